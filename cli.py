@@ -1,0 +1,480 @@
+"""What the commands share, with the standard library alone: parser, errors and exit codes, guard, signals, progress.
+
+Nothing here imports torch, so that --help, a wrong flag and a missing package are answered in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import enum
+import hashlib
+import importlib.metadata
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+# Lowest version that works and, for torch, the first one that is not tested.
+PACKAGES = {"torch": ("2.11", "2.14"), "numpy": ("1.26", None), "tokenizers": ("0.21", None), "tqdm": ("4.60", None),
+            "safetensors": ("0.4.3", None)}
+MESSAGE_LINES = 5
+HEARTBEAT_SECONDS = 8.0
+
+
+class Exit(enum.IntEnum):
+    """The exit codes of every command; 128 + n means stopped by signal n after saving."""
+
+    DONE = 0
+    FLAGS = 2
+    DATA = 3
+    CHECKPOINT = 4
+    MACHINE = 5
+    DIVERGED = 6
+    BUSY = 7
+    BUG = 70
+
+
+class UserError(Exception):
+    """What the user can cure: says what is wrong, why in numbers, and the one thing to do; ends with its exit code."""
+
+    def __init__(self, code: Exit, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+# ---------------------------------------------------------------- text that is safe and easy to read
+
+
+def printable(text: str) -> str:
+    """The text with control characters (but newline and tab) shown as escapes, so it cannot drive a terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() or (ord(c) > 159 and not 0xD800 <= ord(c) < 0xE000)
+                   else repr(c)[1:-1] for c in text)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: '8 s', '12 min 30 s', '10 h 50 min', '3 d 4 h'."""
+    seconds = max(0, round(seconds))
+    for size, unit, lower, lower_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // lower} {lower_unit}"
+    return f"{seconds} s"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as '15.2 GiB', '3.1 MiB', '12 KiB' or '512 bytes'."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes / 1024:.0f} KiB" if abs(num_bytes) >= 10_000 else f"{num_bytes:.0f} bytes"
+
+
+def count(number: float) -> str:
+    """A count as '124.4M', '1.07M', '32.0K' or '512'."""
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(number) >= scale:
+            return f"{number / scale:.2f}{unit}" if number < 10 * scale else f"{number / scale:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+# ---------------------------------------------------------------- files that survive a power cut
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; a folder only where the system can."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Writes a text file so that a crash leaves the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+# ---------------------------------------------------------------- flags
+
+
+class Kind:
+    """How the text of a flag becomes its value: a parse function that raises ValueError, and its range in words."""
+
+    def __init__(self, parse: Callable[[str], Any], words: str, metavar: str):
+        self.parse, self.words, self.metavar = parse, words, metavar
+
+
+def whole(low: int, high: int = 2**31 - 1, unit: str = "N") -> Kind:
+    """A whole number from low to high; 1_000 and 1,000 read as 1000."""
+
+    def parse(text: str) -> int:
+        value = int(text.replace(",", ""))
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return Kind(parse, f"a whole number of at least {low:,}" if high == 2**31 - 1
+                else f"a whole number from {low:,} to {high:,}", unit)
+
+
+def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> Kind:
+    """A finite number from low to high; above and below exclude the ends."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and low <= value <= high) or (above and value == low) or (below and value == high):
+            raise ValueError(text)
+        return value
+
+    return Kind(parse, f"a number {'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}", unit)
+
+
+def one_of(*names: str) -> Kind:
+    """One of the given words."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(text)
+        return text
+
+    return Kind(parse, "one of " + ", ".join(names), "|".join(names))
+
+
+def text(unit: str = "PATH") -> Kind:
+    """Any text that is not empty."""
+
+    def parse(value: str) -> str:
+        if not value or "\0" in value:
+            raise ValueError(value)
+        return value
+
+    return Kind(parse, "text that is not empty", unit)
+
+
+class Group:
+    """Flags that belong together in --help."""
+
+    def __init__(self, parser: Parser, title: str):
+        self.parser, self.group = parser, parser.add_argument_group(title)
+
+    def flag(self, name: str, kind: Kind, default: Any, words: str, unset: str = "") -> None:
+        """Declares a flag with a value; unset says what happens when it is not given and has no default."""
+
+        def convert(value: str) -> Any:
+            try:
+                return kind.parse(value)
+            except ValueError:
+                self.parser.problems.append(f"{name} {printable(value)[:80]!r}: must be {kind.words}")
+                return default
+
+        shown = unset if default is None else default
+        self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar,
+                                help=f"{words} (default: {shown})".replace("%", "%%"))
+
+    def switch(self, name: str, default: bool | None, words: str, unset: str = "") -> None:
+        """Declares a flag that is on or off; one that is on or undecided by default has its --no- form too."""
+        shown = unset if default is None else ("on" if default else "off")
+        action: Any = "store_true" if default is False else argparse.BooleanOptionalAction
+        self.group.add_argument(name, action=action, default=default,
+                                help=f"{words} (default: {shown})".replace("%", "%%"))
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that takes no abbreviations and reports all problems of the flags together, with 'did you mean'."""
+
+    def __init__(self, prog: str, description: str):
+        width = min(130, shutil.get_terminal_size((120, 24)).columns)
+        super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description, allow_abbrev=False,
+                         formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
+        self.problems: list[str] = []
+
+    def group(self, title: str) -> Group:
+        """A new group of flags."""
+        return Group(self, title)
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse for what it cannot go on after, a flag without its value say."""
+        self.problems.append(message.removeprefix("argument "))
+        self.stop()
+
+    def stop(self) -> NoReturn:
+        """Raises one UserError that lists every problem found, one line each, in at most five lines."""
+        shown = self.problems
+        if len(shown) > MESSAGE_LINES:
+            rest = [problem.split(" ")[0].rstrip(":") for problem in shown[MESSAGE_LINES - 1:]]
+            shown = [*shown[:MESSAGE_LINES - 1], f"and {len(rest)} more: {', '.join(rest)}"]
+        raise UserError(Exit.FLAGS, "\nerror: ".join(shown))
+
+    def read(self, argv: Sequence[str], check: Callable[[argparse.Namespace], list[str]]) -> argparse.Namespace:
+        """Parses argv, then adds what check(args) finds impossible together.
+
+        Raises UserError (exit 2) with all problems. check sees only values that are each in range.
+        """
+        self.problems = []
+        args, extra = self.parse_known_intermixed_args(argv)
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        after_unknown = False
+        for word in extra:
+            if word.startswith("-") and len(word) > 1:
+                name = word.split("=")[0]
+                near = [k for k in known if len(name) > 4 and k.startswith(name)] or difflib.get_close_matches(
+                    name.replace("--no_", "--no-").replace("-", "_").replace("__no_", "--no-").replace("__", "--", 1), known, 1)
+                hint = f"Did you mean {near[0]}?" if near else "See --help."
+                self.problems.append(f"{printable(name)}: no such flag. {hint}")
+            elif not after_unknown:
+                self.problems.append(f"{printable(word)[:80]!r}: a word that belongs to no flag. See --help.")
+            after_unknown = word.startswith("-") and "=" not in word
+        if not self.problems:
+            self.problems = check(args)
+        if self.problems:
+            self.stop()
+        return args
+
+
+# ---------------------------------------------------------------- the ends of a command
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """'2.13.0+cpu' as (2, 13, 0)."""
+    parts = []
+    for part in text.split("+")[0].split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+def require(*names: str) -> None:
+    """Checks Python and the named packages before the slow imports.
+
+    Raises UserError (exit 5) with the pip command for what is missing or too old; a torch newer than tested is a warning.
+    """
+    if sys.version_info < (3, 10):
+        raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.13.")
+    unfit = []
+    for name in names:
+        lowest, untested = PACKAGES[name]
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            unfit.append(f"{name} is not installed")
+            continue
+        if version_of(found) < version_of(lowest):
+            unfit.append(f"{name} {found} is older than {lowest}")
+        elif untested and version_of(found) >= version_of(untested):
+            warn(f"{name} {found} is newer than what is tested (below {untested}).")
+    if unfit:
+        raise UserError(Exit.MACHINE, f"{'; '.join(unfit)}. Run: {os.path.basename(sys.executable)} -m pip install -r requirements.txt")
+
+
+def warn(message: str) -> None:
+    """One line on stderr."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def guard(main: Callable[[Sequence[str]], int]) -> None:
+    """Runs main on the command line and ends the process: one line for an error, a crash log for a bug, no traceback.
+
+    --debug shows the traceback. The exit code is main's, or that of Exit, or 128 + the signal's number.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = main(sys.argv[1:])
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        code = _report(error)
+    if code:  # a normal return goes on to what follows; early answers use this too
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        raise SystemExit(int(code))
+
+
+def _report(error: BaseException) -> int:
+    """Prints the one message the user sees and returns the exit code."""
+    if "--debug" in sys.argv:
+        traceback.print_exception(error)
+    code, message = Exit.BUG, ""
+    if isinstance(error, UserError):
+        code, message = error.code, str(error)
+    elif isinstance(error, BrokenPipeError):
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + 13
+    elif isinstance(error, MemoryError):
+        code, message = Exit.MACHINE, "out of memory on the host. Use a smaller --batch_size, or --preload mmap."
+    elif isinstance(error, OSError) and error.errno is not None:
+        place = f": {printable(str(error.filename))}" if error.filename else ""
+        code, message = Exit.MACHINE, f"{error.strerror}{place}. Check that the path exists, is yours, and has free space."
+    else:
+        lines = traceback.format_exception(error)
+        kind = f"{type(error).__name__}: {printable(str(error)).splitlines()[0][:200] if str(error) else ''}"
+        try:
+            handle, path = tempfile.mkstemp(prefix="crash-", suffix=".log", text=True)
+            with os.fdopen(handle, "w", errors="backslashreplace") as log:
+                log.write(f"python {sys.version}\nargv {sys.argv}\n\n{''.join(lines)}")
+        except OSError:
+            path = "(the crash log could not be written; run again with --debug)"
+        message = f"a bug of this program, not of yours: {kind}. Please report it with the file {path}"
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+class Signals:
+    """Remembers the first SIGINT, SIGTERM or SIGHUP for loops to see; a second one leaves at once.
+
+    A signal that the parent ignores (nohup) stays ignored. Use as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.at = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous.setdefault(number, signal.signal(number, self._handle))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number, self.at = number, time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """The signal's name, 'SIGTERM' say."""
+        return signal.Signals(self.number).name if self.number is not None else ""
+
+
+# ---------------------------------------------------------------- progress
+
+
+class Progress:
+    """All that a command prints: a tqdm bar on a terminal, whole flushed lines elsewhere, never silent for 10 seconds.
+
+    A daemon thread says what is being waited for (the phase) whenever nothing else was printed for a while. A reader of
+    stdout that goes away ends the printing, not the work.
+    """
+
+    def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
+        self.stream = stream or sys.stdout
+        self.on_terminal = bool(self.stream and self.stream.isatty())
+        self._bar: Any = None
+        self._doing, self._since = "", time.monotonic()
+        self._last = time.monotonic()
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._pulse = heartbeat_seconds
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
+        self._thread.start()
+
+    def say(self, line: str = "") -> None:
+        """Prints one or more whole lines, above the bar if there is one."""
+        with self._lock:
+            self._last = time.monotonic()
+            try:
+                if self._bar is not None:
+                    self._bar.clear()
+                self.stream.write(line + "\n")
+                self.stream.flush()
+                if self._bar is not None:
+                    self._bar.refresh()
+            except (OSError, ValueError):  # the reader of stdout has gone away
+                self.stream = open(os.devnull, "w")  # noqa: SIM115
+                self._bar = None
+
+    def warn(self, message: str) -> None:
+        """One warning line on stderr, above the bar."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.clear()
+            warn(message)
+
+    def bar(self, total: int, done: int, unit: str, scale: bool = False) -> None:
+        """Starts the bar, on a terminal."""
+        if self.on_terminal:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, dynamic_ncols=True,
+                             file=self.stream, leave=False)
+
+    def at(self, done: int, line: str = "") -> None:
+        """Moves the bar to done, with the line as its text; off a terminal the line, if any, is printed."""
+        if self._bar is not None:
+            with self._lock:
+                self._bar.set_postfix_str(line, refresh=False)
+                self._bar.update(done - self._bar.n)
+        elif line:
+            self.say(line)
+
+    @contextlib.contextmanager
+    def phase(self, doing: str) -> Iterator[None]:
+        """While inside, the heartbeat says it waits for this: 'compiling', 'saving'."""
+        outer = self._doing, self._since
+        self._doing, self._since = doing, time.monotonic()
+        try:
+            yield
+        finally:
+            self._doing, self._since = outer
+
+    def close(self) -> None:
+        """Ends the bar and the heartbeat."""
+        self._closed.set()
+        if self._bar is not None:
+            with self._lock:
+                self._bar.close()
+                self._bar = None
+
+    def _beat(self) -> None:
+        while not self._closed.wait(min(1.0, self._pulse / 4)):
+            now = time.monotonic()
+            if self._doing and now - self._last >= self._pulse:
+                line = f"... {self._doing}, {duration(now - self._since)}"
+                if self._bar is not None:
+                    self._last = now
+                    with self._lock:
+                        self._bar.set_postfix_str(line)
+                else:
+                    self.say(line)

@@ -1,0 +1,213 @@
+"""What we run on: device, precision, kernels, memory, and saying so. What is chosen comes with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend
+
+# Dense peak of the tensor cores in half precision, TFLOP/s, from the vendors' data sheets; the first name that fits counts.
+PEAK_TFLOPS = (("B200", 2250), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("A100", 312), ("L40S", 362),
+               ("L4", 121), ("A10G", 70), ("A10", 125), ("RTX 4090", 165), ("RTX 3090", 71), ("V100", 125), ("T4", 65))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The choices for one process: device, autocast dtype (float32: none), compile; each with its reason; warnings."""
+
+    device: torch.device
+    name: str
+    device_reason: str
+    dtype: torch.dtype
+    precision_reason: str
+    compile: bool
+    compile_reason: str
+    warnings: tuple[str, ...]
+
+    @property
+    def precision(self) -> str:
+        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")
+
+    def autocast(self) -> torch.autocast:
+        """The context of every forward; does nothing in fp32."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """The data sheet's FLOP/s in the chosen half precision, None for an unknown card, a CPU, or fp32."""
+        if self.device.type != "cuda" or self.dtype == torch.float32:
+            return None
+        return next((peak * 1e12 for name, peak in PEAK_TFLOPS if name in self.name), None)
+
+
+def why_no_cuda() -> str | None:
+    """Why CUDA cannot be used here, with the cure; None if it can."""
+    if torch.cuda.is_available():
+        return None
+    if not torch.backends.cuda.is_built():
+        return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: pip install --force-reinstall torch"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+        return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} leaves no GPU visible. Unset it"
+    if not Path("/dev/nvidiactl").exists() and sys.platform == "linux":
+        return "no NVIDIA driver is loaded. Install it, or choose a machine (on Colab: Runtime, Change runtime type) with a GPU"
+    return f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver"
+
+
+def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compile: bool | None) -> Machine:
+    """Decides device, precision and compile from the flags; None means the flag was not given.
+
+    use_gpu must not be True where why_no_cuda() gives a reason.
+    """
+    warnings = []
+    missing = why_no_cuda()
+    if use_gpu is False:
+        device, reason = torch.device("cpu"), "--no-use_gpu"
+        if missing is None:
+            warnings.append(f"a GPU is here and not used: {torch.cuda.get_device_name()}. Drop --no-use_gpu to train on it.")
+    elif missing is None:
+        device, reason = torch.device("cuda", torch.cuda.current_device()), "--use_gpu" if use_gpu else "a GPU is here"
+    else:
+        device, reason = torch.device("cpu"), f"no GPU: {missing.split('. ')[0]}"
+        if Path("/dev/nvidiactl").exists():
+            warnings.append(f"a GPU is in this machine and not used: {missing}.")
+    on_gpu = device.type == "cuda"
+    amp = on_gpu if use_amp is None else use_amp
+    dtype, precision_reason = _precision(on_gpu, amp, amp_dtype)
+    if on_gpu and not amp:
+        warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give --use_amp.")
+    if not on_gpu and dtype == torch.bfloat16 and not cpu_has_bf16():
+        warnings.append("this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop --use_amp.")
+    compiled, compile_reason = on_gpu if use_compile is None else use_compile, "asked for" if use_compile else "default on a GPU"
+    if not compiled:
+        compile_reason = "--no-compile" if use_compile is False else "off on a CPU unless --compile is given"
+        if on_gpu:
+            warnings.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
+    elif problem := why_no_compile(device):
+        compiled, compile_reason = False, problem
+        warnings.append(f"torch.compile is not possible here, running eagerly: {problem}.")
+    return Machine(device, device_name(device), reason, dtype, precision_reason, compiled, compile_reason, tuple(warnings))
+
+
+def _precision(on_gpu: bool, amp: bool, amp_dtype: str) -> tuple[torch.dtype, str]:
+    """The autocast dtype and why."""
+    if not amp:
+        return torch.float32, "mixed precision is off" + ("" if on_gpu else " unless --use_amp is given on a CPU")
+    if amp_dtype != "auto":
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}[amp_dtype], f"--amp_dtype {amp_dtype}"
+    if on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16, "this GPU only emulates bf16; loss scaling is on"
+    if not on_gpu:
+        return torch.bfloat16, "native on this CPU" if cpu_has_bf16() else "emulated on this CPU"
+    return torch.bfloat16, "native on this GPU"
+
+
+def cpu_has_bf16() -> bool:
+    """True if the CPU multiplies bf16 in hardware (AVX512-BF16, AMX, or Arm's BF16)."""
+    with contextlib.suppress(OSError):
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
+    return False
+
+
+def why_no_compile(device: torch.device) -> str | None:
+    """Why torch.compile cannot work on the device, None if nothing speaks against it."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "the package triton is missing"
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"compute capability {major}.{minor} is below 7.0" if major < 7 else None
+    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
+    return None if any(shutil.which(name) for name in compilers) else f"no C++ compiler found ({', '.join(compilers)})"
+
+
+def device_name(device: torch.device) -> str:
+    """The card's or the processor's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def set_up(machine: Machine, tf32: bool) -> None:
+    """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that do not depend on thread timing."""
+    if machine.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    else:
+        # A compiled embedding's backward adds atomically; the deterministic one costs nothing measurable on a CPU.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def attention_backend(machine: Machine, batch_size: int, n_head: int, seq_length: int, head_size: int) -> str:
+    """The kernel scaled_dot_product_attention takes for these shapes, asked of PyTorch's own dispatcher."""
+    shape = (batch_size, n_head, seq_length, head_size)
+    q = torch.empty(shape, device=machine.device, dtype=machine.dtype, requires_grad=True)
+    choice = torch._fused_sdp_choice(q, q, q, None, 0.0, True)  # type: ignore[attr-defined] - no public function tells
+    return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
+
+
+def synchronize(machine: Machine) -> None:
+    """Waits until the device has done all it was given."""
+    if machine.device.type == "cuda":
+        torch.cuda.synchronize(machine.device)
+
+
+def free_memory(machine: Machine) -> int | None:
+    """Bytes free on the GPU; None on a CPU."""
+    return torch.cuda.mem_get_info(machine.device)[0] if machine.device.type == "cuda" else None
+
+
+def total_memory(machine: Machine) -> int:
+    """Bytes the device has: the GPU's memory, or on a CPU what this process may use of the RAM."""
+    return torch.cuda.mem_get_info(machine.device)[1] if machine.device.type == "cuda" else available_ram()
+
+
+def available_ram() -> int:
+    """Bytes of RAM this process may still take: the system's, or less where a container (cgroup) allows less."""
+    available = 2**62
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    for limit, used in (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+                        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes")):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    if available == 2**62 and hasattr(os, "sysconf"):
+        with contextlib.suppress(ValueError, OSError):
+            available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(0, available)
+
+
+def peak_memory(machine: Machine) -> int:
+    """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
+    if machine.device.type == "cuda":
+        return torch.cuda.max_memory_reserved(machine.device)
+    with contextlib.suppress(ImportError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return 0
+
+
+def describe(machine: Machine, attention: str, tf32: bool) -> list[str]:
+    """The block printed at every start."""
+    threads = f", {torch.get_num_threads()} threads" if machine.device.type == "cpu" else ""
+    memory = f"{total_memory(machine) / 2**30:.1f} GiB" + (" of RAM available" if machine.device.type == "cpu" else "")
+    fp32 = f"; TF32 {'on' if tf32 else 'off'}" if machine.device.type == "cuda" else ""
+    return [f"device      {machine.device.type}: {machine.name}{threads}, {memory} ({machine.device_reason})",
+            f"precision   {machine.precision}{fp32} ({machine.precision_reason})",
+            f"attention   {attention}",
+            f"compile     {'on' if machine.compile else 'off'} ({machine.compile_reason})",
+            f"software    torch {torch.__version__}, Python {platform.python_version()}"]

@@ -1,0 +1,207 @@
+"""GPT-2 (Radford et al. 2019, section 2.3): config, named sizes, blocks, loss, KV cache, FLOPs - no optimizer, no I/O.
+
+Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary (P when padded). Parameters carry GPT-2's names.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the head's width is a multiple of this
+IGNORED = -1  # a target that takes no part in the loss
+ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}  # transformers' names, F.gelu's
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a model, all that decides its parameters and its function."""
+
+    vocab_size: int = 50257
+    seq_length: int = 1024
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    dropout: float = 0.0
+    bias: bool = True
+    tie_weights: bool = True
+    activation: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters without the padding of the vocabulary; a tied head counts once."""
+        vectors = 13 if self.bias else 2  # of length C in a block: two norms; with biases theirs 2, c_attn 3, c_fc 4, c_proj 2
+        blocks = self.n_layer * (12 * self.n_embd**2 + vectors * self.n_embd)
+        final_norm = self.n_embd * (2 if self.bias else 1)
+        tables = (self.vocab_size * (1 if self.tie_weights else 2) + self.seq_length) * self.n_embd
+        return blocks + final_norm + tables
+
+    @property
+    def flops_per_token(self) -> int:
+        """Floating-point operations of a training step per token, forward and backward: 6 (12 L C^2 + V C) + 12 L C T.
+
+        Matrix products alone, a lookup is none; the last term is attention's, causality not deducted
+        (Chowdhery et al. 2022, PaLM, appendix B).
+        """
+        matrices = 12 * self.n_layer * self.n_embd**2 + self.vocab_size * self.n_embd
+        return 6 * matrices + 12 * self.n_layer * self.n_embd * self.seq_length
+
+
+SIZES = {  # n_layer, n_head, n_embd
+    "tiny": (4, 4, 128),
+    "mini": (6, 6, 384),
+    "gpt2_small": (12, 12, 768),
+    "gpt2_medium": (24, 16, 1024),
+    "gpt2_large": (36, 20, 1280),
+    "gpt2_xl": (48, 25, 1600),
+}
+
+
+class KVCache:
+    """Keys and values of what a model has read so far, for batch_size sequences of at most seq_length tokens."""
+
+    def __init__(self, config: GPTConfig, batch_size: int, device: torch.device, dtype: torch.dtype = torch.float32):
+        shape = (config.n_layer, 2, batch_size, config.n_head, config.seq_length, config.n_embd // config.n_head)
+        self.kv_L2BHTK = torch.empty(shape, device=device, dtype=dtype)
+        self.length = 0
+
+    def extend(self, layer: int, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores new keys and values of one layer and returns all it has, [B, H, S, K] each."""
+        end = self.length + k_BHTK.size(2)
+        keys, values = self.kv_L2BHTK[layer]
+        keys[:, :, self.length:end] = k_BHTK
+        values[:, :, self.length:end] = v_BHTK
+        return keys[:, :, :end].to(k_BHTK.dtype), values[:, :, :end].to(v_BHTK.dtype)
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.n_head, self.dropout = config.n_head, config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: torch.Tensor, layer: int, cache: KVCache | None) -> torch.Tensor:
+        B, T, C = x.shape
+        q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+                                  for part in self.c_attn(x).split(C, dim=2))
+        mask, causal = None, True
+        if cache is not None and cache.length:
+            k_BHTK, v_BHTK = cache.extend(layer, k_BHTK, v_BHTK)
+            causal = False  # is_causal aligns the first rows; here the queries are the last ones
+            mask = torch.ones(T, k_BHTK.size(2), dtype=torch.bool, device=x.device).tril(cache.length) if T > 1 else None
+        elif cache is not None:
+            cache.extend(layer, k_BHTK, v_BHTK)
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=causal,
+                                                dropout_p=self.dropout if self.training else 0.0)
+        y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.dropout, self.approximate = config.dropout, ACTIVATIONS[config.activation]
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x: torch.Tensor, layer: int, cache: KVCache | None) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x), layer, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """The language model. Rows of wte and lm_head beyond the vocabulary are zero and stay zero."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config = config
+        self.transformer = nn.ModuleDict({
+            "wte": nn.Embedding(config.padded_vocab_size, config.n_embd),
+            "wpe": nn.Embedding(config.seq_length, config.n_embd),
+            "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+            "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
+        })
+        if not config.tie_weights:
+            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+
+    @classmethod
+    def create(cls, config: GPTConfig, device: torch.device | str = "cpu") -> GPT:
+        """A model with GPT-2's initial weights, drawn on the CPU so that a seed means the same model on every device."""
+        with torch.device("meta"):  # skips PyTorch's own initialisation, which would cost a second and be thrown away
+            model = cls(config)
+        return model.to_empty(device="cpu").init_weights().to(device)
+
+    @torch.no_grad()
+    def init_weights(self) -> GPT:
+        """normal(0, 0.02), on residual projections / sqrt(2 L); norms one, biases zero (Radford et al. 2019, section 2.3)."""
+        for name, parameter in self.named_parameters():
+            owner, kind = name.split(".")[-2:]
+            if kind == "bias":
+                nn.init.zeros_(parameter)
+            elif owner in ("ln_1", "ln_2", "ln_f"):
+                nn.init.ones_(parameter)
+            elif owner == "c_proj":
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer))
+            elif owner in ("wte", "wpe", "c_attn", "c_fc", "lm_head"):
+                nn.init.normal_(parameter, std=0.02)
+            else:
+                raise AssertionError(f"{name} has no initialisation")
+            if owner in ("wte", "lm_head"):
+                parameter[self.config.vocab_size:] = 0.0
+        return self
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The matrix of the output layer, [P, C]."""
+        return self.transformer["wte"].weight if self.config.tie_weights else self.lm_head.weight  # type: ignore[return-value]
+
+    def trunk(self, idx_BT: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+        """The final hidden states [B, T, C] of ids; with a cache they continue what it holds and are added to it."""
+        start = cache.length if cache is not None else 0
+        assert start + idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
+        position_T = torch.arange(start, start + idx_BT.size(1), device=idx_BT.device)
+        x = self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T)
+        x = F.dropout(x, self.config.dropout, self.training)
+        for layer, block in enumerate(self.transformer["h"]):  # type: ignore[arg-type]
+            x = block(x, layer, cache)
+        if cache is not None:
+            cache.length += idx_BT.size(1)
+        return self.transformer["ln_f"](x)
+
+    def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
+                ) -> torch.Tensor:
+        """The mean loss in nats over targets that are not IGNORED, in fp32; without targets the logits [B, T, V]."""
+        logits_BTP = F.linear(self.trunk(idx_BT), self.head_weight)
+        logits_BTV = logits_BTP[..., :self.config.vocab_size]  # padding is no choice, in the loss or anywhere
+        if targets_BT is None:
+            return logits_BTV
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED,
+                               label_smoothing=label_smoothing)
+
+    def next_logits(self, idx_BT: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+        """Logits of the token after the last, fp32 [B, V]. Never compiled: lengths vary."""
+        last_BC = self.trunk(idx_BT, cache)[:, -1]
+        return F.linear(last_BC, self.head_weight)[:, :self.config.vocab_size].float()
