@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +276,22 @@ def save(output_dir: Path, step: int, model: GPT, optimizer: torch.optim.Optimiz
     return final
 
 
+def bytes_needed(config: GPTConfig) -> int:
+    """Bytes of a checkpoint: weights and both moments in fp32, a little text."""
+    return 12 * config.num_parameters + 2**20
+
+
+def model_card(config: GPTConfig, facts: dict[str, str]) -> str:
+    """README.md of a checkpoint: what it is, what it saw, how to open it."""
+    lines = "".join(f"- {name}: {value}\n" for name, value in facts.items())
+    return ("---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+            f"# GPT-2, {config.num_parameters:,} parameters\n\n- layers {config.n_layer}, heads {config.n_head}, width "
+            f"{config.n_embd}, context {config.seq_length}, vocabulary {config.vocab_size:,}\n{lines}\n"
+            "    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+            "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")\n"
+            "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")\n")
+
+
 def _write_text(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
     sync(path)
@@ -391,12 +407,50 @@ def resolve(path: Path, warn: Callable[[str], None]) -> Path:
     return found[0]
 
 
-def differing_field(stored: dict[str, Any], config: GPTConfig) -> str | None:
-    """The first field in which a checkpoint's model is not this one, with both values; dropout is no part of the shape."""
-    for key, value in asdict(replace(config, dropout=0.0)).items():
-        if key != "dropout" and stored.get(key) != value:
-            return f"{key} is {stored.get(key)} there and {value} here"
-    return None
+def find_resume(wish: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
+                ) -> tuple[Path, dict[str, Any]] | None:
+    """The verified checkpoint that --resume_from means, with its state; None if auto finds none.
+
+    A checkpoint, a folder of them (newest sound one), or auto: the newest sound one in output_dir. Raises UserError
+    (exit 4) if there is none, or if output_dir holds checkpoints that do not lead to it and overwrite is off.
+    """
+    if wish == "auto" or Path(wish).resolve() == output_dir.resolve():
+        return newest_sound(output_dir, warn)
+    path = resolve(Path(wish), warn)
+    try:
+        state = verify(path)
+    except Damaged as error:
+        raise UserError(Exit.CHECKPOINT, f"--resume_from {printable(str(path))}: {error}. Only a checkpoint of train.py "
+                                         "can be resumed.") from error
+    if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
+        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} holds checkpoints that do not lead to "
+                                         f"{path.name}: {', '.join(other.name for other in others[:3])}. Give another "
+                                         f"--output_dir, or --overwrite, which deletes these {len(others)}.")
+    return path, state
+
+
+def not_leading_to(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
+    """The checkpoints in output_dir that are another run's: all, or those after the one resumed from if it is there."""
+    inside = resumed is not None and resumed.resolve().parent == output_dir.resolve()
+    return [path for other, path in steps_in(output_dir).items() if not inside or other > step]
+
+
+def check_same(state: dict[str, Any], config: GPTConfig, train_sha256: str, tokenizer_sha256: str | None,
+               allow_new_data: bool) -> None:
+    """Raises UserError if a checkpoint's state is of another model (exit 4), tokenizer or corpus (exit 3)."""
+    model, data = state.get("model"), state.get("data")
+    if not isinstance(model, dict) or not isinstance(data, dict):
+        raise UserError(Exit.CHECKPOINT, "trainer_state.json of the checkpoint lacks model or data. Give another checkpoint.")
+    for key, value in asdict(config).items():
+        if key != "dropout" and model.get(key) != value:
+            raise UserError(Exit.CHECKPOINT, f"the checkpoint is of another model: {key} is {model.get(key)} there and "
+                                             f"{value} here. Give the flags it was trained with, or another --output_dir.")
+    for key, here, cure in (("tokenizer_sha256", tokenizer_sha256, "Give that one's data."),
+                            ("train_sha256", train_sha256, "Give that data, or --allow_new_data to go on with these.")):
+        there = str(data.get(key))
+        if there != str(here) and not (key == "train_sha256" and allow_new_data):
+            what = "with another tokenizer" if key == "tokenizer_sha256" else "on other tokens"
+            raise UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {there[:12]}, here {str(here)[:12]}). {cure}")
 
 
 # ---------------------------------------------------------------- the output folder

@@ -11,6 +11,7 @@ import difflib
 import enum
 import hashlib
 import importlib.metadata
+import json
 import math
 import os
 import shutil
@@ -449,11 +450,15 @@ class Progress:
         elif line:
             self.say(line)
 
+    def now(self, doing: str) -> None:
+        """From here on the heartbeat says it waits for this: 'step 12', say."""
+        self._doing, self._since = doing, time.monotonic()
+
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
         """While inside, the heartbeat says it waits for this: 'compiling', 'saving'."""
         outer = self._doing, self._since
-        self._doing, self._since = doing, time.monotonic()
+        self.now(doing)
         try:
             yield
         finally:
@@ -478,3 +483,30 @@ class Progress:
                         self._bar.set_postfix_str(line)
                 else:
                     self.say(line)
+
+
+class Metrics:
+    """metrics.jsonl: one object a line, values that are not finite null. A full disk costs the line, not the run."""
+
+    def __init__(self, path: Path, step: int, validated_step: int):
+        """Opens the file, first cutting it back to the step resumed from, so that it never holds a step twice."""
+        kept = []
+        if path.exists() and step:
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # a killed run's last line may be torn
+                    fields = json.loads(line)
+                    if fields["step"] <= (validated_step if "val_loss" in fields else step):
+                        kept.append(line)
+        write_whole(path, "".join(line + "\n" for line in kept))
+        self._path = path
+
+    def write(self, **fields: Any) -> None:
+        """Adds one line; the folder may have been deleted meanwhile."""
+        finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+                  for key, value in fields.items()}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            warn(f"metrics.jsonl: {error.strerror}; the line of step {fields.get('step')} is lost")

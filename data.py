@@ -114,11 +114,11 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
     return isinstance(tokenizer.decoder, decoders.ByteLevel)
 
 
-def bytes_per_id(tokenizer: Tokenizer) -> np.ndarray | None:
+def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
     """How many bytes of text each id stands for, int64 [V], special ids 0; None if the tokenizer is not byte-level."""
     if not is_byte_level(tokenizer):
         return None
-    lengths = np.zeros(vocab_size_of(tokenizer), np.int64)
+    lengths = np.zeros(vocab_size, np.int64)
     for token, index in tokenizer.get_vocab(with_added_tokens=False).items():
         lengths[index] = len(token)
     for index, token in tokenizer.get_added_tokens_decoder().items():

@@ -8,6 +8,8 @@ import os
 import platform
 import shutil
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,6 +163,49 @@ def synchronize(machine: Machine) -> None:
     """Waits until the device has done all it was given."""
     if machine.device.type == "cuda":
         torch.cuda.synchronize(machine.device)
+
+
+def rng_state(machine: Machine) -> list[torch.Tensor]:
+    """The states of the random-number generators that dropout draws from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(machine.device)] if machine.device.type == "cuda" else [])]
+
+
+def set_rng_state(machine: Machine, states: list[torch.Tensor]) -> None:
+    """Puts back what rng_state returned."""
+    torch.set_rng_state(states[0])
+    if machine.device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], machine.device)
+
+
+class Clock:
+    """Seconds of training alone: what happens inside pause() is not counted."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+        self.start()
+
+    def start(self) -> None:
+        """Begins to count here, after compiling say."""
+        self.began = self._lap = time.perf_counter()
+        self._paused = 0.0
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stops the clock inside, once the device has done the training it was given."""
+        synchronize(self._machine)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            synchronize(self._machine)
+            self._paused += time.perf_counter() - started
+
+    def lap(self) -> float:
+        """Training seconds since the last lap."""
+        now = time.perf_counter()
+        seconds = now - self._lap - self._paused
+        self._lap, self._paused = now, 0.0
+        return seconds
 
 
 def free_memory(machine: Machine) -> int | None:

@@ -29,7 +29,9 @@ def micro_batch_that_fits(config: GPTConfig, memory_bytes: int, half: bool, most
     return batch_size
 
 
-def describe_memory(parts: dict[str, int]) -> str:
-    """'4.1 GiB predicted: weights 0.5, gradients 0.5, optimizer 0.9, activations 1.2, logits 1.0'."""
-    return f"{sum(parts.values()) / GIB:.1f} GiB predicted: " + ", ".join(
-        f"{name} {num_bytes / GIB:.1f}" for name, num_bytes in parts.items())
+def describe(parts: dict[str, int]) -> str:
+    """'4.1 GiB predicted: weights 0.5, gradients 0.5, optimizer 0.9, activations 1.2, logits 1.0'; MiB below 1 GiB."""
+    total = sum(parts.values())
+    unit, scale = ("GiB", GIB) if total >= GIB else ("MiB", GIB / 1024)
+    shares = ", ".join(f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items())
+    return f"{total / scale:.1f} {unit} predicted: {shares}"

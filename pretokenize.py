@@ -6,8 +6,8 @@
     python pretokenize.py corpus.txt --tokenizer_file tokenizer.json  # a vocabulary that exists already
     python pretokenize.py --demo                                      # Python's own sources, about 11 MB
 
-The text is read three times - to split it, to train the tokenizer, to encode it - so that memory stays bounded whatever its
-size. Nothing has its final name before everything is on the disk, and metadata.json comes last: it is the commit mark.
+The text is read three times - to split it, to train the tokenizer, to encode it - so that memory stays bounded whatever
+its size. No file has its final name before all are on the disk, and metadata.json comes last: it is the commit mark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # Windows, where an open file cannot be removed: that serves as the lock
+except ImportError:  # Windows, where two runs into one folder are not told apart
     fcntl = None
 
 SAMPLE_BYTES = 256_000_000
@@ -68,7 +68,7 @@ def escaped() -> cli.Kind:
 
 def read_flags(argv: Sequence[str]) -> Namespace:
     """The command line as values. Raises UserError (exit 2) with all that is wrong."""
-    parser = cli.Parser("pretokenize.py", "Text to tokens: writes tokenizer.json, train.bin, val.bin and metadata.json.")
+    parser = cli.Parser("pretokenize.py", "Text to tokens: tokenizer.json, train.bin, val.bin, metadata.json.")
     text = parser.group("the text")
     text.group.add_argument("files", nargs="*", metavar="FILE",
                             help="files, folders (their .txt, .text, .md, .jsonl), globs, - for stdin")
@@ -98,6 +98,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
         if bool(args.files) == args.demo:
             problems.append("--demo: takes no FILE beside it" if args.demo else
                             "FILE: none given. Name a text file, a folder, - for stdin, or take --demo")
+        if "" in args.files:
+            problems.append("FILE '': must be text that is not empty")
         if args.tokenizer_file is not None:
             given = {"--vocab_size": args.vocab_size != "auto", "--min_frequency": args.min_frequency != 2,
                      "--train_sample_bytes": args.train_sample_bytes != SAMPLE_BYTES}
@@ -132,7 +134,8 @@ MAX_SOURCES_LISTED = 1000
 TEXT_ENDINGS = (".txt", ".text", ".md", ".jsonl")
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 OUTPUTS = ("tokenizer.json", "train.bin", "train.idx", "val.bin", "val.idx")
-TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, OUTPUTS))}|metadata\.json|stdin|run)\.(\d+)\.tmp")
+TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, OUTPUTS))}|metadata\.json|stdin)\.\d+\.tmp")
+LOCK = ".pretokenize.lock"
 
 # ---------------------------------------------------------------- progress and signals
 
@@ -161,8 +164,8 @@ class Meter:
         if now >= self.next:
             self.next = now + self.pause
             per_second = self.done / (now - self.began)
-            line = (f"{self.doing} {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | {per_second / 1e6:.1f} MB/s | "
-                    f"{cli.duration((self.total - self.done) / per_second)} left")
+            line = (f"{self.doing} {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | "
+                    f"{per_second / 1e6:.1f} MB/s | {cli.duration((self.total - self.done) / per_second)} left")
             self.progress.at(self.done, "" if self.on_bar else line)
 
 
@@ -195,9 +198,10 @@ def in_thread(work: Callable[[], Any], signals: cli.Signals) -> Any:
 # ---------------------------------------------------------------- where the text lies
 
 PARQUET = "import pandas; pandas.read_parquet('...').to_json('corpus.jsonl', orient='records', lines=True)"
-PACKED = ((b"\x1f\x8b", "gzip", "gzip -dk {}"), (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d {}"), (b"BZh", "bzip2", "bzip2 -dk {}"),
-          (b"\xfd7zXZ\0", "xz", "xz -dk {}"), (b"PK\x03\x04", "a zip archive", "unzip {}"),
-          (b"PAR1", "Parquet", f'python -c "{PARQUET}"'), (b"%PDF", "a PDF", "pdftotext {}"))
+PACKED = ((b"\x1f\x8b", "gzip", "gzip -dk {}"), (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d {}"),
+          (b"BZh", "bzip2", "bzip2 -dk {}"), (b"\xfd7zXZ\0", "xz", "xz -dk {}"),
+          (b"PK\x03\x04", "a zip archive", "unzip {}"), (b"PAR1", "Parquet", f'python -c "{PARQUET}"'),
+          (b"%PDF", "a PDF", "pdftotext {}"))
 ENCODINGS = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
 
 
@@ -207,6 +211,7 @@ class Source:
 
     path: Path
     shown: str
+    is_stdin: bool = False
 
     @property
     def is_jsonl(self) -> bool:
@@ -228,9 +233,9 @@ def find_sources(words: Sequence[str], progress: cli.Progress) -> list[Source]:
             for name in inside:
                 key = name if name == "-" else os.path.realpath(name)
                 repeated += key in found
-                found.setdefault(key, Source(Path(name), "stdin" if name == "-" else printable(name)))
+                found.setdefault(key, Source(Path(name), "stdin" if name == "-" else printable(name), name == "-"))
     if repeated:
-        progress.say(f"{repeated:,} files were named twice and are read once")
+        progress.say(f"read once although named again: {several(repeated, 'file')}")
     return list(found.values())
 
 
@@ -239,7 +244,7 @@ def text_files_in(folder: str, progress: cli.Progress) -> list[str]:
     chosen, others = [], []
 
     def refuse(error: OSError) -> None:
-        raise UserError(Exit.DATA, f"{printable(str(error.filename))}: {error.strerror}. Give a folder that can be read.")
+        raise UserError(Exit.DATA, f"{printable(str(error.filename))}: {error.strerror}. Give another folder.")
 
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -247,10 +252,10 @@ def text_files_in(folder: str, progress: cli.Progress) -> list[str]:
             if not name.startswith("."):
                 (chosen if name.lower().endswith(TEXT_ENDINGS) else others).append(os.path.join(where, name))
     if not chosen:
-        raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(TEXT_ENDINGS)} file, {len(others):,} others. "
-                                   "Name the files themselves.")
+        raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(TEXT_ENDINGS)} file, "
+                                   f"{len(others):,} others. Name the files themselves.")
     if others:
-        progress.say(f"{printable(folder)}: {len(chosen):,} text files; left out: {printable(min(others))}"
+        progress.say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {printable(min(others))}"
                      + f" and {len(others) - 1:,} more" * (len(others) > 1))
     return sorted(chosen)
 
@@ -315,8 +320,8 @@ class Findings:
             line += content.count(b"\n", 0, error.start)
             place = f"byte {offset + error.start:,}, line {line:,} of {name}"
             if self.strict:
-                raise UserError(Exit.DATA, f"not UTF-8: 0x{content[error.start]:02x} at {place} ({error.reason}). Correct it, "
-                                           "or leave out --strict_utf8 to have it replaced.") from None
+                raise UserError(Exit.DATA, f"not UTF-8: 0x{content[error.start]:02x} at {place} ({error.reason}). "
+                                           "Correct it, or leave out --strict_utf8 to have it replaced.") from None
             text = content.decode(errors="replace")
             self.replaced += text.count("\ufffd") - content.count("\ufffd".encode())
             self.first_replaced = self.first_replaced or place
@@ -330,7 +335,7 @@ class Findings:
 
 def plain_texts(source: Source, found: Findings) -> Iterator[str]:
     """A text file in blocks, each whole characters; a byte order mark is dropped."""
-    offset, line, held, replaced, beyond_ascii = 0, 1, b"", found.replaced, False
+    offset, line, held, replaced, valid = 0, 1, b"", -found.replaced, 0
     with source.path.open("rb") as file:
         while True:
             block = file.read(BLOCK_BYTES)
@@ -341,12 +346,12 @@ def plain_texts(source: Source, found: Findings) -> Iterator[str]:
             held = content[len(content) - begun_character(content):] if block else b""
             content = content[:len(content) - len(held)]
             text = found.text_of(content, source.shown, offset, line)
-            beyond_ascii = beyond_ascii or not text.replace("\ufffd", "").isascii()
+            valid += len(text) - len(text.encode("ascii", "ignore")) - text.count("\ufffd")
             offset, line = offset + len(content), line + content.count(b"\n")
             yield text
             if not block:
                 break
-    if found.replaced > replaced and not beyond_ascii:
+    if replaced + found.replaced > 4 * valid:  # in UTF-8 with damage most is valid
         found.latin_1.append(source.shown)
 
 
@@ -385,8 +390,8 @@ def json_texts(source: Source, text_field: str, found: Findings) -> Iterator[tup
             number += 1
             place = f"line {number:,} of {source.shown}"
             if len(content) > MAX_LINE_BYTES:
-                raise UserError(Exit.DATA, f"{place} is longer than {cli.size(MAX_LINE_BYTES)}. A line of JSON is held whole "
-                                           "in memory. Split it into several documents.")
+                raise UserError(Exit.DATA, f"{place} is longer than {cli.size(MAX_LINE_BYTES)}. A line of JSON is "
+                                           "held whole in memory. Split it into several documents.")
             start, offset = offset, offset + len(content)
             line = found.text_of(content, source.shown, start, number).removeprefix("\ufeff" if number == 1 else "")
             if not line.strip():
@@ -408,9 +413,9 @@ def json_texts(source: Source, text_field: str, found: Findings) -> Iterator[tup
 
 # ---------------------------------------------------------------- documents into pieces
 
-# GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a Latin
-# letter, digit, kana or Chinese character and a mark (scripts without spaces need that): whatever stands around them, the
-# pieces have the same ids as the whole. Python's \s holds more than the pre-tokenizer's, which is the safe side.
+# GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
+# Latin letter, digit, kana or Chinese character and a mark (scripts without spaces need that): whatever stands around,
+# the pieces have the same ids as the whole. Python's \S is stricter than the pre-tokenizer's, which is the safe side.
 SAFE_PLACE = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
                         "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
 
@@ -425,6 +430,15 @@ def last_safe_place(text: str) -> int:
         if place or width >= len(text):
             return place
         width *= 16
+
+
+def place_to_cut(text: str) -> int:
+    """Where to cut text that begins at the last safe place so far; 0 if it must grow first."""
+    if len(text) > MAX_RUN_CHARS:
+        first = SAFE_PLACE.search(text)
+        if first is None or first.end() > MAX_RUN_CHARS:
+            return MAX_RUN_CHARS
+    return last_safe_place(text)
 
 
 def cuts_are_safe(tokenizer: Tokenizer) -> bool:
@@ -451,24 +465,22 @@ class Text:
                 yield from (json_texts(source, self.text_field, found) if source.is_jsonl
                             else split_at(plain_texts(source, found), self.separator, found))
             except OSError as error:
-                raise UserError(Exit.DATA, f"{source.shown}: {error.strerror}. It could be read before; run again.") from error
+                raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while reading. Run again.") from error
 
     def pieces(self, found: Findings) -> Iterator[tuple[str, bool]]:
         """The same, without blank documents, in pieces of about PIECE_CHARS cut where no id depends on it.
 
-        A run of more than 2^20 characters without such a place is cut there: an id of such a run is no use to a model, and
-        memory stays bounded. Where no cut is safe a document is one piece.
+        A run of more than MAX_RUN_CHARS without such a place is cut there, counted from its beginning: memory stays
+        bounded, and no model would miss an id of such a run. Where no cut is safe a document is one piece.
         """
         held, begun = "", False
         for text, last in self.documents(found):
             step = PIECE_CHARS if self.may_cut else max(1, len(text))
             for at in range(0, len(text), step):
                 held += text[at:at + step]
-                if self.may_cut and len(held) > step:
-                    cut = last_safe_place(held) or (MAX_RUN_CHARS if len(held) > MAX_RUN_CHARS else 0)
-                    if cut:
-                        yield held[:cut], False
-                        held, begun = held[cut:], True
+                while self.may_cut and len(held) > step and (cut := place_to_cut(held)):
+                    yield held[:cut], False
+                    held, begun = held[cut:], True
             if last:
                 if begun or held.strip():
                     yield held, True
@@ -496,7 +508,7 @@ class Split:
 
 
 def survey(pieces: Iterable[tuple[str, bool]], val_fraction: float, meter: Meter) -> Split:
-    """Reads all documents once and splits them, by blake2b (8 bytes, big-endian) of each or at a byte of the only one."""
+    """Reads all once and splits it: by blake2b (8 bytes, big-endian) of each, or at a byte of the only one."""
     hashes, sizes = array("Q"), array("Q")
     digest, num_bytes, last_bytes = hashlib.blake2b(digest_size=8), 0, 0
     for text, last in pieces:
@@ -556,7 +568,7 @@ def auto_vocab_size(train_bytes: int) -> int:
 
 
 def spread_sample(texts: Iterable[str], total_bytes: int, sample_bytes: int, meter: Meter) -> Iterator[str]:
-    """About sample_bytes of the texts, never more, evenly spread: what is owed grows with the text and is paid in slices."""
+    """At most sample_bytes of the texts, evenly spread: what is owed grows with the text and is paid in slices."""
     share = min(1.0, sample_bytes / max(1, total_bytes))
     smallest = min(2**14, max(1, sample_bytes // 64))
     owed, given = 0.0, 0
@@ -565,7 +577,7 @@ def spread_sample(texts: Iterable[str], total_bytes: int, sample_bytes: int, met
         part = text if share == 1 else ""
         if share < 1 and owed >= min(smallest, len(text)):
             part = text[:int(owed)]
-            part = part[:last_safe_place(part) or len(part)]
+            part = part[:last_safe_place(part) or len(part)] if len(part) < len(text) else text
         given += len(part.encode())
         meter.add(len(text.encode()))
         if given > sample_bytes and share < 1:
@@ -576,14 +588,15 @@ def spread_sample(texts: Iterable[str], total_bytes: int, sample_bytes: int, met
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokenizer: id 0 ends a document, all 256 bytes are there, nothing is ever unknown."""
+    """A byte-level BPE with GPT-2's pre-tokenizer: id 0 ends a document, no byte is ever unknown."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
-                                  special_tokens=[data.END_OF_TEXT], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+                                  special_tokens=[data.END_OF_TEXT],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.encode_special_tokens = True  # the text <|endoftext|> stays text
     return tokenizer
@@ -596,8 +609,8 @@ def load_tokenizer(path: str) -> tuple[Tokenizer, int]:
     tokenizer.no_padding()
     end_id = data.end_of_text_id(tokenizer)
     if end_id is None:
-        raise UserError(Exit.DATA, f"tokenizer {printable(path)} has no end-of-text token. Documents could not be told apart. "
-                                   f"Add {data.END_OF_TEXT} to it, or leave out --tokenizer_file.")
+        raise UserError(Exit.DATA, f"tokenizer {printable(path)} has no end-of-text token. Documents could not be told "
+                                   f"apart. Add {data.END_OF_TEXT} to it, or leave out --tokenizer_file.")
     return tokenizer, end_id
 
 
@@ -618,51 +631,49 @@ class Output:
 
 
 class Folder:
-    """The output folder while it is filled: temporary names, one run at a time, one commit. A context manager."""
+    """The output folder while it is filled: one run at a time, temporary names, one commit. A context manager."""
 
     def __init__(self, path: Path, overwrite: bool):
         self.path, self.shown = path, printable(str(path))
+        self.outputs: list[Output] = []
         there = [name for name in ("metadata.json", *OUTPUTS) if (path / name).exists()]
         if there and not overwrite:
-            raise UserError(Exit.DATA, f"--output_dir {self.shown} holds {', '.join(there)} already. Give --overwrite to replace "
-                                       "them, or another --output_dir.")
-        self.outputs: list[Output] = []
+            raise UserError(Exit.DATA, f"--output_dir {self.shown} holds {', '.join(there)} already. Give "
+                                       "--overwrite to replace them, or another --output_dir.")
         self.made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = self.temporary("run").open("w")
+            self.lock = (path / LOCK).open("a+")
             if fcntl is not None:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # dies with its process
+            for entry in path.iterdir():
+                if TEMPORARY.fullmatch(entry.name):  # a dead run's, since there is no living one
+                    entry.unlink()
+        except BlockingIOError as error:
+            raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or take "
+                                       "another --output_dir.") from error
         except OSError as error:
             raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {error.strerror}. Give a folder that can be "
                                           "written.") from error
 
-    def temporary(self, name: str) -> Path:
-        """Where a file lies until the commit."""
-        return self.path / f".{name}.{os.getpid()}.tmp"
-
     def __enter__(self) -> Folder:
-        """Sweeps what dead runs left. Raises UserError (exit 7) if another run is alive."""
-        left = [entry for entry in self.path.iterdir() if TEMPORARY.fullmatch(entry.name) and entry != self.temporary("run")]
-        for entry in left:
-            if entry.name.startswith(".run.") and is_locked(entry):
-                self.__exit__()
-                raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by process {entry.name.split('.')[2]}. "
-                                           "Wait for it, or take another --output_dir.")
-        for entry in left:
-            entry.unlink(missing_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.lock.close()
-        for output in self.outputs:
-            with contextlib.suppress(OSError):
-                output.file.close()
         with contextlib.suppress(OSError):
-            for name in (*OUTPUTS, "stdin", "run"):
-                self.temporary(name).unlink(missing_ok=True)
+            for output in self.outputs:
+                with contextlib.suppress(OSError):
+                    output.file.close()
+                output.path.unlink(missing_ok=True)
+            self.temporary("stdin").unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
             if self.made:
                 self.path.rmdir()  # fails, as it should, once it holds anything
+        self.lock.close()
+
+    def temporary(self, name: str) -> Path:
+        """Where a file lies until the commit."""
+        return self.path / f".{name}.{os.getpid()}.tmp"
 
     def create(self, name: str) -> Output:
         """A new file, under its temporary name."""
@@ -676,8 +687,8 @@ class Folder:
             yield
         except OSError as error:
             free = cli.size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
-            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some, or take another "
-                                          "--output_dir.") from error
+            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some, or take "
+                                          "another --output_dir.") from error
 
     def commit(self, metadata: dict[str, Any]) -> None:
         """Gives all files their names, reads them back, and writes metadata.json last.
@@ -695,43 +706,29 @@ class Folder:
             path = output.path.replace(self.path / output.name)
             status, sha256 = path.stat(), cli.sha256_of(path)
             if sha256 != output.digest.hexdigest():
-                raise UserError(Exit.MACHINE, f"{printable(str(path))} reads back otherwise than written ({status.st_size:,} "
-                                              "bytes). Check the disk, or take another --output_dir.")
+                raise UserError(Exit.MACHINE, f"{printable(str(path))} reads back otherwise than "
+                                              "written. Check the disk, or take another --output_dir.")
             part, _, kind = output.name.partition(".")
             if kind == "bin":
-                metadata["splits"][part] |= {"file_bytes": status.st_size, "modified_ns": status.st_mtime_ns, "sha256": sha256}
+                metadata["splits"][part] |= {"file_bytes": status.st_size, "modified_ns": status.st_mtime_ns,
+                                             "sha256": sha256}
             elif part == "tokenizer":
                 metadata["tokenizer"]["sha256"] = sha256
         cli.sync(self.path)
         cli.write_whole(self.path / "metadata.json", json.dumps(metadata, indent=2) + "\n")
 
 
-def is_locked(path: Path) -> bool:
-    """True if a living process holds this lock file."""
-    try:
-        if fcntl is None:
-            path.unlink(missing_ok=True)
-            return False
-        with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except (BlockingIOError, PermissionError):
-        return True
-    return False
-
-
 def check_disk(folder: Folder, text_bytes: int, itemsize: int) -> None:
     """Raises UserError (exit 5) if the tokens will hardly fit: one for every 2.5 bytes of text, and 64 MiB to spare."""
     needed, free = int(text_bytes / 2.5 * itemsize) + 2**26, shutil.disk_usage(folder.path).free
     if needed > free:
-        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {cli.size(free)} are free, about {cli.size(needed)} are "
-                                      f"needed (a token of {itemsize} bytes for every 2.5 bytes of text). Free some, or take "
-                                      "another --output_dir.")
+        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {cli.size(free)} are free, about "
+                                      f"{cli.size(needed)} are needed ({itemsize} bytes for every 2.5 bytes of text). "
+                                      "Free some, or take another --output_dir.")
 
 
 def spool_stdin(path: Path) -> None:
-    """Copies stdin into a file, for it is read three times; unbuffered, since a reader left waiting must hold no lock."""
+    """Copies stdin into a file, to be read three times; unbuffered: a reader left waiting must hold no lock at exit."""
     if sys.stdin is None:
         raise UserError(Exit.DATA, "stdin is closed. Pipe text into it, or name a file.")
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream, path.open("wb") as file:
@@ -781,18 +778,24 @@ def encode(pieces: Iterable[tuple[str, str, bool]], tokenizer: Tokenizer, end_id
 # ---------------------------------------------------------------- the command, in the order of events
 
 
+def several(number: int, noun: str) -> str:
+    """'1 file', '2,000 files'."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def report_findings(found: Findings, text: Text, progress: cli.Progress) -> None:
     """Says what was replaced, skipped or recognised in the text, and which wish had no effect."""
     if found.replaced:
-        progress.warn(f"{found.replaced:,} places that are not UTF-8 became U+FFFD, the first: {found.first_replaced}")
+        progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(found.replaced, 'place')}, the first: "
+                      f"{found.first_replaced}")
     if found.latin_1:
         name, others = found.latin_1[0], len(found.latin_1) - 1
-        progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: Latin-1, it seems (beyond ASCII nothing is UTF-8). "
-                      f"Convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(name)} > utf8.txt")
+        progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: Latin-1 or the like, it seems, for beyond ASCII "
+                      f"hardly anything is UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(name)} > utf8.txt")
     if found.bad_lines:
-        progress.warn(f"{found.bad_lines:,} lines of JSON were skipped, the first: {found.first_bad_line}")
+        progress.warn(f"skipped: {several(found.bad_lines, 'line')} of JSON, the first: {found.first_bad_line}")
     if found.blank_documents:
-        progress.say(f"{found.blank_documents:,} blank documents were skipped")
+        progress.say(f"skipped: {several(found.blank_documents, 'blank document')}")
     if text.separator is not None and not found.separators:
         progress.warn(f"--document_separator {text.separator!r} does not occur in any text file")
     if text.text_field != "text" and not any(source.is_jsonl for source in text.sources):
@@ -802,18 +805,18 @@ def report_findings(found: Findings, text: Text, progress: cli.Progress) -> None
 def read_and_split(text: Text, file_bytes: int, args: Namespace, signals: cli.Signals, progress: cli.Progress) -> Split:
     """The first reading, and all there is to say about it. Raises UserError (exit 3) if there is no text."""
     names = ", ".join(Path(source.shown).name for source in text.sources[:3]) + ", ..." * (len(text.sources) > 3)
-    progress.say(f"reading {names} ({len(text.sources):,} files, {cli.size(file_bytes)})")
+    progress.say(f"reading {names} ({several(len(text.sources), 'file')}, {cli.size(file_bytes)})")
     found = Findings(args.strict_utf8)
     split = survey(text.pieces(found), args.val_fraction, Meter(progress, signals, "read", file_bytes))
     if split.num_bytes < 2:
-        why = (f"{found.bad_lines:,} lines were skipped, the first: {found.first_bad_line}. Give --text_field."
-               if found.bad_lines else f"{file_bytes:,} bytes in {len(text.sources):,} files, {split.num_bytes} of them text "
-                                       "that is not blank. Give a file with text.")
+        why = f"Without what is blank it holds {several(split.num_bytes, 'byte')}. Give a file with text."
+        if found.bad_lines:
+            why = f"{several(found.bad_lines, 'line')} skipped, the first: {found.first_bad_line}. Give --text_field."
         raise UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")
     report_findings(found, text, progress)
-    progress.say(f"{len(split.in_val):,} documents, {split.num_bytes:,} bytes")
-    progress.say(f"validation: {split.rule}: " + (f"{100 * split.val_bytes / split.num_bytes:.2g}% of the text" if split.val_bytes
-                                                  else "no val.bin is written"))
+    progress.say(f"{several(len(split.in_val), 'document')}, {split.num_bytes:,} bytes")
+    share = f"{100 * split.val_bytes / split.num_bytes:.2g}% of the text"
+    progress.say(f"validation: {split.rule}: {share if split.val_bytes else 'no val.bin is written'}")
     return split
 
 
@@ -823,16 +826,16 @@ def new_tokenizer(text: Text, split: Split, args: Namespace, signals: cli.Signal
     wanted = args.vocab_size
     if wanted == "auto":
         wanted = auto_vocab_size(num_bytes)
-        progress.say(f"vocabulary: {wanted:,} ids, for {num_bytes / 1e6:,.1f} MB of training text (32,000 from 100 MB on)")
-    progress.say(f"training the tokenizer on {sampled:,} bytes{' spread over the training part' * (sampled < num_bytes)}")
+        progress.say(f"vocabulary: {wanted:,} ids, for {num_bytes / 1e6:,.1f} MB of training text (32,000 from 100 MB)")
+    progress.say(f"training the tokenizer on {sampled:,} bytes{' spread over the text' * (sampled < num_bytes)}")
     meter = Meter(progress, signals, "read for the tokenizer", num_bytes)
     texts = (piece for part, piece, _ in assign(text.pieces(Findings()), split) if part == "train")
     sample = spread_sample(texts, num_bytes, args.train_sample_bytes, meter)
-    possible = min(wanted, 257 + sampled)  # a byte brings one merge at most; the trainer reserves memory for what is asked
+    possible = min(wanted, 257 + sampled)  # a byte brings at most one merge; memory is reserved for all
     with progress.phase("training the tokenizer"):
         tokenizer = in_thread(lambda: train_tokenizer(sample, possible, args.min_frequency), signals)
     if data.vocab_size_of(tokenizer) < wanted:
-        progress.say(f"the text supports {data.vocab_size_of(tokenizer):,} ids, not {wanted:,}: no other pair of them occurs "
+        progress.say(f"the text supports {data.vocab_size_of(tokenizer):,} ids, not {wanted:,}: no other pair occurs "
                      f"{args.min_frequency:,} times")
     return tokenizer
 
@@ -842,10 +845,10 @@ def pretokenize(args: Namespace, folder: Folder, signals: cli.Signals, progress:
     began = time.monotonic()
     tokenizer, end_id = load_tokenizer(args.tokenizer_file) if args.tokenizer_file is not None else (None, 0)
     sources = demo_sources() if args.demo else find_sources(args.files, progress)
-    if any(source.shown == "stdin" for source in sources):
+    if any(source.is_stdin for source in sources):
         with progress.phase("reading stdin"), folder.writing():
             in_thread(lambda: spool_stdin(folder.temporary("stdin")), signals)
-        sources = [Source(folder.temporary("stdin"), "stdin") if source.shown == "stdin" else source for source in sources]
+        sources = [Source(folder.temporary("stdin"), "stdin") if s.is_stdin else s for s in sources]
     file_bytes = sum(check_source(source) for source in sources)
     expected = data.vocab_size_of(tokenizer) if tokenizer else 0 if args.vocab_size == "auto" else args.vocab_size
     check_disk(folder, file_bytes, data.DTYPES[data.dtype_for(expected)].itemsize)
@@ -866,7 +869,9 @@ def pretokenize(args: Namespace, folder: Folder, signals: cli.Signals, progress:
         sums = {key: sum(total[key] for total in totals.values()) for key in ("documents", "bytes", "tokens")}
         if sums["bytes"] != split.num_bytes:
             raise UserError(Exit.DATA, "the text changed while it was read. Run again when nothing writes to it.")
-        names = [f"Python {sys.version.split()[0]} standard library"] if args.demo else [Path(s.shown).name for s in sources]
+        names = [Path(source.shown).name for source in sources]
+        if args.demo:
+            names = [f"Python {sys.version.split()[0]} standard library"]
         with progress.phase("writing to the disk"):
             folder.commit({
                 "format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "vocab_size": vocab_size,

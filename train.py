@@ -5,7 +5,8 @@
     python train.py --use_gpu --resume_from auto                        go on where the last run in out/ stopped
     python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? three steps, nothing written
 
-Read top to bottom: flags, the pure pieces, then main in the order of events. B is a micro-batch's sequences, T their length.
+Read top to bottom: flags, the pure pieces, then main in the order of events. B is a micro-batch's sequences, T their
+length in tokens.
 """
 
 from __future__ import annotations
@@ -20,85 +21,88 @@ import cli
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
+    whole, real, text, one_of = cli.whole, cli.real, cli.text, cli.one_of
     parser = cli.Parser("train.py", "Trains a GPT-2-class model. A step is one optimizer step; losses are in nats.")
-    group = parser.group("data")
-    group.flag("--data_dir", cli.text("DIR"), "data", "folder written by pretokenize.py; the next four override its parts")
-    group.flag("--bin_file", cli.text(), None, "training tokens", "train.bin in --data_dir")
-    group.flag("--val_bin_file", cli.text(), None, "validation tokens", "val.bin in --data_dir, or the tail of --bin_file")
-    group.flag("--tokenizer_file", cli.text(), None, "tokenizer.json of the tokens", "tokenizer.json in --data_dir")
-    group.flag("--metadata_file", cli.text(), None, "metadata.json of the tokens", "metadata.json in --data_dir")
-    group.flag("--vocab_size", cli.whole(1), None, "ids, where neither metadata nor tokenizer tells", "from those")
-    group.flag("--preload", cli.one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest that fits")
-    group.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on")
-    group = parser.group("model")
-    group.flag("--model_size", cli.one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), "gpt2_small",
-               "layers, heads, width: tiny 4 4 128, mini 6 6 384, small 12 12 768, medium 24 16 1024, large 36 20 1280, xl 48 25 1600")
-    group.flag("--n_layer", cli.whole(1, 1024), None, "blocks", "by size")
-    group.flag("--n_head", cli.whole(1, 1024), None, "attention heads, a divisor of the width", "by size")
-    group.flag("--n_embd", cli.whole(1, 2**16), None, "width of the residual stream", "by size")
-    group.flag("--seq_length", cli.whole(1, 2**20), None, "tokens a sequence, T", "1024, or what the corpus allows")
-    group.flag("--dropout", cli.real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting")
-    group.switch("--bias", True, "biases in linear layers and norms")
-    group.switch("--tie_weights", True, "one matrix for the embedding and the head")
-    group = parser.group("horizon")
-    group.flag("--batch_size", cli.whole(1, 2**20), None, "sequences per device per forward; halve it on out-of-memory",
-               "by memory, about 16,384 tokens on a GPU and 4,096 on a CPU")
-    group.flag("--gradient_accumulation_steps", cli.whole(1, 2**20), 1, "micro-batches per step; double it when halving --batch_size")
-    group.flag("--epochs", cli.whole(1), None, "passes over the tokens", "1 to 10, towards 20 tokens a parameter")
-    group.flag("--max_steps", cli.whole(1), None, "steps after which the run ends, if sooner than --epochs", "no limit")
-    group.flag("--patience", cli.whole(1), None, "validations without a new best after which the run ends", "off")
-    group = parser.group("optimizer: AdamW, decay on matrices and embeddings only")
-    group.flag("--learning_rate", cli.real(0, 10, above=True), None, "peak learning rate; halve it when the loss jumps", "by size and batch")
-    group.flag("--min_lr", cli.real(0, 10), None, "learning rate at the end of the cosine", "a hundredth of the peak")
-    group.flag("--warmup_steps", cli.whole(0), None, "steps of linear warm-up", "2% of the steps, at least 2 / (1 - beta2)")
-    group.switch("--use_lr_scheduler", True, "warm-up, then cosine; off: the learning rate stays at its peak")
-    group.flag("--weight_decay", cli.real(0, 10), 0.1, "decoupled weight decay")
-    group.flag("--beta1", cli.real(0, 1, below=True), 0.9, "decay of AdamW's mean of gradients")
-    group.flag("--beta2", cli.real(0, 1, below=True), 0.95, "decay of AdamW's mean of squares")
-    group.flag("--grad_clip", cli.real(0, 1e6), 1.0, "largest norm of the gradient; 0: not clipped")
-    group.flag("--label_smoothing", cli.real(0, 1, below=True), 0.0, "share of the target spread over all ids; validation has none")
-    group.flag("--seed", cli.whole(0, 2**63 - 1), 1337, "weights, data order, dropout")
-    group = parser.group("machine")
-    group.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
-    group.switch("--use_amp", None, "mixed precision", "on with CUDA, off on a CPU")
-    group.flag("--amp_dtype", cli.one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16 with loss scaling")
-    group.switch("--compile", None, "torch.compile; eager with a warning where it is not possible", "on with CUDA, off on a CPU")
-    group.flag("--compile_mode", cli.one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), "default",
-               "torch.compile's mode: slower to compile, maybe faster to run")
-    group.switch("--tf32", True, "TF32 for what stays fp32 on a GPU")
-    group = parser.group("output")
-    group.flag("--output_dir", cli.text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
-    group.flag("--checkpoint_interval", cli.whole(1), 1, "epochs between checkpoints; those stay")
-    group.flag("--checkpoint_every_steps", cli.whole(1), None, "steps between rolling checkpoints", "off")
-    group.flag("--checkpoint_every_minutes", cli.real(0, 1e6, unit="MINUTES"), 10.0, "minutes between rolling checkpoints; 0: off")
-    group.flag("--keep_checkpoints", cli.whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
-    group.flag("--resume_from", cli.text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in --output_dir, else start", "start anew")
-    group.switch("--overwrite", False, "delete what an earlier run left in --output_dir")
-    group.flag("--eval_interval", cli.whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
-    group.flag("--eval_batches", cli.whole(1), 50, "batches of a validation, always the same; all if there are fewer")
-    group.flag("--sample_interval", cli.whole(0), None, "steps between samples of text; 0: none", "five over the run")
-    group.flag("--log_interval", cli.whole(1), None, "steps between log lines", "100 over the run, at most 100 apart")
-    group = parser.group("plan")
-    group.switch("--dry_run", False, "print the plan, run three steps, write nothing")
-    group.flag("--gpu_cost_per_hour", cli.real(0, 1e6, unit="PRICE"), None, "price of an hour, for the cost in the plan", "no cost shown")
-    group.switch("--debug", False, "show the traceback of an error")
+    g = parser.group("data")
+    g.flag("--data_dir", text("DIR"), "data", "folder written by pretokenize.py; the next four override its parts")
+    g.flag("--bin_file", text(), None, "training tokens", "train.bin in --data_dir")
+    g.flag("--val_bin_file", text(), None, "validation tokens", "val.bin in --data_dir, or the tail of --bin_file")
+    g.flag("--tokenizer_file", text(), None, "the tokens' tokenizer", "tokenizer.json in --data_dir")
+    g.flag("--metadata_file", text(), None, "the tokens' metadata", "metadata.json in --data_dir")
+    g.flag("--vocab_size", whole(1), None, "ids, where neither metadata nor tokenizer tells", "from those")
+    g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest that fits")
+    g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on")
+    g = parser.group("model")
+    g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), "gpt2_small",
+           "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next override")
+    g.flag("--n_layer", whole(1, 1024), None, "blocks", "by size")
+    g.flag("--n_head", whole(1, 1024), None, "attention heads, a divisor of the width", "by size")
+    g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size")
+    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, or what the corpus allows")
+    g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting")
+    g.switch("--bias", True, "biases in linear layers and norms")
+    g.switch("--tie_weights", True, "one matrix for the embedding and the head")
+    g = parser.group("horizon")
+    g.flag("--batch_size", whole(1, 2**20), None, "sequences per device per forward; halve it on out-of-memory",
+           "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU")
+    g.flag("--gradient_accumulation_steps", whole(1, 2**20), 1, "micro-batches a step; double it to halve --batch_size")
+    g.flag("--epochs", whole(1), None, "passes over the tokens", "1 to 10, towards 20 tokens a parameter")
+    g.flag("--max_steps", whole(1), None, "steps after which the run ends, if sooner than --epochs", "no limit")
+    g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
+    g = parser.group("optimizer: AdamW, decay on matrices and embeddings only")
+    g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
+    g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the cosine", "a hundredth of the peak")
+    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "2% of the steps, at least 2 / (1 - beta2)")
+    g.switch("--use_lr_scheduler", True, "warm-up, then cosine; off: the learning rate stays at its peak")
+    g.flag("--weight_decay", real(0, 10), 0.1, "decoupled weight decay, per step and learning rate")
+    g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients")
+    g.flag("--beta2", real(0, 1, below=True), 0.95, "decay of the running mean of squared gradients")
+    g.flag("--grad_clip", real(0, 1e6), 1.0, "largest norm of the gradient; 0: not clipped")
+    g.flag("--label_smoothing", real(0, 1, below=True), 0.0, "share of the target spread over all ids in training")
+    g.flag("--seed", whole(0, 2**63 - 1), 1337, "weights, data order, dropout")
+    g = parser.group("machine")
+    g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
+    g.switch("--use_amp", None, "mixed precision", "on with CUDA, off on a CPU")
+    g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where native, else fp16 with loss scaling")
+    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off on a CPU")
+    g.flag("--compile_mode", one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), "default",
+           "torch.compile's mode; the others compile longer and may run faster")
+    g.switch("--tf32", True, "TF32 on a GPU for what stays fp32")
+    g = parser.group("output")
+    g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
+    g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay")
+    g.flag("--checkpoint_every_steps", whole(1), None, "steps between rolling checkpoints", "off")
+    g.flag("--checkpoint_every_minutes", real(0, 1e6, unit="MINUTES"), 10.0, "between rolling checkpoints; 0: off")
+    g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
+    g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in "
+           "--output_dir, else start", "start anew")
+    g.switch("--overwrite", False, "delete the checkpoints another run left in --output_dir")
+    g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
+    g.flag("--eval_batches", whole(1), 50, "batches of a validation, always the same; all if there are fewer")
+    g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
+    g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 100 apart")
+    g = parser.group("plan")
+    g.switch("--dry_run", False, "print the plan, run three steps, write nothing")
+    g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
+    g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
+    given = {name: value is not None for name, value in vars(args).items()}
     wrong = {
-        "--min_lr: is above --learning_rate": args.min_lr and args.learning_rate and args.min_lr > args.learning_rate,
-        "--min_lr: needs --use_lr_scheduler": args.min_lr is not None and not args.use_lr_scheduler,
-        "--warmup_steps: needs --use_lr_scheduler": args.warmup_steps is not None and not args.use_lr_scheduler,
-        "--warmup_steps: ends after --max_steps": args.warmup_steps and args.max_steps and args.warmup_steps >= args.max_steps,
-        "--n_embd: is no multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
+        "--min_lr: is above --learning_rate": given["min_lr"] and given["learning_rate"] and args.min_lr > args.learning_rate,
+        "--min_lr: needs --use_lr_scheduler": given["min_lr"] and not args.use_lr_scheduler,
+        "--warmup_steps: needs --use_lr_scheduler": given["warmup_steps"] and not args.use_lr_scheduler,
+        "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
+        "--n_embd: is no multiple of --n_head": given["n_embd"] and given["n_head"] and args.n_embd % args.n_head,
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
-        "--overwrite: give it or --resume_from, not both": args.overwrite and args.resume_from == "auto",
+        "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
-        "--gpu_cost_per_hour: has no effect without --dry_run": args.gpu_cost_per_hour is not None and not args.dry_run,
-        "--preload gpu: needs a GPU, not --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
+        "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
+        "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
     }
     return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
@@ -114,16 +118,14 @@ if __name__ == "__main__":
     cli.guard(answer_early)
 
 import contextlib
-import json
 import math
 import shlex
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import numpy as np
 import torch
 
 import checkpoint
@@ -135,15 +137,17 @@ from cli import Exit, UserError, count, duration, printable, size
 from model import GPT, IGNORED, SIZES, GPTConfig
 
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
-ABANDON_SECONDS = 20.0  # a step that would still run this long after a signal is given up
+ABANDON_SECONDS = 15.0  # a step that has run on for this long after a signal is given up at its next micro-batch
 SAMPLE_TOKENS = 64
+Autocast = Callable[[], contextlib.AbstractContextManager]
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 # ---------------------------------------------------------------- the pure pieces
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How it will be trained, every default decided; samples are sequences of T tokens."""
+    """How the model is trained, every default decided; reasons say why. A sample is a sequence of T tokens."""
 
     batch_size: int
     accumulation: int
@@ -164,8 +168,8 @@ class Recipe:
         return self.batch_size * self.accumulation
 
 
-def model_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> tuple[GPTConfig, list[str]]:
-    """The model's shape from the flags, and a note if the corpus is shorter than a sequence.
+def model_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> GPTConfig:
+    """The model's shape from the flags; T is shorter than asked where the corpus is.
 
     Raises UserError: exit 2 for a width that the heads do not divide, exit 3 for a corpus of fewer than two tokens.
     """
@@ -174,70 +178,61 @@ def model_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> 
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is no multiple of --n_head {n_head}. Give both.")
     if num_tokens < 2:
-        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens. At least 2 are needed. Give more text to pretokenize.py.")
-    wanted, notes = args.seq_length or 1024, []
-    if wanted >= num_tokens:
-        notes.append(f"--seq_length is {num_tokens - 1:,}, not {wanted:,}: the corpus has {num_tokens:,} tokens")
-    return GPTConfig(vocab_size, min(wanted, num_tokens - 1), n_layer, n_head, n_embd, args.dropout, args.bias, args.tie_weights), notes
+        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, at least 2 are needed. Give pretokenize.py more.")
+    return GPTConfig(vocab_size, min(args.seq_length or 1024, num_tokens - 1), n_layer, n_head, n_embd, args.dropout,
+                     args.bias, args.tie_weights)
 
 
-def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, samples_seen: int, steps_done: int,
-                  machine: device.Machine) -> Recipe:
-    """Fills in what the flags leave open, with reasons; on resume the horizon counts from what has been seen.
+def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, most_batch_size: int,
+                  steps_done: int = 0, samples_seen: int = 0) -> Recipe:
+    """Fills in what the flags leave open, with reasons; on resume the horizon counts on from what has been seen.
 
-    Raises UserError (exit 2) for a warm-up that outlasts the run or a min_lr above a learning rate that was not given.
+    Raises UserError (exit 2) for a warm-up that outlasts the run, or a min_lr above a learning rate not given.
     """
     reasons = []
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    batch_size = args.batch_size
-    if batch_size is None:
-        on_gpu = machine.device.type == "cuda"
-        most = max(1, (16_384 if on_gpu else 4_096) // config.seq_length)
-        batch_size = plan.micro_batch_that_fits(config, device.total_memory(machine), machine.precision != "fp32", most)
-        reasons.append(f"batch_size {batch_size}: {batch_size * config.seq_length:,} tokens fit the memory")
+    batch_size = args.batch_size or most_batch_size
+    if not args.batch_size:
+        reasons.append(f"batch_size {batch_size}: what fits the memory, {batch_size * config.seq_length:,} tokens")
     samples_per_step = batch_size * args.gradient_accumulation_steps
-    tokens_per_step = samples_per_step * config.seq_length
     epochs = args.epochs
-    if epochs is None:
+    if not epochs:
         wanted = 20 * config.num_parameters / num_tokens
         epochs = max(1, min(10, math.ceil(wanted)))
-        reasons.append(f"epochs {epochs}: 20 tokens a parameter (Hoffmann et al. 2022) would take {wanted:.3g}, at most 10 are taken")
+        reasons.append(f"epochs {epochs}: 20 tokens a parameter (Hoffmann et al. 2022) take {wanted:.3g}, at most 10")
     remaining = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + remaining, args.max_steps or 2**62)
-    planned = max(1, total_steps)
-
-    learning_rate = args.learning_rate
-    if learning_rate is None:
-        learning_rate = default_learning_rate(config, tokens_per_step)
-        reasons.append(f"learning_rate {learning_rate:.2e}: for {count(config.num_parameters)} parameters and "
-                       f"{tokens_per_step:,} tokens a step")
-    min_lr = args.min_lr
-    if min_lr is None:
-        min_lr = learning_rate / 100 if args.use_lr_scheduler else learning_rate
+    peak = args.learning_rate
+    if not peak:
+        peak = default_learning_rate(config, samples_per_step * config.seq_length)
+        reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters and "
+                       f"{samples_per_step * config.seq_length:,} tokens a step")
+    min_lr = args.min_lr if args.min_lr is not None else peak / 100
+    if min_lr > peak:
+        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the learning rate {peak:.3g}. Give --learning_rate.")
     warmup_steps = args.warmup_steps
-    if warmup_steps is None and args.use_lr_scheduler:
-        warmup_steps = min(max(math.ceil(2 / (1 - args.beta2)), planned // 50), planned // 5, 2000)
-        reasons.append(f"warmup_steps {warmup_steps}: 2% of {planned:,}, at least 2 / (1 - beta2) (Ma and Yarats 2019), at most a fifth")
-    if min_lr > learning_rate:
-        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the learning rate {learning_rate:.3g}. Give --learning_rate too.")
-    if args.warmup_steps and args.warmup_steps >= planned and total_steps > steps_done:
-        raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has {planned:,} steps. Lower it, or raise --epochs.")
-    default_samples = max(1, planned // 5)
-    return Recipe(batch_size, args.gradient_accumulation_steps, windows, epochs, total_steps, learning_rate, min_lr,
-                  warmup_steps or 0, args.use_lr_scheduler,
-                  args.eval_interval or max(1, min(1000, planned // 10)),
-                  default_samples if args.sample_interval is None else args.sample_interval,
-                  args.log_interval or max(1, min(100, planned // 100)), tuple(reasons))
+    if warmup_steps is None:
+        warmup_steps = min(max(math.ceil(2 / (1 - args.beta2)), total_steps // 50), total_steps // 5, 2000)
+        reasons.append(f"warmup_steps {warmup_steps}: 2% of the steps, at least 2 / (1 - beta2) (Ma and Yarats 2019), at "
+                       "most a fifth")
+    elif warmup_steps >= total_steps:
+        raise UserError(Exit.FLAGS, f"--warmup_steps {warmup_steps:,}: the run has {total_steps:,} steps. Lower it.")
+    return Recipe(
+        batch_size, args.gradient_accumulation_steps, windows, epochs, total_steps, peak, min_lr, warmup_steps,
+        args.use_lr_scheduler,
+        eval_interval=args.eval_interval or max(1, min(1000, total_steps // 10)),
+        sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
+        log_interval=args.log_interval or max(1, min(100, total_steps // 100)),
+        reasons=tuple(reasons if args.use_lr_scheduler else reasons[:-1]))
 
 
 def default_learning_rate(config: GPTConfig, tokens_per_step: int) -> float:
-    """Peak learning rate for AdamW: 0.003239 - 0.0001395 ln N (Kaplan et al. 2020, appendix D.6), N without embeddings.
+    """Peak for AdamW: 0.003239 - 0.0001395 ln N (Kaplan et al. 2020, appendix D.6), N without embeddings.
 
     That was fitted at 2^19 tokens a step; smaller steps are noisier and get less, by the fourth root.
     """
-    blocks = 12 * config.n_layer * config.n_embd**2
-    by_size = min(4e-3, max(1e-4, 0.003239 - 0.0001395 * math.log(blocks)))
-    return by_size * min(1.0, tokens_per_step / 2**19) ** 0.25
+    by_size = 0.003239 - 0.0001395 * math.log(12 * config.n_layer * config.n_embd**2)
+    return max(1e-4, by_size) * min(1.0, tokens_per_step / 2**19) ** 0.25
 
 
 def lr_at(step: int, recipe: Recipe) -> float:
@@ -259,16 +254,16 @@ def param_groups(model: GPT, weight_decay: float) -> list[dict[str, Any]]:
     return groups
 
 
-def train_step(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
-               micro_batches: Iterable[tuple[torch.Tensor, torch.Tensor]], accumulation: int,
-               autocast: Callable[[], contextlib.AbstractContextManager], label_smoothing: float, grad_clip: float,
+def train_step(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, batches: Iterable[Batch],
+               accumulation: int, autocast: Autocast, label_smoothing: float, grad_clip: float,
                ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One optimizer step over all micro-batches: mean loss and gradient norm, tensors on the device, nothing waited for.
+    """One optimizer step over its micro-batches: mean loss and gradient norm, on the device, nothing waited for.
 
-    A norm that is not finite leaves weights and optimizer state untouched; the optimizer decides that on the device.
+    A norm that is not finite leaves weights and optimizer state as they are; the fused optimizer decides that on the
+    device, by found_inf. All micro-batches have the same number of targets, so their mean is the step's mean.
     """
     mean_loss = torch.zeros((), device=next(model.parameters()).device)
-    for inputs_BT, targets_BT in micro_batches:
+    for inputs_BT, targets_BT in batches:
         with autocast():
             loss = model(inputs_BT, targets_BT, label_smoothing) / accumulation
         scaler.scale(loss).backward()
@@ -283,8 +278,8 @@ def train_step(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.G
 
 
 @torch.no_grad()
-def evaluate(model: GPT, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], bytes_per_id: torch.Tensor | None,
-             autocast: Callable[[], contextlib.AbstractContextManager], stop: Callable[[], bool]) -> tuple[float, float | None] | None:
+def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_id: torch.Tensor | None, autocast: Autocast,
+             stop: Callable[[], bool]) -> tuple[float, float | None] | None:
     """Mean loss in nats over all targets, and bits per byte of their text (None if unknown); None if stop() said so."""
     model.eval()
     nats, tokens, text_bytes = 0.0, 0, 0
@@ -292,12 +287,13 @@ def evaluate(model: GPT, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], b
         for inputs_BT, targets_BT in batches:
             if stop():
                 return None
-            kept = int((targets_BT != IGNORED).sum())
             with autocast():
-                nats += float(model(inputs_BT, targets_BT)) * kept
-            tokens += kept
+                loss = model(inputs_BT, targets_BT)
+            kept = targets_BT[targets_BT != IGNORED]
+            nats += float(loss) * len(kept)
+            tokens += len(kept)
             if bytes_per_id is not None:
-                text_bytes += int(bytes_per_id[targets_BT[targets_BT != IGNORED]].sum())
+                text_bytes += int(bytes_per_id[kept].sum())
     finally:
         model.train()
     return nats / tokens, nats / math.log(2) / text_bytes if text_bytes else None
@@ -321,7 +317,7 @@ class State:
 
 @dataclass(frozen=True)
 class Run:
-    """What the functions below share; only state, the model and what is inside objects ever changes."""
+    """What the functions below share. Of its fields the state, the model, the optimizer and the scaler change."""
 
     args: argparse.Namespace
     out: cli.Progress
@@ -333,154 +329,86 @@ class Run:
     model: GPT
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler
-    state: State
-    tokenizer_json: str | None
-    tokenizer: Any
-    metrics: Metrics
-    clock: Clock
-    bytes_per_id: torch.Tensor | None
+    batches: data.Batches
     val_tokens: torch.Tensor | None
-    saved: dict[str, float] = field(default_factory=dict)  # when and how long the last save took
+    tokenizer: Any
+    bytes_per_id: torch.Tensor | None
+    state: State
+    clock: device.Clock
+    last_save: dict[str, float] = field(default_factory=dict)  # its step, when it ended
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.args.output_dir)
 
 
-class Metrics:
-    """metrics.jsonl: one object a line, values that are not finite null. A full disk costs the line, not the run."""
-
-    def __init__(self, path: Path | None, step: int, validated_step: int):
-        """Opens the file, first cutting it back to the step resumed from; None writes nowhere."""
-        self._file: TextIO | None = None
-        if path is None:
-            return
-        kept = []
-        if path.exists() and step:
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # a killed run's last line may be torn
-                    fields = json.loads(line)
-                    if fields["step"] <= (validated_step if "val_loss" in fields else step):
-                        kept.append(line)
-        cli.write_whole(path, "".join(line + "\n" for line in kept))
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, **fields: Any) -> None:
-        """Adds one line."""
-        if self._file is None:
-            return
-        finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in fields.items()}
-        try:
-            self._file.write(json.dumps(finite) + "\n")
-            self._file.flush()
-        except OSError as error:
-            cli.warn(f"metrics.jsonl: {error.strerror}; a line is lost")
-
-
-class Clock:
-    """Seconds of training alone: what happens inside pause() is not counted."""
-
-    def __init__(self, machine: device.Machine):
-        self._machine = machine
-        self.began = self._lap = time.perf_counter()
-        self._paused = 0.0
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        device.synchronize(self._machine)  # queued training work is training time
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            device.synchronize(self._machine)
-            self._paused += time.perf_counter() - started
-
-    def lap(self) -> float:
-        """Training seconds since the last lap."""
-        now = time.perf_counter()
-        seconds = now - self._lap - self._paused
-        self._lap, self._paused = now, 0.0
-        return seconds
+def settings(args: argparse.Namespace, recipe: Recipe, machine: device.Machine) -> dict[str, dict[str, Any]]:
+    """What a resumed run is compared with: the settings, and what the last digits of a loss depend on besides them."""
+    numbers = {key: value for key, value in asdict(recipe).items()
+               if key not in ("reasons", "log_interval", "sample_interval", "windows_per_epoch")}
+    flags = {"weight_decay": args.weight_decay, "beta1": args.beta1, "beta2": args.beta2, "grad_clip": args.grad_clip,
+             "label_smoothing": args.label_smoothing, "dropout": args.dropout, "seed": args.seed}
+    return {"settings": {**numbers, **flags},
+            "environment": {"torch": torch.__version__, "device": machine.name, "threads": torch.get_num_threads(),
+                            "precision": machine.precision, "compile": machine.compile}}
 
 
 # ---------------------------------------------------------------- saving, validating, sampling
 
 
 def save(run: Run, stays: bool) -> bool:
-    """Saves a checkpoint and prunes older ones; if that fails says why, and training goes on. True if it is on disk."""
-    state, output_dir = run.state, Path(run.args.output_dir)
-    started = time.perf_counter()
-    with run.out.phase("saving"), run.clock.pause():
-        try:
-            checkpoint.save(output_dir, state.step, run.model, run.optimizer,
-                            {**asdict(state), "stays": stays, "scaler": run.scaler.state_dict(), "settings": settings(run),
-                             "environment": environment(run.machine),
-                             "data": {"train_sha256": run.corpus.identity, "tokenizer_sha256": run.corpus.tokenizer_sha256}},
-                            run.tokenizer_json, run.corpus.end_of_text_id, model_card(run))
-        except OSError as error:
-            free = shutil.disk_usage(output_dir).free if output_dir.exists() else 0
-            run.out.warn(f"checkpoint-{state.step} could not be saved: {error.strerror or error}. It needs about "
-                         f"{checkpoint_bytes(run.config):,} bytes, {free:,} are free in {printable(str(output_dir))}. Training "
-                         "goes on and tries again; free some space.")
-            run.saved["at"] = time.monotonic()
-            return False
-        checkpoint.prune(output_dir, run.args.keep_checkpoints, {state.best_step})
-    if "step" not in run.saved:
-        run.out.say(f"saved checkpoint-{state.step}: {size(checkpoint_bytes(run.config))} in {time.perf_counter() - started:.2f} s")
-    run.saved.update(at=time.monotonic(), step=state.step)
+    """Saves a checkpoint and prunes older ones. If that fails it says why, and training goes on; True if it is on disk."""
+    state, config, started = run.state, run.config, time.perf_counter()
+    run.last_save["at"] = time.monotonic()
+    best = f"{state.best_val_loss:.4f} nats at step {state.best_step:,}" if state.best_val_loss is not None else "not known"
+    card = checkpoint.model_card(config, {
+        "steps": f"{state.step:,} of {run.recipe.total_steps:,}", "tokens seen": f"{state.samples_seen * config.seq_length:,}",
+        "best validation loss": best, "training tokens": f"{run.corpus.train.length:,}, sha256 {run.corpus.identity}"})
+    try:
+        with run.out.phase("saving"), run.clock.pause():
+            checkpoint.save(
+                run.output_dir, state.step, run.model, run.optimizer,
+                {**asdict(state), **settings(run.args, run.recipe, run.machine), "stays": stays,
+                 "scaler": run.scaler.state_dict(),
+                 "data": {"train_sha256": run.corpus.identity, "tokenizer_sha256": run.corpus.tokenizer_sha256}},
+                run.tokenizer.to_str() if run.tokenizer else None, run.corpus.end_of_text_id, card)
+            checkpoint.prune(run.output_dir, run.args.keep_checkpoints, {state.best_step})
+    except OSError as error:
+        free = shutil.disk_usage(run.output_dir).free if run.output_dir.exists() else 0
+        run.out.warn(f"checkpoint-{state.step} could not be saved: {error.strerror or error}. It needs about "
+                     f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(str(run.output_dir))}. "
+                     "Training goes on and the next save tries again; free some space.")
+        return False
+    if "step" not in run.last_save:
+        run.out.say(f"saved checkpoint-{state.step}: {size(checkpoint.bytes_needed(config))} in "
+                    f"{time.perf_counter() - started:.2f} s (said once)")
+    run.last_save["step"] = state.step
     return True
 
 
-def checkpoint_bytes(config: GPTConfig) -> int:
-    """Bytes of a checkpoint: weights and both moments in fp32, a little text."""
-    return 12 * config.num_parameters + 2**20
-
-
-def settings(run: Run) -> dict[str, Any]:
-    """What a resumed run is compared with: the recipe's numbers and the flags of the optimizer."""
-    keys = ("weight_decay", "beta1", "beta2", "grad_clip", "label_smoothing", "dropout", "seed", "epochs", "max_steps")
-    numbers = {key: value for key, value in asdict(run.recipe).items() if key not in ("reasons", "log_interval", "sample_interval")}
-    return {**numbers, **{key: vars(run.args)[key] for key in keys}}
-
-
-def environment(machine: device.Machine) -> dict[str, Any]:
-    """What the last digits of a loss depend on besides the settings."""
-    return {"torch": torch.__version__, "device": machine.name, "threads": torch.get_num_threads(), "precision": machine.precision,
-            "compile": machine.compile}
-
-
-def model_card(run: Run) -> str:
-    """README.md of a checkpoint: what it is, what it saw, how to use it."""
-    config, state = run.config, run.state
-    best = f"{state.best_val_loss:.4f} nats at step {state.best_step:,}" if state.best_val_loss is not None else "not measured"
-    return (f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n# GPT-2, {config.num_parameters:,} parameters\n\n"
-            f"- layers {config.n_layer}, heads {config.n_head}, width {config.n_embd}, context {config.seq_length}, "
-            f"vocabulary {config.vocab_size:,}\n- step {state.step:,} of {run.recipe.total_steps:,}, "
-            f"{state.samples_seen * config.seq_length:,} tokens seen\n- best validation loss: {best}\n"
-            f"- training tokens: sha256 {run.corpus.identity}\n\n"
-            "    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-            f"    model = AutoModelForCausalLM.from_pretrained(\"checkpoint-{state.step}\")\n"
-            f"    tokenizer = AutoTokenizer.from_pretrained(\"checkpoint-{state.step}\")\n")
-
-
-def validate(run: Run) -> None:
+def validate(run: Run, metrics: cli.Metrics) -> None:
     """Measures the validation loss, remembers the best, and makes sure that the best is on disk."""
     if run.corpus.val is None or run.val_tokens is None:
         return
-    state = run.state
-    batches = data.validation_batches(run.corpus.val, run.val_tokens, run.config.seq_length, run.recipe.batch_size, run.args.eval_batches)
-    on_device = ((x.to(run.machine.device), y.to(run.machine.device)) for x, y in batches)
+    state, where = run.state, run.machine.device
+    windows = data.validation_batches(run.corpus.val, run.val_tokens, run.config.seq_length, run.recipe.batch_size,
+                                      run.args.eval_batches)
     with run.out.phase("validating"), run.clock.pause():
-        found = evaluate(run.model, on_device, run.bytes_per_id, run.machine.autocast, lambda: run.signals.number is not None)
-    if found is None:
+        found = evaluate(run.model, ((x.to(where), y.to(where)) for x, y in windows), run.bytes_per_id,
+                         run.machine.autocast, lambda: run.signals.number is not None)
+    if found is None:  # a signal; a resumed run validates this step again
         return
     loss, bits = found
-    state.validated_step = state.step
     is_best = math.isfinite(loss) and (state.best_val_loss is None or loss < state.best_val_loss)
-    state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     perplexity = math.exp(min(loss, 700.0))
-    run.metrics.write(step=state.step, val_loss=loss, perplexity=perplexity, bits_per_byte=bits)
-    run.out.say(f"validation at step {state.step:,}: loss {loss:.4f} | perplexity {perplexity:,.2f} | bits per byte "
+    metrics.write(step=state.step, val_loss=loss, perplexity=perplexity, bits_per_byte=bits)
+    run.out.say(f"validation at step {state.step:,} | loss {loss:.4f} | perplexity {perplexity:,.2f} | bits per byte "
                 f"{'n/a' if bits is None else f'{bits:.4f}'}{' | best so far' if is_best else ''}")
+    state.validated_step = state.step
+    state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:
         state.best_val_loss, state.best_step = loss, state.step
-        if run.saved.get("step") != state.step:
+        if run.last_save.get("step") != state.step:
             save(run, stays=False)
 
 
@@ -495,145 +423,17 @@ def show_sample(run: Run) -> None:
                                    run.corpus.end_of_text_id, run.machine.autocast))
         run.model.train()
     text = printable(run.tokenizer.decode(ids)).strip().replace("\n", "\n  | ")
-    run.out.say(f"sample at step {run.state.step:,}:\n  | {text}")
+    run.out.say(f"sample at step {run.state.step:,}\n  | {text}")
 
 
-# ---------------------------------------------------------------- starting
-
-
-def open_corpus(args: argparse.Namespace) -> data.Corpus:
-    """The token files that the flags mean; --bin_file alone leaves the parts of --data_dir out of it."""
-    folder = Path(args.data_dir)
-    alone = args.bin_file is not None
-    if not alone and not folder.is_dir():
-        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {'is not a folder' if folder.exists() else 'does not exist'}. "
-                                   "Run: python pretokenize.py corpus.txt")
-
-    def part(given: str | None, name: str, needed: bool) -> Path | None:
-        if given is not None or alone:
-            return Path(given) if given else None
-        return folder / name if needed or (folder / name).exists() else None
-
-    bin_file = part(args.bin_file, "train.bin", True)
-    assert bin_file is not None
-    unlabelled = args.vocab_size is not None or args.tokenizer_file is not None
-    return data.open_corpus(bin_file, part(args.val_bin_file, "val.bin", False), part(args.metadata_file, "metadata.json", not unlabelled),
-                            part(args.tokenizer_file, "tokenizer.json", False), args.vocab_size)
-
-
-def find_resume(args: argparse.Namespace, out: cli.Progress) -> tuple[Path, dict[str, Any]] | None:
-    """The verified checkpoint to go on from with its state, or None to start anew. Raises UserError (exit 4)."""
-    output_dir = Path(args.output_dir)
-    there = checkpoint.steps_in(output_dir)
-    if args.resume_from is None:
-        if there and not args.overwrite:
-            raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds another run's checkpoints, the last of step "
-                                             f"{max(there):,}. Give --resume_from auto to go on with it, another --output_dir, or "
-                                             f"--overwrite, which deletes its {len(there)} checkpoints and metrics.jsonl.")
-        return None
-    if args.resume_from == "auto":
-        found = checkpoint.newest_sound(output_dir, out.warn)
-        if found is None:
-            out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
-        return found
-    path = Path(args.resume_from)
-    if (path / "manifest.json").is_file() or not checkpoint.steps_in(path):
-        path = checkpoint.resolve(path, out.warn)
-        try:
-            found = path, checkpoint.verify(path)
-        except checkpoint.Damaged as error:
-            raise UserError(Exit.CHECKPOINT, f"--resume_from {printable(str(path))}: {error}. Only a checkpoint of train.py can be "
-                                             "resumed.") from error
-    else:
-        found = checkpoint.newest_sound(path, out.warn)
-        assert found is not None
-    elsewhere = [step for step, other in there.items() if other.resolve().parent != found[0].resolve().parent or step > found[1]["step"]]
-    if elsewhere and not args.overwrite and (output_dir.resolve() != path.resolve()):
-        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds checkpoints that do not lead to "
-                                         f"{found[0].name}: {', '.join(f'checkpoint-{step}' for step in elsewhere[:3])}. Give another "
-                                         f"--output_dir, or --overwrite, which deletes these {len(elsewhere)}.")
-    return found
-
-
-def clear_others(args: argparse.Namespace, resumed: Path | None, step: int, out: cli.Progress) -> None:
-    """--overwrite: deletes the checkpoints in --output_dir that do not lead to the one resumed from, and says so."""
-    for other_step, other in checkpoint.steps_in(Path(args.output_dir)).items():
-        if resumed is None or other.resolve().parent != resumed.resolve().parent or other_step > step:
-            out.say(f"overwrite   deleting {printable(str(other))}")
-            shutil.rmtree(other, ignore_errors=True)
-
-
-def compare_with(stored: dict[str, Any], run_settings: dict[str, Any], machine: device.Machine, out: cli.Progress) -> None:
-    """Says in what a resumed run differs from the one that saved the checkpoint."""
-    for key, now in run_settings.items():
-        before = stored.get("settings", {}).get(key, now)
-        if before != now:
-            out.say(f"resume      {key} was {before}, is now {now}")
-    changed = [f"{key} {stored['environment'].get(key)} -> {now}" for key, now in environment(machine).items()
-               if stored.get("environment", {}).get(key, now) != now]
-    if changed:
-        out.say(f"resume      losses will differ in the last digits: {', '.join(changed)}")
-
-
-def check_identity(args: argparse.Namespace, stored: dict[str, Any], config: GPTConfig, corpus: data.Corpus) -> None:
-    """Raises UserError if a checkpoint belongs to another model (exit 4), tokenizer or corpus (exit 3)."""
-    if problem := checkpoint.differing_field(stored.get("model", {}), config):
-        raise UserError(Exit.CHECKPOINT, f"the checkpoint is of another model: {problem}. Give the flags it was trained with, or "
-                                         "start anew in another --output_dir.")
-    before = stored.get("data", {})
-    if before.get("tokenizer_sha256") and corpus.tokenizer_sha256 and before["tokenizer_sha256"] != corpus.tokenizer_sha256:
-        raise UserError(Exit.DATA, f"the checkpoint was trained with another tokenizer (sha256 {str(before['tokenizer_sha256'])[:12]}, here "
-                                   f"{corpus.tokenizer_sha256[:12]}). Give that one's data.")
-    if before.get("train_sha256") != corpus.identity and not args.allow_new_data:
-        raise UserError(Exit.DATA, f"the checkpoint was trained on other tokens (sha256 {str(before.get('train_sha256'))[:12]}, here "
-                                   f"{corpus.identity[:12]}). Give that data, or --allow_new_data to go on with these.")
-
-
-def warm_up(run: Run, batch: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    """Compiles forward and backward on a batch, changing nothing; False, with one warning, if that is not possible here."""
-    rng = rng_state(run.machine)
-    started = time.perf_counter()
-    try:
-        with run.out.phase("compiling (a minute or two the first time)"):
-            run.model.compile(dynamic=False, mode=None if run.args.compile_mode == "default" else run.args.compile_mode)
-            with run.machine.autocast():
-                loss = run.model(batch[0], batch[1], run.args.label_smoothing)
-            run.scaler.scale(loss).backward()
-            device.synchronize(run.machine)
-        run.out.say(f"compiled    in {duration(time.perf_counter() - started)}")
-        return True
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        torch.compiler.reset()
-        run.model._compiled_call_impl = None
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        run.out.warn(f"torch.compile failed, running eagerly: {printable(reason)}")
-        return False
-    finally:
-        run.optimizer.zero_grad(set_to_none=True)
-        set_rng_state(run.machine, rng)
-
-
-def rng_state(machine: device.Machine) -> list[torch.Tensor]:
-    """The states of the random-number generators that dropout draws from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(machine.device)] if machine.device.type == "cuda" else [])]
-
-
-def set_rng_state(machine: device.Machine, states: list[torch.Tensor]) -> None:
-    """Puts back what rng_state returned."""
-    torch.set_rng_state(states[0])
-    if machine.device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], machine.device)
-
-
-# ---------------------------------------------------------------- the command
+# ---------------------------------------------------------------- the command, in the order of events
 
 
 def main(argv: Sequence[str]) -> int:
+    """Everything until the folder is ours; returns the exit code."""
     args = read_flags(argv)
     out = cli.Progress()
-    with cli.Signals() as signals, contextlib.closing(out):
+    with contextlib.closing(out), cli.Signals() as signals:
         if args.use_gpu and (reason := device.why_no_cuda()):
             raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
         machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
@@ -646,250 +446,330 @@ def main(argv: Sequence[str]) -> int:
             return train(args, argv, out, signals, machine, corpus, find_resume(args, out))
 
 
+def open_corpus(args: argparse.Namespace) -> data.Corpus:
+    """The token files that the flags mean; with --bin_file the other parts of --data_dir, another corpus, stay out."""
+    folder = Path(args.data_dir)
+    if args.bin_file is None and not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {what}. Run: python pretokenize.py corpus.txt")
+
+    def part(given: str | None, name: str) -> Path | None:
+        if given is None and args.bin_file is None and (folder / name).exists():
+            return folder / name
+        return Path(given) if given else None
+
+    metadata = part(args.metadata_file, "metadata.json")
+    if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size):
+        metadata = folder / "metadata.json"  # its absence means that pretokenize.py did not finish
+    return data.open_corpus(Path(args.bin_file or folder / "train.bin"), part(args.val_bin_file, "val.bin"), metadata,
+                            part(args.tokenizer_file, "tokenizer.json"), args.vocab_size)
+
+
+def find_resume(args: argparse.Namespace, out: cli.Progress) -> tuple[Path, dict[str, Any]] | None:
+    """The verified checkpoint to go on from and its state, or None to start anew. Raises UserError (exit 4)."""
+    output_dir = Path(args.output_dir)
+    there = checkpoint.steps_in(output_dir)
+    if args.resume_from is not None:
+        with out.phase("verifying the checkpoint"):
+            found = checkpoint.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+        if found is None:
+            out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
+        return found
+    if there and not args.overwrite:
+        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds another run's checkpoints, the "
+                                         f"last of step {max(there):,}. Give --resume_from auto to go on with it, another "
+                                         f"--output_dir, or --overwrite, which deletes its {len(there)} checkpoints.")
+    return None
+
+
 def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals, machine: device.Machine,
           corpus: data.Corpus, resumed: tuple[Path, dict[str, Any]] | None) -> int:
-    """The run from the first printed line to the last; returns the exit code."""
-    config, notes = model_config(args, corpus.vocab_size, corpus.train.length)
+    """The run from the plan to the last line; returns the exit code."""
+    config = model_config(args, corpus.vocab_size, corpus.train.length)
     stored = resumed[1] if resumed else {}
     if resumed:
-        check_identity(args, stored, config, corpus)
+        checkpoint.check_same(stored, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
     state = State(**{key: stored[key] for key in asdict(State()) if key in stored})
-    recipe = choose_recipe(args, config, corpus.train.length, state.samples_seen, state.step, machine)
-    attention = device.attention_backend(machine, recipe.batch_size, config.n_head, config.seq_length, config.n_embd // config.n_head)
+    most_tokens = 16_384 if machine.device.type == "cuda" else 4_096
+    fits = plan.micro_batch_that_fits(config, device.total_memory(machine), machine.precision != "fp32",
+                                      max(1, most_tokens // config.seq_length))
+    recipe = choose_recipe(args, config, corpus.train.length, fits, state.step, state.samples_seen)
     if resumed and state.step >= recipe.total_steps:
         out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; raise --epochs or --max_steps to go on")
         return Exit.DONE
-
-    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, device.free_memory(machine), device.available_ram())
+    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, device.free_memory(machine),
+                                     device.available_ram())
     if where == "gpu" and machine.device.type != "cuda":
         raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
-    for line in device.describe(machine, attention, args.tf32):
-        out.say(line)
-    for line in describe(args, config, recipe, corpus, where, why, machine):
-        out.say(line)
-    for line in (*machine.warnings, *notes, *corpus.notes, *doubts(args, config, recipe, corpus)):
+    attention = device.attention_backend(machine, recipe.batch_size, config.n_head, config.seq_length,
+                                         config.n_embd // config.n_head)
+    kept = args.keep_checkpoints + 2 + recipe.epochs // args.checkpoint_interval  # and the best, and the one being written
+    out.say("\n".join([*device.describe(machine, attention, args.tf32), f"data        {where}: {why}",
+                       *describe(config, recipe, corpus, machine)]))
+    if not args.dry_run:
+        free = shutil.disk_usage(args.output_dir).free
+        needed = kept * checkpoint.bytes_needed(config)
+        out.say(f"output      {printable(args.output_dir)}: up to {kept} checkpoints, {size(needed)}; {size(free)} free")
+        if free < needed:
+            out.warn(f"--output_dir has {size(free)} free, the checkpoints that stay will take {size(needed)}. Free some.")
+    for line in (*machine.warnings, *corpus.notes, *doubts(args, config, corpus)):
         out.warn(line)
 
     with out.phase("building the model"):
         torch.manual_seed(args.seed)
         model = GPT.create(config, machine.device).train()
-        optimizer = torch.optim.AdamW(param_groups(model, args.weight_decay), lr=recipe.learning_rate, betas=(args.beta1, args.beta2), fused=True)
+        optimizer = torch.optim.AdamW(param_groups(model, args.weight_decay), recipe.learning_rate,
+                                      (args.beta1, args.beta2), fused=True)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
         if resumed:
             checkpoint.load_training(resumed[0], model, optimizer)
             if scaler.is_enabled() and stored.get("scaler"):
                 scaler.load_state_dict(stored["scaler"])
+            out.say(f"resume      from {resumed[0].name}, step {state.step:,} of {recipe.total_steps:,}")
+            say_differences(stored, settings(args, recipe, machine), out)
     with out.phase("loading the tokens"):
         order = data.WindowOrder(corpus.train.length, config.seq_length, args.seed)
         batches = data.Batches(corpus.train, where, order, recipe.batch_size, machine.device)
-        val_tokens = data.load_tokens(corpus.val, "ram" if where == "gpu" else where, machine.device) if corpus.val else None
+        val_tokens = data.load_tokens(corpus.val, "ram", machine.device) if corpus.val else None
         tokenizer = data.load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
-        lengths = data.bytes_per_id(tokenizer) if tokenizer is not None else None
-        bytes_per_id = None if lengths is None else torch.from_numpy(np.pad(lengths, (0, config.vocab_size - len(lengths)))).to(machine.device)
-    if not args.dry_run:
-        clear_others(args, resumed[0] if resumed else None, state.step, out)
-    metrics = Metrics(None if args.dry_run else Path(args.output_dir) / "metrics.jsonl", state.step, state.validated_step)
-    run = Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, state,
-              tokenizer.to_str() if tokenizer is not None else None, tokenizer, metrics, Clock(machine), bytes_per_id, val_tokens)
-    if resumed:
-        out.say(f"resume      from {resumed[0].name}, step {state.step:,} of {recipe.total_steps:,}")
-        compare_with(stored, settings(run), machine, out)
+        lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
+        bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
+
+    run = Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens, tokenizer,
+              bytes_per_id, state, device.Clock(machine))
     try:
         if machine.compile:
-            warm_up(run, batches.get(state.samples_seen, 0))
+            warm_up(run)
         if args.dry_run:
-            return dry_run(run, batches)
-        return loop(run, batches, argv)
+            return dry_run(run)
+        for other in checkpoint.not_leading_to(run.output_dir, resumed[0] if resumed else None, state.step):
+            if args.overwrite:
+                out.say(f"overwrite   deleting {printable(str(other))}")
+                shutil.rmtree(other, ignore_errors=True)
+        loss = loop(run, cli.Metrics(run.output_dir / "metrics.jsonl", state.step, state.validated_step))
+        return finish(run, argv, loss)
     except torch.OutOfMemoryError as error:
-        raise UserError(Exit.MACHINE, f"out of GPU memory with --batch_size {recipe.batch_size} ({size(device.peak_memory(machine))} of "
-                                      f"{size(device.total_memory(machine))} held). The last checkpoint is safe. Try --batch_size "
-                                      f"{max(1, recipe.batch_size // 2)} --gradient_accumulation_steps {recipe.accumulation * 2}.") from error
+        raise UserError(Exit.MACHINE, f"out of GPU memory with --batch_size {recipe.batch_size}: "
+                                      f"{size(device.peak_memory(machine))} of {size(device.total_memory(machine))} held. "
+                                      "The last checkpoint is safe. Try --batch_size "
+                                      f"{max(1, recipe.batch_size // 2)} --gradient_accumulation_steps "
+                                      f"{recipe.accumulation * 2}.") from error
 
 
-def loop(run: Run, batches: data.Batches, argv: Sequence[str]) -> int:
-    """Trains from the state's step to the horizon, or until a signal; returns the exit code."""
-    out, state, recipe, clock = run.out, run.state, run.recipe, run.clock
-    first_step, last_logged = state.step, state.step
-    skipped = torch.zeros((), device=run.machine.device)
-    in_a_row = torch.zeros((), device=run.machine.device)
-    loss_now, seconds = math.nan, 0.0
-    run.saved["at"] = time.monotonic()
-    out.bar(recipe.total_steps, state.step, "step")
-    if state.step and state.step % recipe.eval_interval == 0 and state.validated_step < state.step:
-        validate(run)  # killed between saving and validating
-    clock.lap()
-    with out.phase("training"):
-        while state.step < recipe.total_steps and run.signals.number is None:
-            rng = rng_state(run.machine) if recipe.accumulation > 1 else []
-            for group in run.optimizer.param_groups:
-                group["lr"] = lr_at(state.step + 1, recipe)
-            try:
-                loss, norm = train_step(run.model, run.optimizer, run.scaler, micro_batches(run, batches), recipe.accumulation,
-                                        run.machine.autocast, run.args.label_smoothing, run.args.grad_clip)
-            except Abandoned:  # the micro-batches are replayed on resume
-                run.optimizer.zero_grad(set_to_none=True)
-                set_rng_state(run.machine, rng)
-                break
-            state.step += 1
-            seen_before = state.samples_seen
-            state.samples_seen += recipe.samples_per_step
-            skipped += run.optimizer.found_inf  # type: ignore[attr-defined]
-            in_a_row = (in_a_row + 1) * run.optimizer.found_inf  # type: ignore[attr-defined]
+def describe(config: GPTConfig, recipe: Recipe, corpus: data.Corpus, machine: device.Machine) -> list[str]:
+    """The lines that say what will be trained, for how long, and why so."""
+    tokens_per_step = recipe.samples_per_step * config.seq_length
+    val = f"{count(corpus.val.length)} for validation" if corpus.val else "none for validation"
+    schedule = f"{recipe.warmup_steps:,} steps up to {recipe.learning_rate:.2e}, then cosine to {recipe.min_lr:.2e}"
+    return [f"tokens      {count(corpus.train.length)} for training, {val}",
+            f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, width "
+            f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
+            f"{'tied' if config.tie_weights else 'untied'}",
+            f"memory      {plan.describe(plan.memory_parts(config, recipe.batch_size, machine.precision != 'fp32'))}",
+            f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} micro-batches x "
+            f"{config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
+            f"horizon     {recipe.total_steps:,} steps, {recipe.epochs} epochs of {recipe.windows_per_epoch:,} windows, "
+            f"{count(recipe.total_steps * tokens_per_step)} tokens",
+            f"schedule    {schedule if recipe.use_lr_scheduler else f'constant {recipe.learning_rate:.2e}'}",
+            *(f"default     {reason}" for reason in recipe.reasons)]
 
-            last = state.step == recipe.total_steps
-            if state.step % recipe.log_interval == 0 or last or state.step == first_step + 1:
-                loss_now, norm_now, skipped_now, in_a_row_now = torch.stack((loss, norm, skipped, in_a_row)).tolist()
-                seconds = clock.lap() / (state.step - last_logged)
-                state.skipped_steps += int(skipped_now)
-                skipped.zero_()
-                report(run, loss_now, norm_now, seconds, first_step, int(skipped_now))
-                last_logged = state.step
-                if in_a_row_now >= MOST_SKIPPED_IN_A_ROW:
-                    raise diverged(run, int(in_a_row_now))
-            epoch_ended = state.samples_seen // recipe.windows_per_epoch // run.args.checkpoint_interval > \
-                seen_before // recipe.windows_per_epoch // run.args.checkpoint_interval
-            if epoch_ended or last or is_due(run):
-                save(run, stays=epoch_ended or last)
-            if state.step % recipe.eval_interval == 0 or last:
-                validate(run)
-                if run.args.patience and state.validations_without_gain >= run.args.patience:
-                    out.say(f"patience    {state.validations_without_gain} validations without a new best: the end")
-                    break
-            if recipe.sample_interval and (state.step % recipe.sample_interval == 0 or last):
-                show_sample(run)
-    return finish(run, argv, loss_now, first_step)
+
+def doubts(args: argparse.Namespace, config: GPTConfig, corpus: data.Corpus) -> list[str]:
+    """What a practitioner would object to before the first step."""
+    found = []
+    if (wanted := args.seq_length or 1024) != config.seq_length:
+        found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
+    if corpus.val is None:
+        found.append("no validation tokens: overfitting will not be seen.")
+    if corpus.train.length < config.num_parameters:
+        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens, {count(config.num_parameters)} "
+                     "parameters. It may be learned by heart; smaller --model_size, --dropout 0.2 or --patience 3 help.")
+    return found
+
+
+def say_differences(stored: dict[str, Any], now: dict[str, dict[str, Any]], out: cli.Progress) -> None:
+    """Says in what a resumed run differs from the one that saved the checkpoint."""
+    changed = {kind: [f"{key} {stored[kind][key]} -> {value}" for key, value in fields.items()
+                      if stored.get(kind, {}).get(key, value) != value] for kind, fields in now.items()}
+    if changed["settings"]:
+        out.say(f"resume      changed: {', '.join(changed['settings'])}")
+    if changed["environment"]:
+        out.say(f"resume      losses will differ in the last digits: {', '.join(changed['environment'])}")
+
+
+def warm_up(run: Run) -> None:
+    """Compiles forward and backward on the next batch and changes nothing; if it fails, one warning and eager kernels."""
+    rng, started = device.rng_state(run.machine), time.perf_counter()
+    inputs_BT, targets_BT = run.batches.get(run.state.samples_seen, 0)
+    mode = None if run.args.compile_mode == "default" else run.args.compile_mode
+    try:
+        with run.out.phase("compiling, a minute or two the first time"):
+            run.model.compile(dynamic=False, mode=mode)
+            with run.machine.autocast():
+                loss = run.model(inputs_BT, targets_BT, run.args.label_smoothing)
+            run.scaler.scale(loss).backward()
+            device.synchronize(run.machine)
+        run.out.say(f"compiled    in {duration(time.perf_counter() - started)}")
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        torch.compiler.reset()
+        run.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        run.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}")
+    run.optimizer.zero_grad(set_to_none=True)
+    device.set_rng_state(run.machine, rng)
+
+
+def loop(run: Run, metrics: cli.Metrics) -> float:
+    """Trains from the state's step to the horizon, or until a signal or patience ends it; returns the last logged loss."""
+    state, recipe, args, optimizer = run.state, run.recipe, run.args, run.optimizer
+    skipped, in_a_row = torch.zeros(2, device=run.machine.device)
+    first_step = last_logged = state.step
+    loss_now = math.nan
+    run.last_save["at"] = time.monotonic()
+    run.out.bar(recipe.total_steps, state.step, "step")
+    if state.validated_step < state.step and state.step % recipe.eval_interval == 0:
+        validate(run, metrics)  # the run before ended between saving and validating
+    run.clock.start()
+    while state.step < recipe.total_steps and run.signals.number is None:
+        run.out.now(f"step {state.step + 1:,}")
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(state.step + 1, recipe)
+        rng = device.rng_state(run.machine)
+        try:
+            loss, norm = train_step(run.model, optimizer, run.scaler, micro_batches(run), recipe.accumulation,
+                                    run.machine.autocast, args.label_smoothing, args.grad_clip)
+        except Abandoned:  # a resumed run replays the step from its first micro-batch
+            optimizer.zero_grad(set_to_none=True)
+            device.set_rng_state(run.machine, rng)
+            break
+        state.step += 1
+        state.samples_seen += recipe.samples_per_step
+        skipped += optimizer.found_inf  # type: ignore[attr-defined]
+        in_a_row = (in_a_row + 1) * optimizer.found_inf  # type: ignore[attr-defined]
+
+        is_last = state.step == recipe.total_steps
+        if state.step % recipe.log_interval == 0 or is_last or state.step == first_step + 1:
+            loss_now, norm_now, skipped_now, in_a_row_now = torch.stack((loss, norm, skipped, in_a_row)).tolist()
+            state.skipped_steps += int(skipped_now)
+            skipped.zero_()
+            report(run, metrics, loss_now, norm_now, run.clock.lap() / (state.step - last_logged), first_step)
+            last_logged = state.step
+            if in_a_row_now >= MOST_SKIPPED_IN_A_ROW:
+                raise diverged(run)
+        stays = is_last or epochs_ended(run)
+        if stays or is_due(run):
+            save(run, stays)
+        if state.step % recipe.eval_interval == 0 or is_last:
+            validate(run, metrics)
+        if recipe.sample_interval and (state.step % recipe.sample_interval == 0 or is_last):
+            show_sample(run)
+        if args.patience and state.validations_without_gain >= args.patience:
+            run.out.say(f"patience    {args.patience} validations without a new best: the run ends here")
+            break
+    return loss_now
 
 
 class Abandoned(Exception):
-    """A step was given up in its middle because a signal came and it would have taken too long."""
+    """A step was given up in its middle because a signal came and the step would take too long."""
 
 
-def micro_batches(run: Run, batches: data.Batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The micro-batches of the next step. Raises Abandoned between two of them, ABANDON_SECONDS after a signal."""
+def micro_batches(run: Run) -> Iterator[Batch]:
+    """The micro-batches of the next step. Raises Abandoned between two of them when a signal has waited too long."""
     for micro in range(run.recipe.accumulation):
         if micro and run.signals.number is not None and time.monotonic() - run.signals.at > ABANDON_SECONDS:
             raise Abandoned
-        yield batches.get(run.state.samples_seen, micro)
+        yield run.batches.get(run.state.samples_seen, micro)
+
+
+def epochs_ended(run: Run) -> bool:
+    """True if the last step completed an epoch whose checkpoint stays."""
+    windows = run.recipe.windows_per_epoch * run.args.checkpoint_interval
+    return run.state.samples_seen // windows > (run.state.samples_seen - run.recipe.samples_per_step) // windows
 
 
 def is_due(run: Run) -> bool:
     """True if a rolling checkpoint is due, by steps or by minutes."""
     every, minutes = run.args.checkpoint_every_steps, run.args.checkpoint_every_minutes
-    return bool(every and run.state.step % every == 0) or bool(minutes and time.monotonic() - run.saved["at"] >= 60 * minutes)
+    since = time.monotonic() - run.last_save["at"]
+    return bool(every and run.state.step % every == 0) or bool(minutes and since >= 60 * minutes)
 
 
-def report(run: Run, loss: float, norm: float, seconds: float, first_step: int, skipped: int) -> None:
-    """Prints the line of a logged step and writes it to metrics.jsonl."""
-    state, recipe = run.state, run.recipe
-    tokens_per_second = recipe.samples_per_step * run.config.seq_length / seconds
-    lr = lr_at(state.step, recipe)
-    run.metrics.write(step=state.step, loss=loss, lr=lr, grad_norm=norm, tokens=state.samples_seen * run.config.seq_length, seconds=seconds)
+def report(run: Run, metrics: cli.Metrics, loss: float, norm: float, seconds: float, first_step: int) -> None:
+    """Prints the line of a logged step and writes it to metrics.jsonl; seconds are a step's."""
+    state, recipe, T = run.state, run.recipe, run.config.seq_length
+    lr, tokens_per_second = lr_at(state.step, recipe), recipe.samples_per_step * T / seconds
+    metrics.write(step=state.step, loss=loss, lr=lr, grad_norm=norm, tokens=state.samples_seen * T, seconds=seconds)
     peak = run.machine.peak_flops
-    mfu = f"{tokens_per_second * run.config.flops_per_token / peak:.1%}" if peak else "n/a"
-    per_step = (time.perf_counter() - run.clock.began) / (state.step - first_step)
-    epoch = min(recipe.epochs, (state.samples_seen - 1) // recipe.windows_per_epoch + 1)
-    run.out.at(state.step, f"step {state.step:,}/{recipe.total_steps:,} | epoch {epoch}/{recipe.epochs} | loss {loss:.4f} | lr {lr:.2e} | "
-                           f"norm {norm:.2f} | {seconds * 1000:.1f} ms | {tokens_per_second:,.0f} tok/s | mfu {mfu} | "
-                           f"{device.peak_memory(run.machine) / 2**30:.1f} GiB | {duration(per_step * (recipe.total_steps - state.step))} left"
-                           + (f" | {skipped} skipped" if skipped else ""))
+    left = (time.perf_counter() - run.clock.began) / (state.step - first_step) * (recipe.total_steps - state.step)
+    line = (f"step {state.step:,}/{recipe.total_steps:,}",
+            f"epoch {min(recipe.epochs, (state.samples_seen - 1) // recipe.windows_per_epoch + 1)}/{recipe.epochs}",
+            f"loss {loss:.4f}", f"lr {lr:.2e}", f"norm {norm:.2f}", f"{seconds * 1000:.1f} ms",
+            f"{tokens_per_second:,.0f} tok/s",
+            f"mfu {tokens_per_second * run.config.flops_per_token / peak:.1%}" if peak else "mfu n/a",
+            f"{device.peak_memory(run.machine) / 2**30:.1f} GiB", f"{duration(left)} left",
+            *([f"{state.skipped_steps} skipped"] if state.skipped_steps else []))
+    run.out.at(state.step, " | ".join(line))
 
 
-def diverged(run: Run, in_a_row: int) -> UserError:
-    """The error (exit 6) after too many steps without a finite gradient; the weights are those of the last good step."""
-    there = checkpoint.steps_in(Path(run.args.output_dir))
-    last = f"The last checkpoint, {next(iter(there.values())).name}, is good. " if there else ""
-    return UserError(Exit.DIVERGED, f"loss or gradient not finite at step {run.state.step:,}, {in_a_row} steps in a row; none was applied. "
-                                    f"{last}Resume with half the --learning_rate ({run.recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
+def diverged(run: Run) -> UserError:
+    """The error (exit 6) after too many steps in a row without a finite gradient."""
+    last = next(iter(checkpoint.steps_in(run.output_dir).values()), None)
+    return UserError(Exit.DIVERGED, f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
+                                    f"{run.state.step:,}; none was applied. The last good checkpoint is "
+                                    f"{last.name if last else 'none'}. Resume with half the --learning_rate "
+                                    f"({run.recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
 
 
-def finish(run: Run, argv: Sequence[str], loss: float, first_step: int) -> int:
-    """The last save and the closing block; returns the exit code."""
+def finish(run: Run, argv: Sequence[str], loss: float) -> int:
+    """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if it could not be saved."""
     state, out, signals = run.state, run.out, run.signals
-    elapsed = time.perf_counter() - run.clock.began
-    on_disk = run.saved.get("step") == state.step or (state.step == first_step and first_step > 0) or save(run, stays=False)
+    seconds = time.perf_counter() - run.clock.began
+    on_disk = state.step in checkpoint.steps_in(run.output_dir) or (state.step > 0 and save(run, stays=False))
     out.close()
-    tokens = (state.step - first_step) * run.recipe.samples_per_step * run.config.seq_length
+    best = f"{state.best_val_loss:.4f} at step {state.best_step}" if state.best_val_loss is not None else "n/a"
     closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": f"{loss:.4f}",
-               "best_val_loss": "n/a" if state.best_val_loss is None else f"{state.best_val_loss:.4f} at step {state.best_step}",
-               "skipped_steps": state.skipped_steps, "seconds": f"{elapsed:.1f}", "tokens_per_second": f"{tokens / elapsed:.0f}",
+               "best_val_loss": best, "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                "peak_memory": size(device.peak_memory(run.machine)),
-               "checkpoint": f"{run.args.output_dir}/checkpoint-{state.step}" if on_disk else "not saved"}
-    out.say("\n".join(f"{key}: {value}" for key, value in closing.items()))
-    if not on_disk:
+               "checkpoint": f"{run.args.output_dir}/checkpoint-{state.step}" if on_disk else "none"}
+    out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
+    if state.step and not on_disk:
         raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(run.args.output_dir)}. Free "
-                                      f"{size(checkpoint_bytes(run.config))} there and resume from the checkpoint before.")
-    if signals.number is not None:
-        words = [word for word in argv if word != "--overwrite"]
-        if "--resume_from" in words:
-            at = words.index("--resume_from")
-            del words[at:at + 2]
-        out.say(f"stopped by {signals.name}; to go on: {shlex.join(['python', 'train.py', *words, '--resume_from', 'auto'])}")
-        return 128 + signals.number
-    out.say(f"next: python generate.py --ckpt {shlex.quote(run.args.output_dir)}")
-    return Exit.DONE
+                                      f"{size(checkpoint.bytes_needed(run.config))} there and resume from the last one.")
+    if signals.number is None:
+        out.say(f"next: python generate.py --ckpt {shlex.quote(run.args.output_dir)}")
+        return Exit.DONE
+    words = [word for word in argv if word != "--overwrite" and not word.startswith("--resume_from=")]
+    if "--resume_from" in words:
+        at = words.index("--resume_from")
+        del words[at:at + 2]
+    out.say(f"stopped by {signals.name}; to go on: {shlex.join(['python', 'train.py', *words, '--resume_from', 'auto'])}")
+    return 128 + signals.number
 
 
-def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: data.Corpus, where: str, why: str,
-             machine: device.Machine) -> list[str]:
-    """The block that says what will be trained, on what, for how long."""
-    tokens_per_step = recipe.samples_per_step * config.seq_length
-    lines = [f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, width "
-             f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head {'tied' if config.tie_weights else 'untied'}; "
-             f"{config.flops_per_token / 1e6:,.1f} MFLOP a token",
-             f"data        {count(corpus.train.length)} tokens for training, {count(corpus.val.length) if corpus.val else 'none'} for "
-             f"validation, in {where} ({why})",
-             f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} micro-batches x "
-             f"{config.seq_length:,}",
-             f"horizon     {recipe.total_steps:,} steps, {recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}, "
-             f"{count(recipe.total_steps * tokens_per_step)} tokens",
-             f"schedule    {recipe.warmup_steps:,} steps up to {recipe.learning_rate:.2e}, then cosine to {recipe.min_lr:.2e}"
-             if recipe.use_lr_scheduler else f"schedule    constant {recipe.learning_rate:.2e}"]
-    lines += [f"default     {reason}" for reason in recipe.reasons]
-    parts = plan.memory_parts(config, recipe.batch_size, machine.precision != "fp32")
-    lines.append(f"memory      {plan.describe_memory(parts)}")
-    if not args.dry_run:
-        kept = args.keep_checkpoints + 2 + recipe.epochs // args.checkpoint_interval
-        lines.append(f"output      {printable(args.output_dir)}: up to {kept} checkpoints of {size(checkpoint_bytes(config))}, "
-                     f"{size(shutil.disk_usage(args.output_dir).free)} free")
-    return lines
-
-
-def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: data.Corpus) -> list[str]:
-    """What a practitioner would object to before the first step."""
-    found = []
-    if corpus.val is None:
-        found.append("no validation tokens: overfitting will not be seen")
-    if corpus.train.length * 2 < config.num_parameters:
-        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens for {count(config.num_parameters)} parameters. "
-                     "It will be learned by heart; take a smaller --model_size, --dropout 0.2, or --patience 3.")
-    needed = (args.keep_checkpoints + 2 + recipe.epochs // args.checkpoint_interval) * checkpoint_bytes(config)
-    if not args.dry_run and shutil.disk_usage(args.output_dir).free < needed:
-        found.append(f"--output_dir has {size(shutil.disk_usage(args.output_dir).free)} free, the checkpoints that stay will take "
-                     f"{size(needed)}. Free some, or raise --checkpoint_interval.")
-    return found
-
-
-def dry_run(run: Run, batches: data.Batches) -> int:
-    """Three steps as the run would do them, and what the whole will take; nothing is written."""
-    times, loss_now = [], math.nan
+def dry_run(run: Run) -> int:
+    """Three steps as the run would do them and what the whole will take; writes nothing."""
+    recipe, times, loss_now = run.recipe, [], math.nan
     with run.out.phase("three steps"):
         for _ in range(3):
-            run.clock.lap()
-            loss, _ = train_step(run.model, run.optimizer, run.scaler, micro_batches(run, batches), run.recipe.accumulation,
+            run.clock.start()
+            loss, _ = train_step(run.model, run.optimizer, run.scaler, micro_batches(run), recipe.accumulation,
                                  run.machine.autocast, run.args.label_smoothing, run.args.grad_clip)
             loss_now = float(loss)
             times.append(run.clock.lap())
-    seconds, recipe = sorted(times)[1], run.recipe
-    tokens_per_step = recipe.samples_per_step * run.config.seq_length
+    seconds = sorted(times)[1]
+    tokens_per_second = recipe.samples_per_step * run.config.seq_length / seconds
     peak = run.machine.peak_flops
-    hours = seconds * recipe.total_steps / 3600
-    closing = {"step_seconds": f"{seconds:.4f} (median of 3)", "tokens_per_second": f"{tokens_per_step / seconds:.0f}",
-               "mfu": f"{tokens_per_step / seconds * run.config.flops_per_token / peak:.1%}" if peak else "n/a",
+    total = seconds * recipe.total_steps
+    closing = {"step_seconds": f"{seconds:.4f}, the median of 3", "tokens_per_second": f"{tokens_per_second:.0f}",
+               "mfu": f"{tokens_per_second * run.config.flops_per_token / peak:.1%}" if peak else "n/a",
                "loss": f"{loss_now:.4f}", "peak_memory": size(device.peak_memory(run.machine)),
-               "checkpoint_size": size(checkpoint_bytes(run.config)), "steps": recipe.total_steps,
-               "time": f"{duration(hours * 3600)} for {recipe.epochs} epochs, validation and saving not counted"}
+               "checkpoint_size": size(checkpoint.bytes_needed(run.config)), "steps": recipe.total_steps,
+               "time": f"{duration(total)}, validation and saving not counted",
+               "hours_per_epoch": f"{total / 3600 / recipe.epochs:.2f}"}
     if run.args.gpu_cost_per_hour is not None:
-        closing["cost"] = f"{hours * run.args.gpu_cost_per_hour:.2f}"
+        closing["cost"] = f"{total / 3600 * run.args.gpu_cost_per_hour:.2f}"
     run.out.say("\n".join(f"{key}: {value}" for key, value in closing.items()))
     return Exit.DONE
 
