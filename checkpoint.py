@@ -1,8 +1,8 @@
 """A checkpoint is a Hugging Face GPT-2 folder plus training state: write, verify, find, load.
 
-    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  generation_config.json    what transformers reads
-    optimizer.safetensors  trainer_state.json                                                        what resuming needs
-    README.md  manifest.json                                                   the model card; sizes and sha256, written last
+    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  generation_config.json    for transformers
+    optimizer.safetensors  trainer_state.json                                                        for resuming
+    README.md  manifest.json                                         the model card; sizes and sha256, written last
 
 A folder is written under a temporary name, flushed to disk, read back, and renamed: it is there whole or not at all. No
 file is a pickle; tensors are safetensors, the rest is JSON.
@@ -78,8 +78,8 @@ def read_config(folder: Path) -> GPTConfig:
             raise Damaged(f"config.json: {key} is {numbers[key]!r}, not a whole number from 1 to {high:,}")
     if numbers["n_embd"] % numbers["n_head"]:
         raise Damaged(f"config.json: n_embd {numbers['n_embd']} is no multiple of n_head {numbers['n_head']}")
-    only = {"n_inner": (None, 4 * numbers["n_embd"]), "scale_attn_weights": (True,), "reorder_and_upcast_attn": (False,),
-            "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,)}
+    only = {"n_inner": (None, 4 * numbers["n_embd"]), "scale_attn_weights": (True,), "add_cross_attention": (False,),
+            "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)}
     for key, allowed in only.items():
         if fields.get(key, allowed[0]) not in allowed:
             raise Damaged(f"config.json: {key} is {fields[key]!r}; only {allowed[-1]!r} is computed here")
@@ -113,20 +113,20 @@ def to_hf_tensors(model: GPT) -> dict[str, torch.Tensor]:
     """The weights by GPT2LMHeadModel's names and layout, on the host: padding trimmed, absent biases zero."""
     config, tensors = model.config, {}
     for name, tensor in model.state_dict().items():
-        tensor = tensor.detach().cpu()
-        if name in ("transformer.wte.weight", "lm_head.weight"):
+        tensor, owner = tensor.detach().cpu(), name.split(".")[-2]
+        if owner in ("wte", "lm_head"):
             tensor = tensor[:config.vocab_size]
         tensors[name] = (tensor.t() if name.endswith(TRANSPOSED) else tensor).contiguous()
-        if not config.bias and name.endswith(".weight") and "wte" not in name and "wpe" not in name and name != "lm_head.weight":
+        if not config.bias and owner not in ("wte", "wpe", "lm_head"):
             tensors[name.removesuffix("weight") + "bias"] = torch.zeros(tensors[name].size(-1), dtype=tensor.dtype)
     return tensors
 
 
 def load_weights(folder: Path, model: GPT) -> None:
-    """Copies a folder's weights into the model, whose config must be the folder's, but for bias (absent ones must be zero).
+    """Copies a folder's weights into the model, whose config must be the folder's; biases it lacks must be zero there.
 
-    Raises Damaged, naming the first three, for tensors that are missing, too many, or of another shape; the model is then
-    unchanged.
+    Raises Damaged, naming the first three, for tensors that are missing, too many, or of another shape; the model is
+    then unchanged.
     """
     path = folder / "model.safetensors"
     if not path.is_file():
@@ -159,7 +159,8 @@ def load_weights(folder: Path, model: GPT) -> None:
                     if found != shape:
                         problems.append(f"{name} has shape {found}, the config asks for {shape}")
             if problems:
-                raise Damaged("; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else ""))
+                rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
+                raise Damaged("; ".join([*problems[:3], *rest]))
             with torch.no_grad():
                 for name, target in wanted.items():
                     tensor = file.get_tensor(stored[name])
@@ -178,19 +179,20 @@ def load_model(folder: Path, device: torch.device) -> GPT:
         config = read_config(folder)
         stored = (folder / "model.safetensors").stat().st_size if (folder / "model.safetensors").is_file() else 0
         if stored and 2 * config.num_parameters > 1.1 * stored + 2**20:
-            raise Damaged(f"config.json asks for {config.num_parameters:,} parameters, model.safetensors has {stored:,} bytes")
+            raise Damaged(f"config.json asks for {config.num_parameters:,} parameters, model.safetensors has "
+                          f"{stored:,} bytes")
         with torch.device("meta"):
             model = GPT(config)
         model = model.to_empty(device="cpu")
         load_weights(folder, model)
     except Damaged as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give a checkpoint of train.py or "
-                                         "a Hugging Face GPT-2 folder with safetensors.") from error
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give a checkpoint of train.py "
+                                         "or a Hugging Face GPT-2 folder with safetensors.") from error
     return model.to(device)
 
 
 def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state and the random-number generators' by name, on the host: 'exp_avg.transformer.wte.weight', ..."""
+    """The optimizer's state and the random generators' by name, on the host: 'exp_avg.transformer.wte.weight', ..."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
@@ -225,8 +227,8 @@ def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) ->
             if "rng.cuda" in names and torch.cuda.is_available():
                 torch.cuda.set_rng_state(file.get_tensor("rng.cuda"))
     except (Damaged, SafetensorError, OSError) as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with these "
-                                         "flags; start anew in another --output_dir.") from error
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
+                                         "these flags; start anew in another --output_dir.") from error
 
 
 # ---------------------------------------------------------------- writing
@@ -335,10 +337,10 @@ def steps_in(folder: Path) -> dict[int, Path]:
 def verify(folder: Path) -> dict[str, Any]:
     """Compares every file with the manifest and returns trainer_state.json's fields. Raises Damaged with the reason."""
     manifest = _read_json(folder / "manifest.json")
-    files = manifest.get("files")
+    files, needed = manifest.get("files"), {"model.safetensors", "optimizer.safetensors", "trainer_state.json"}
     if manifest.get("version") != STATE_VERSION:
         raise Damaged(f"manifest.json: version {manifest.get('version')!r}, this program reads {STATE_VERSION}")
-    if not isinstance(files, dict) or not {"model.safetensors", "optimizer.safetensors", "trainer_state.json"} <= set(files):
+    if not isinstance(files, dict) or not needed <= set(files):
         raise Damaged("manifest.json does not list a checkpoint's files")
     for name, entry in files.items():
         path = folder / name
@@ -349,7 +351,7 @@ def verify(folder: Path) -> dict[str, Any]:
             if num_bytes != entry.get("bytes"):
                 raise Damaged(f"{name} has {num_bytes:,} bytes, the manifest says {entry.get('bytes')}")
             if sha256_of(path) != entry.get("sha256"):
-                raise Damaged(f"{name} does not have the sha256 of the manifest: its content changed after it was saved")
+                raise Damaged(f"{name} does not have the manifest's sha256: its content changed after it was saved")
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror}") from error
     state = _read_json(folder / "trainer_state.json")
@@ -372,28 +374,30 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[
             warn(f"{printable(str(path))} is damaged and passed over: {error}")
     if reasons:
         raise UserError(Exit.CHECKPOINT, f"no sound checkpoint in {printable(str(folder))}. {'; '.join(reasons[:3])}. "
-                                         "Nothing was deleted; restore one from a copy, or start anew in another folder.")
+                                         "Nothing was deleted; restore one from a copy, or start in another folder.")
     return None
 
 
 def resolve(path: Path, warn: Callable[[str], None]) -> Path:
-    """The folder to load a model from: a checkpoint, the newest sound one of an output folder, or a Hugging Face folder.
+    """The folder to load a model from: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
     Raises UserError (exit 4) for what is none of these, naming what it looks like.
     """
     name = printable(str(path))
     if path.is_file():
-        head = path.open("rb").read(4)
-        kind = "a pickle (nanoGPT's ckpt.pt, say), which can run code and is never opened" if head[:2] in (b"PK", b"\x80\x02") \
-            else "llm.c's format" if int.from_bytes(head, "little") == 20240326 else "not one"
-        raise UserError(Exit.CHECKPOINT, f"{name} is a file: {kind}. A checkpoint is a folder. Give one of train.py, or a "
-                                         "Hugging Face GPT-2 folder.")
+        head, kind = path.open("rb").read(4), "not one"
+        if head[:2] in (b"PK", b"\x80\x02"):
+            kind = "a pickle (nanoGPT's ckpt.pt, say), which can run code and is never opened"
+        elif int.from_bytes(head, "little") == 20240326:
+            kind = "llm.c's format"
+        raise UserError(Exit.CHECKPOINT, f"{name} is a file: {kind}. A checkpoint is a folder. Give one of train.py "
+                                         "or a Hugging Face GPT-2 folder.")
     if (path / "manifest.json").is_file():
         try:
             verify(path)
         except Damaged as error:
-            raise UserError(Exit.CHECKPOINT, f"checkpoint {name} is damaged: {error}. Give its folder to take the newest "
-                                             "sound one.") from error
+            raise UserError(Exit.CHECKPOINT, f"checkpoint {name} is damaged: {error}. Give the folder it is in to take "
+                                             "the newest sound one.") from error
         return path
     if (path / "trainer_state.json").exists() and (path / "optimizer.safetensors").exists():
         raise UserError(Exit.CHECKPOINT, f"{name} has training state but no manifest.json: it was never finished. Give "
@@ -420,12 +424,13 @@ def find_resume(wish: str, output_dir: Path, overwrite: bool, warn: Callable[[st
     try:
         state = verify(path)
     except Damaged as error:
-        raise UserError(Exit.CHECKPOINT, f"--resume_from {printable(str(path))}: {error}. Only a checkpoint of train.py "
-                                         "can be resumed.") from error
+        raise UserError(Exit.CHECKPOINT, f"--resume_from {printable(str(path))}: {error}. Only a checkpoint of "
+                                         "train.py can be resumed.") from error
     if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
-        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} holds checkpoints that do not lead to "
-                                         f"{path.name}: {', '.join(other.name for other in others[:3])}. Give another "
-                                         f"--output_dir, or --overwrite, which deletes these {len(others)}.")
+        names = ", ".join(other.name for other in others[:3])
+        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} holds checkpoints that do not "
+                                         f"lead to {path.name}: {names}. Give another --output_dir, or --overwrite, "
+                                         f"which deletes these {len(others)}.")
     return path, state
 
 
@@ -440,17 +445,18 @@ def check_same(state: dict[str, Any], config: GPTConfig, train_sha256: str, toke
     """Raises UserError if a checkpoint's state is of another model (exit 4), tokenizer or corpus (exit 3)."""
     model, data = state.get("model"), state.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
-        raise UserError(Exit.CHECKPOINT, "trainer_state.json of the checkpoint lacks model or data. Give another checkpoint.")
+        raise UserError(Exit.CHECKPOINT, "the checkpoint's trainer_state.json lacks model or data. Give another one.")
     for key, value in asdict(config).items():
         if key != "dropout" and model.get(key) != value:
-            raise UserError(Exit.CHECKPOINT, f"the checkpoint is of another model: {key} is {model.get(key)} there and "
-                                             f"{value} here. Give the flags it was trained with, or another --output_dir.")
+            raise UserError(Exit.CHECKPOINT, f"the checkpoint is of another model: {key} is {model.get(key)} there, "
+                                             f"{value} here. Give its own flags, or another --output_dir.")
     for key, here, cure in (("tokenizer_sha256", tokenizer_sha256, "Give that one's data."),
                             ("train_sha256", train_sha256, "Give that data, or --allow_new_data to go on with these.")):
         there = str(data.get(key))
         if there != str(here) and not (key == "train_sha256" and allow_new_data):
             what = "with another tokenizer" if key == "tokenizer_sha256" else "on other tokens"
-            raise UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {there[:12]}, here {str(here)[:12]}). {cure}")
+            raise UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {there[:12]}, here "
+                                       f"{str(here)[:12]}). {cure}")
 
 
 # ---------------------------------------------------------------- the output folder

@@ -154,7 +154,8 @@ def real(low: float, high: float, above: bool = False, below: bool = False, unit
             raise ValueError(text)
         return value
 
-    return Kind(parse, f"a number {'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}", unit)
+    first, last = "above" if above else "from", "and below" if below else "to"
+    return Kind(parse, f"a number {first} {low:g} {last} {high:g}", unit)
 
 
 def one_of(*names: str) -> Kind:
@@ -212,8 +213,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str):
         width = min(130, shutil.get_terminal_size((120, 24)).columns)
-        super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description, allow_abbrev=False,
-                         formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
+        super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description,
+                         allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
         self.problems: list[str] = []
 
     def group(self, title: str) -> Group:
@@ -245,8 +246,10 @@ class Parser(argparse.ArgumentParser):
         for word in extra:
             if word.startswith("-") and len(word) > 1:
                 name = word.split("=")[0]
-                near = [k for k in known if len(name) > 4 and k.startswith(name)] or difflib.get_close_matches(
-                    name.replace("--no_", "--no-").replace("-", "_").replace("__no_", "--no-").replace("__", "--", 1), known, 1)
+                spelt = "--" + name.lstrip("-").replace("-", "_")
+                spelt = "--no-" + spelt[5:] if spelt.startswith("--no_") else spelt
+                near = [k for k in known if len(name) > 4 and k.startswith(name)]
+                near = near or difflib.get_close_matches(spelt, known, 1)
                 hint = f"Did you mean {near[0]}?" if near else "See --help."
                 self.problems.append(f"{printable(name)}: no such flag. {hint}")
             elif not after_unknown:
@@ -276,7 +279,7 @@ def version_of(text: str) -> tuple[int, ...]:
 def require(*names: str) -> None:
     """Checks Python and the named packages before the slow imports.
 
-    Raises UserError (exit 5) with the pip command for what is missing or too old; a torch newer than tested is a warning.
+    Raises UserError (exit 5) with the pip command for what is missing or too old; too new a torch is a warning.
     """
     if sys.version_info < (3, 10):
         raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.13.")
@@ -293,7 +296,8 @@ def require(*names: str) -> None:
         elif untested and version_of(found) >= version_of(untested):
             warn(f"{name} {found} is newer than what is tested (below {untested}).")
     if unfit:
-        raise UserError(Exit.MACHINE, f"{'; '.join(unfit)}. Run: {os.path.basename(sys.executable)} -m pip install -r requirements.txt")
+        python = os.path.basename(sys.executable)
+        raise UserError(Exit.MACHINE, f"{'; '.join(unfit)}. Run: {python} -m pip install -r requirements.txt")
 
 
 def warn(message: str) -> None:
@@ -341,7 +345,8 @@ def _report(error: BaseException) -> int:
         code, message = Exit.MACHINE, "out of memory on the host. Use a smaller --batch_size, or --preload mmap."
     elif isinstance(error, OSError) and error.errno is not None:
         place = f": {printable(str(error.filename))}" if error.filename else ""
-        code, message = Exit.MACHINE, f"{error.strerror}{place}. Check that the path exists, is yours, and has free space."
+        code = Exit.MACHINE
+        message = f"{error.strerror}{place}. Check that the path exists, is yours, and has free space."
     else:
         lines = traceback.format_exception(error)
         kind = f"{type(error).__name__}: {printable(str(error)).splitlines()[0][:200] if str(error) else ''}"

@@ -1,6 +1,6 @@
 """Token files and batches: a batch is a pure function of (seed, index); safe encoding of text.
 
-B is the batch, T the window's length in tokens. torch is imported where tensors begin, so that pretokenize.py never pays for it.
+B is the batch, T a window's length in tokens. torch is imported where tensors begin: pretokenize.py never needs it.
 """
 
 from __future__ import annotations
@@ -48,26 +48,29 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if path.is_dir():
         path = path / "tokenizer.json"
+    name = printable(str(path))
     try:
         if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise UserError(Exit.DATA, f"tokenizer {printable(str(path))} has {path.stat().st_size:,} bytes. "
-                                       f"At most {MAX_TOKENIZER_BYTES:,} are read. Give a tokenizer.json.")
+            raise UserError(Exit.DATA, f"tokenizer {name} has {path.stat().st_size:,} bytes. At most "
+                                       f"{MAX_TOKENIZER_BYTES:,} are read. Give a tokenizer.json.")
         content = path.read_text(encoding="utf-8")
         fields = json.loads(content)
     except OSError as error:
-        raise UserError(Exit.DATA, f"tokenizer {printable(str(path))}: {error.strerror}. Give --tokenizer_file.") from error
+        raise UserError(Exit.DATA, f"tokenizer {name}: {error.strerror}. Give --tokenizer_file.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(Exit.DATA, f"tokenizer {printable(str(path))} is not JSON ({printable(str(error))[:120]}). "
+        raise UserError(Exit.DATA, f"tokenizer {name} is not JSON ({printable(str(error))[:120]}). "
                                    "Give a tokenizer.json, or GPT-2's encoder.json.") from error
-    if isinstance(fields, dict) and not isinstance(fields.get("model"), dict) and len(fields) > 256:  # GPT-2 has a token "model"
+    # A bare vocabulary: no tokenizer.json has so many keys, and GPT-2's has a token "model".
+    if isinstance(fields, dict) and len(fields) > 256 and not isinstance(fields.get("model"), dict):
         return _from_vocab_and_merges(path, fields)
     try:
         tokenizer = Tokenizer.from_str(content)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is no Exception
-        raise UserError(Exit.DATA, f"tokenizer {printable(str(path))} is not a tokenizer.json of the tokenizers library "
-                                   f"({printable(str(error))[:120]}). Give one made by pretokenize.py or transformers.") from error
+        raise UserError(Exit.DATA, f"tokenizer {name} is not a tokenizer.json of the tokenizers library "
+                                   f"({printable(str(error))[:120]}). Give one of pretokenize.py or "
+                                   "transformers.") from error
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -78,7 +81,8 @@ def _from_vocab_and_merges(path: Path, vocab: dict[str, Any]) -> Tokenizer:
 
     merges_path = next((p for p in (path.with_name("vocab.bpe"), path.with_name("merges.txt")) if p.exists()), None)
     if merges_path is None:
-        raise UserError(Exit.DATA, f"{printable(str(path))} is a vocabulary without merges. Put vocab.bpe or merges.txt beside it.")
+        raise UserError(Exit.DATA, f"{printable(str(path))} is a vocabulary without merges. Put vocab.bpe or "
+                                   "merges.txt beside it.")
     lines = merges_path.read_text(encoding="utf-8").splitlines()
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     try:
@@ -163,14 +167,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(Exit.DATA, f"metadata {name}: {error.strerror}. Run: python pretokenize.py corpus.txt") from error
+        raise UserError(Exit.DATA, f"metadata {name}: {error.strerror}. "
+                                   "Run: python pretokenize.py corpus.txt") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(Exit.DATA, f"metadata {name} is not JSON ({printable(str(error))[:120]}). Run pretokenize.py again.") from error
+        raise UserError(Exit.DATA, f"metadata {name} is not JSON ({printable(str(error))[:120]}). "
+                                   "Run pretokenize.py again.") from error
     if not isinstance(fields, dict):
         raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
     if fields.get("format") == METADATA_FORMAT and fields.get("version") != METADATA_VERSION:
-        raise UserError(Exit.DATA, f"metadata {name}: version {printable(repr(fields.get('version')))[:40]} is unknown, "
-                                   f"this program reads {METADATA_VERSION}. Run pretokenize.py again.")
+        raise UserError(Exit.DATA, f"metadata {name}: version {printable(repr(fields.get('version')))[:40]} is "
+                                   f"unknown, this program reads {METADATA_VERSION}. Run pretokenize.py again.")
     return fields
 
 
@@ -197,19 +203,21 @@ def open_corpus(bin_file: Path, val_bin_file: Path | None, metadata_file: Path |
     ours, notes = fields.get("format") == METADATA_FORMAT, []
     where = metadata_file or bin_file
     known_size = _whole(fields, ("vocab_size", "vocabulary_size", "n_vocab"), where, 1, MAX_VOCAB_SIZE)
-    end_id = _whole(fields, ("end_of_text_id", "eot_token_id", "eos_token_id", "eot_id", "eos_id"), where, 0, MAX_VOCAB_SIZE)
+    end_id = _whole(fields, ("end_of_text_id", "eot_token_id", "eos_token_id", "eot_id", "eos_id"), where, 0,
+                    MAX_VOCAB_SIZE)
     if tokenizer_file is not None:
         tokenizer = load_tokenizer(tokenizer_file)
         num_ids = vocab_size_of(tokenizer)
         if known_size is not None and known_size < num_ids:
             raise UserError(Exit.DATA, f"tokenizer {printable(str(tokenizer_file))} has {num_ids:,} ids, metadata "
-                                       f"{printable(str(where))} says {known_size:,}. Give the tokenizer the tokens were made with.")
+                                       f"{printable(str(where))} says {known_size:,}. Give the tokenizer the tokens "
+                                       "were made with.")
         known_size = known_size or num_ids
         end_id = end_of_text_id(tokenizer) if end_id is None else end_id
     if known_size is None:
         if vocab_size is None:
-            raise UserError(Exit.DATA, f"{printable(str(bin_file))} comes without its vocabulary. A raw token file needs "
-                                       "one. Give --metadata_file, --tokenizer_file or --vocab_size.")
+            raise UserError(Exit.DATA, f"{printable(str(bin_file))} comes without its vocabulary. A raw token file "
+                                       "needs one. Give --metadata_file, --tokenizer_file or --vocab_size.")
         known_size = vocab_size
     dtype = fields.get("dtype")
     if dtype is None:
@@ -218,8 +226,8 @@ def open_corpus(bin_file: Path, val_bin_file: Path | None, metadata_file: Path |
     elif isinstance(dtype, str) and dtype.split(".")[-1] in DTYPES:
         dtype = dtype.split(".")[-1]
     else:
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: dtype is {printable(repr(dtype))[:60]}, not one of "
-                                   f"{', '.join(DTYPES)}. Run pretokenize.py again.")
+        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: dtype is {printable(repr(dtype))[:60]}, not one "
+                                   f"of {', '.join(DTYPES)}. Run pretokenize.py again.")
     splits = fields.get("splits") if ours else None
     if ours and not isinstance(splits, dict):
         raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits is missing. Run pretokenize.py again.")
@@ -250,29 +258,30 @@ def _token_file(path: Path, dtype: str, vocab_size: int, splits: Any, split: str
     except OSError as error:
         raise UserError(Exit.DATA, f"token file {name}: {error.strerror}. Check its permissions.") from error
     if head[:6] == b"\x93NUMPY":
-        raise UserError(Exit.DATA, f"token file {name} is a .npy array, not raw tokens. Run pretokenize.py on the text instead.")
+        raise UserError(Exit.DATA, f"token file {name} is a .npy array, not raw tokens. Run pretokenize.py instead.")
     if int.from_bytes(head[:4], "little") in (20240520, 20240801):
-        raise UserError(Exit.DATA, f"token file {name} has llm.c's header. Raw tokens are read. Drop its first 1,024 bytes: "
-                                   "tail -c +1025 FILE > raw.bin")
+        raise UserError(Exit.DATA, f"token file {name} has llm.c's header, raw tokens are read. Drop its first 1,024 "
+                                   "bytes: tail -c +1025 FILE > raw.bin")
     itemsize = DTYPES[dtype].itemsize
     if status.st_size == 0 or status.st_size % itemsize:
-        raise UserError(Exit.DATA, f"token file {name} has {status.st_size:,} bytes, not a positive multiple of {itemsize} "
-                                   f"({dtype}). Run pretokenize.py again.")
+        raise UserError(Exit.DATA, f"token file {name} has {status.st_size:,} bytes, not a positive multiple of "
+                                   f"{itemsize} ({dtype}). Run pretokenize.py again.")
     length = status.st_size // itemsize
     recorded = splits.get(split) if isinstance(splits, dict) else None
-    expected = _whole(recorded if isinstance(recorded, dict) else fields,
-                      ("tokens", "num_tokens", "total_tokens", "n_tokens", "token_count"), where, 0, 2**62)
+    recorded = recorded if isinstance(recorded, dict) else {}
+    expected = _whole(recorded or fields, ("tokens", "num_tokens", "total_tokens", "n_tokens", "token_count"), where, 0,
+                      2**62)
     if expected is not None and expected != length:
         raise UserError(Exit.DATA, f"token file {name} holds {length:,} tokens, metadata {printable(str(where))} says "
                                    f"{expected:,}. Run pretokenize.py again.")
     found = TokenFile(path, dtype, length)
-    if isinstance(recorded, dict) and recorded.get("modified_ns") == status.st_mtime_ns and isinstance(recorded.get("sha256"), str):
+    if recorded.get("modified_ns") == status.st_mtime_ns and isinstance(recorded.get("sha256"), str):
         return found, recorded["sha256"]
     return found, scan(found, vocab_size)
 
 
 def scan(file: TokenFile, vocab_size: int) -> str:
-    """Reads every token once: the file's sha256. Raises UserError (exit 3) at the first id outside 0 to vocab_size - 1."""
+    """Reads every token once: the file's sha256. Raises UserError (exit 3) at the first id outside the vocabulary."""
     digest, block, seen = hashlib.sha256(), 2**22, 0
     with file.path.open("rb") as raw:
         while content := raw.read(block * DTYPES[file.dtype].itemsize):
@@ -280,9 +289,10 @@ def scan(file: TokenFile, vocab_size: int) -> str:
             ids = np.frombuffer(content, DTYPES[file.dtype])
             if ids.min() < 0 or ids.max() >= vocab_size:
                 bad = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-                raise UserError(Exit.DATA, f"token file {printable(str(file.path))}: id {int(ids[bad[0]]):,} at position "
-                                           f"{seen + int(bad[0]):,} is outside the vocabulary of {vocab_size:,} ids. "
-                                           "Give the tokenizer or metadata it was made with, or run pretokenize.py again.")
+                raise UserError(Exit.DATA, f"token file {printable(str(file.path))}: id {int(ids[bad[0]]):,} at "
+                                           f"position {seen + int(bad[0]):,} is outside the vocabulary of "
+                                           f"{vocab_size:,} ids. Give the tokenizer or metadata it was made with, or "
+                                           "run pretokenize.py again.")
             seen += len(ids)
     return digest.hexdigest()
 
@@ -323,7 +333,7 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WindowOrder:
-    """The endless stream of training windows of T tokens: sample s starts at token starts(s), a pure function of (seed, s).
+    """The endless stream of windows of T tokens: sample s starts at token starts(s), a pure function of (seed, s).
 
     Each epoch cuts the tokens into consecutive windows from an offset of its own and visits each once, in an order of
     its own. The offset costs an epoch up to 2 T - 2 tokens at its edges, other ones each time.
@@ -357,8 +367,8 @@ class WindowOrder:
 def choose_preload(wish: str, num_bytes: int, device_free_bytes: int | None, ram_free_bytes: int) -> tuple[str, str]:
     """Where the tokens live ('gpu', 'ram' or 'mmap') and why; device_free_bytes is None on a CPU.
 
-    auto takes the fastest that leaves room: a tenth of the free GPU memory, half of the free RAM. A wish for RAM that would
-    not fit becomes mmap. A wish for the GPU is the caller's to refuse where there is none.
+    auto takes the fastest that leaves room: a tenth of the free GPU memory, half of the free RAM. A wish for RAM that
+    would not fit becomes mmap. A wish for the GPU is the caller's to refuse where there is none.
     """
     fits_ram = num_bytes <= ram_free_bytes // 2
     if wish == "auto" and device_free_bytes is not None and num_bytes <= device_free_bytes // 10:
@@ -372,7 +382,7 @@ def choose_preload(wish: str, num_bytes: int, device_free_bytes: int | None, ram
 
 
 def load_tokens(file: TokenFile, where: str, device: torch.device) -> torch.Tensor:
-    """The tokens as a 1-d tensor, int16 or int32 ('uint16' as its int16 bits), on the device for 'gpu', else on the host."""
+    """The tokens as a 1-d tensor, int16 or int32 ('uint16' as its int16 bits), on the device for 'gpu', else here."""
     import torch
 
     dtype = np.dtype("<i4") if file.dtype == "int32" else np.dtype("<i2")
@@ -393,8 +403,8 @@ def _as_ids(tokens: torch.Tensor, dtype: str) -> torch.Tensor:
 class Batches:
     """Training batches: micro-batch m after n samples is the same whatever came before, on any number of processes.
 
-    From the host, rows go through pinned memory and are copied without waiting; from a memory map a thread reads the next
-    batch ahead, so that a cold page never holds the step back.
+    From the host, rows go through pinned memory and are copied without waiting; from a memory map a thread reads the
+    next batch ahead, so that a cold page never holds the step back.
     """
 
     def __init__(self, file: TokenFile, where: str, order: WindowOrder, batch_size: int, device: torch.device,
@@ -417,7 +427,7 @@ class Batches:
         return self._windows.index_select(0, starts)
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """This process's inputs and targets, int64 [B, T] each, of the micro-th micro-batch after samples_seen samples."""
+        """This process's inputs and targets, int64 [B, T] each, of the micro-th micro-batch after samples_seen ones."""
         stride = self.batch_size * self.world_size
         first = samples_seen + micro * stride + self.rank * self.batch_size
         if self._ahead is None:
@@ -433,7 +443,7 @@ class Batches:
 
 def validation_batches(file: TokenFile, tokens: torch.Tensor, seq_length: int, batch_size: int, max_batches: int,
                        ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same inputs and targets every time, int64 [B, T]: all windows of the file, or max_batches of them spread evenly.
+    """The same inputs and targets every time, int64 [B, T]: all windows, or max_batches of them spread evenly.
 
     Windows do not overlap; the last one is ragged. What is missing from it, or from the last batch, has target IGNORED.
     """

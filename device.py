@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend
 
-# Dense peak of the tensor cores in half precision, TFLOP/s, from the vendors' data sheets; the first name that fits counts.
-PEAK_TFLOPS = (("B200", 2250), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("A100", 312), ("L40S", 362),
-               ("L4", 121), ("A10G", 70), ("A10", 125), ("RTX 4090", 165), ("RTX 3090", 71), ("V100", 125), ("T4", 65))
+# Dense peak of the tensor cores in half precision, TFLOP/s, from the data sheets; the first name that fits counts.
+PEAK_TFLOPS = (("B200", 2250), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("A100", 312),
+               ("L40S", 362), ("L4", 121), ("A10G", 70), ("A10", 125), ("RTX 4090", 165), ("RTX 3090", 71),
+               ("V100", 125), ("T4", 65))
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,13 @@ def why_no_cuda() -> str | None:
     if torch.cuda.is_available():
         return None
     if not torch.backends.cuda.is_built():
-        return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: pip install --force-reinstall torch"
+        return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
+                "pip install --force-reinstall torch")
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} leaves no GPU visible. Unset it"
     if not Path("/dev/nvidiactl").exists() and sys.platform == "linux":
-        return "no NVIDIA driver is loaded. Install it, or choose a machine (on Colab: Runtime, Change runtime type) with a GPU"
+        return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
+                "(on Colab: Runtime, Change runtime type)")
     return f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver"
 
 
@@ -73,7 +76,7 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
     if use_gpu is False:
         device, reason = torch.device("cpu"), "--no-use_gpu"
         if missing is None:
-            warnings.append(f"a GPU is here and not used: {torch.cuda.get_device_name()}. Drop --no-use_gpu to train on it.")
+            warnings.append(f"a GPU is here and not used: {torch.cuda.get_device_name()}. Drop --no-use_gpu to use it.")
     elif missing is None:
         device, reason = torch.device("cuda", torch.cuda.current_device()), "--use_gpu" if use_gpu else "a GPU is here"
     else:
@@ -87,7 +90,8 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
         warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give --use_amp.")
     if not on_gpu and dtype == torch.bfloat16 and not cpu_has_bf16():
         warnings.append("this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop --use_amp.")
-    compiled, compile_reason = on_gpu if use_compile is None else use_compile, "asked for" if use_compile else "default on a GPU"
+    compiled = on_gpu if use_compile is None else use_compile
+    compile_reason = "asked for" if use_compile else "default on a GPU"
     if not compiled:
         compile_reason = "--no-compile" if use_compile is False else "off on a CPU unless --compile is given"
         if on_gpu:
@@ -95,7 +99,8 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
     elif problem := why_no_compile(device):
         compiled, compile_reason = False, problem
         warnings.append(f"torch.compile is not possible here, running eagerly: {problem}.")
-    return Machine(device, device_name(device), reason, dtype, precision_reason, compiled, compile_reason, tuple(warnings))
+    return Machine(device, device_name(device), reason, dtype, precision_reason, compiled, compile_reason,
+                   tuple(warnings))
 
 
 def _precision(on_gpu: bool, amp: bool, amp_dtype: str) -> tuple[torch.dtype, str]:
@@ -127,7 +132,7 @@ def why_no_compile(device: torch.device) -> str | None:
         major, minor = torch.cuda.get_device_capability(device)
         return f"compute capability {major}.{minor} is below 7.0" if major < 7 else None
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
-    return None if any(shutil.which(name) for name in compilers) else f"no C++ compiler found ({', '.join(compilers)})"
+    return None if any(map(shutil.which, compilers)) else f"no C++ compiler found ({', '.join(compilers)})"
 
 
 def device_name(device: torch.device) -> str:
@@ -142,11 +147,12 @@ def device_name(device: torch.device) -> str:
 
 
 def set_up(machine: Machine, tf32: bool) -> None:
-    """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that do not depend on thread timing."""
+    """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes."""
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    else:
-        # A compiled embedding's backward adds atomically; the deterministic one costs nothing measurable on a CPU.
+    elif machine.compile:
+        # A compiled embedding's backward adds atomically; the deterministic one costs nothing measurable on a CPU. Eager
+        # kernels need no such wish, and voicing it would import the compiler, 2 s.
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
@@ -167,7 +173,8 @@ def synchronize(machine: Machine) -> None:
 
 def rng_state(machine: Machine) -> list[torch.Tensor]:
     """The states of the random-number generators that dropout draws from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(machine.device)] if machine.device.type == "cuda" else [])]
+    on_gpu = machine.device.type == "cuda"
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(machine.device)] if on_gpu else [])]
 
 
 def set_rng_state(machine: Machine, states: list[torch.Tensor]) -> None:

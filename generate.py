@@ -16,32 +16,32 @@ from collections.abc import Callable, Iterator, Sequence
 import cli
 
 MAX_NEW_TOKENS = 1_000_000
-SEEDS = cli.whole(0, 2**63 - 1)
 
 # ---------------------------------------------------------------- flags
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
+    whole, real, text, one_of = cli.whole, cli.real, cli.text, cli.one_of
     parser = cli.Parser("generate.py", "Continues a text with a trained model.")
-    group = parser.group("what to continue")
-    group.flag("--ckpt", cli.text(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
-    group.flag("--tokenizer_file", cli.text(), None, "tokenizer.json, or vocab.json with merges.txt beside it", "the checkpoint's")
-    group.flag("--prompt", cli.Kind(str, "text", "TEXT"), None, "text to continue; empty: a new document", "a new line")
-    group.flag("--prompt_file", cli.text(), None, "file whose whole text is continued", "none")
-    group = parser.group("how far and how often")
-    group.flag("--num_samples", cli.whole(1, 1_000_000), 1, "continuations to write")
-    group.flag("--max_new_tokens", cli.whole(1, MAX_NEW_TOKENS), 256, "tokens to add; an end-of-text id ends it sooner")
-    group.flag("--seed", SEEDS, 0, "the same seed gives the same text; sample i of several takes seed + i")
-    group = parser.group("sampling")
-    group.flag("--temperature", cli.real(0, 100), 0.8, "0: always the likeliest token; 1: the model's own probabilities")
-    group.flag("--top_k", cli.whole(0), 200, "only the k likeliest tokens; 0: all")
-    group.flag("--top_p", cli.real(0, 1, above=True), 1.0, "only the likeliest tokens that hold this share of probability")
-    group = parser.group("machine")
-    group.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
-    group.switch("--use_amp", None, "16-bit weights and arithmetic", "on with CUDA, off on a CPU")
-    group.flag("--amp_dtype", cli.one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
-    group.switch("--debug", False, "show the traceback of an error")
+    g = parser.group("what to continue")
+    g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
+    g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
+    g.flag("--prompt", cli.Kind(str, "text", "TEXT"), None, "text to continue; empty: a new document", "a new line")
+    g.flag("--prompt_file", text(), None, "file whose whole text is continued", "none")
+    g = parser.group("how far and how often")
+    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations to write")
+    g.flag("--max_new_tokens", whole(1, MAX_NEW_TOKENS), 256, "tokens to add; an end-of-text id ends it sooner")
+    g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i of several takes seed + i")
+    g = parser.group("sampling")
+    g.flag("--temperature", real(0, 100), 0.8, "0: always the likeliest token; 1: the model's own probabilities")
+    g.flag("--top_k", whole(0), 200, "only the k likeliest tokens; 0: all")
+    g.flag("--top_p", real(0, 1, above=True), 1.0, "only the likeliest tokens that hold this share of probability")
+    g = parser.group("machine")
+    g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
+    g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with CUDA, off on a CPU")
+    g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
+    g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
 
@@ -82,7 +82,8 @@ from model import GPT, KVCache
 # ---------------------------------------------------------------- the sampler
 
 
-def pick(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> torch.Tensor:
+def pick(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float,
+         generator: torch.Generator | None) -> torch.Tensor:
     """One id per row of fp32 logits, int64 [B]: temperature, then the k likeliest, then the nucleus.
 
     The nucleus is the smallest set of likeliest ids that holds at least top_p (Holtzman et al. 2019, section 3.1).
@@ -101,13 +102,13 @@ def pick(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)[:, 0]
 
 
-def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int,
-           end_of_text_id: int | None, autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
-           ) -> Iterator[int]:
+def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, temperature: float, top_k: int, top_p: float,
+           seed: int, end_of_text_id: int | None,
+           autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext) -> Iterator[int]:
     """Yields up to max_new_tokens ids that continue the prompt, the end-of-text id not among them.
 
-    The model's mode is the caller's. Keys and values are cached; when the window of T positions is full its older half is
-    dropped and the newer half read again.
+    The model's mode is the caller's. Keys and values are cached; when the window of T positions is full its older half
+    is dropped and the newer half read again.
     """
     where = next(model.parameters())
     generator = torch.Generator(where.device).manual_seed(seed)
@@ -138,12 +139,14 @@ def prompt_ids(args: argparse.Namespace, tokenizer: Tokenizer, end_of_text_id: i
         try:
             prompt = Path(args.prompt_file).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise UserError(Exit.DATA, f"--prompt_file {printable(args.prompt_file)}: {error.strerror}. Give a text file.") from error
+            raise UserError(Exit.DATA, f"--prompt_file {printable(args.prompt_file)}: {error.strerror}. "
+                                       "Give a text file.") from error
     prompt = prompt.encode("utf-8", "replace").decode("utf-8")  # a stray surrogate from the shell
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not ids:
         if end_of_text_id is None:
-            raise UserError(Exit.DATA, "an empty prompt, and the tokenizer has no end-of-text id to start from. Give --prompt.")
+            raise UserError(Exit.DATA, "an empty prompt, and the tokenizer has no end-of-text id to start from. "
+                                       "Give --prompt.")
         ids = [end_of_text_id]
     return prompt, ids
 
@@ -202,8 +205,8 @@ def main(argv: Sequence[str]) -> int:
             writer = Writer(tokenizer)
             writer.text(("\n" + "-" * 40 + "\n" if number else "") + prompt)
             started = time.perf_counter()
-            for count, new in enumerate(sample(model, ids, args.max_new_tokens, args.temperature, args.top_k, args.top_p,
-                                               args.seed + number, end_of_text_id)):
+            for count, new in enumerate(sample(model, ids, args.max_new_tokens, args.temperature, args.top_k,
+                                               args.top_p, args.seed + number, end_of_text_id)):
                 if count == 0:
                     first_seconds = first_seconds or time.perf_counter() - started
                     started = time.perf_counter()
@@ -216,7 +219,8 @@ def main(argv: Sequence[str]) -> int:
             if signals.number is not None:
                 break
     rate = f"{num_decoded / decode_seconds:.1f} tok/s" if num_decoded and decode_seconds else "n/a tok/s"
-    print(f"first token {first_seconds or 0.0:.3f} s, then {num_decoded} new tokens in {decode_seconds:.2f} s, {rate}", file=sys.stderr)
+    print(f"first token {first_seconds or 0.0:.3f} s, then {num_decoded} new tokens in {decode_seconds:.2f} s, {rate}",
+          file=sys.stderr)
     return 128 + signals.number if signals.number is not None else 0
 
 

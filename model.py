@@ -1,6 +1,7 @@
 """GPT-2 (Radford et al. 2019, section 2.3): config, named sizes, blocks, loss, KV cache, FLOPs - no optimizer, no I/O.
 
-Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary (P when padded). Parameters carry GPT-2's names.
+Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary (P when padded). Parameters have GPT-2's
+names.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class GPTConfig:
     @property
     def num_parameters(self) -> int:
         """Parameters without the padding of the vocabulary; a tied head counts once."""
-        vectors = 13 if self.bias else 2  # of length C in a block: two norms; with biases theirs 2, c_attn 3, c_fc 4, c_proj 2
+        vectors = 13 if self.bias else 2  # of length C a block: norms 2; with biases 2 more, c_attn 3, c_fc 4, c_proj 2
         blocks = self.n_layer * (12 * self.n_embd**2 + vectors * self.n_embd)
         final_norm = self.n_embd * (2 if self.bias else 1)
         tables = (self.vocab_size * (1 if self.tie_weights else 2) + self.seq_length) * self.n_embd
@@ -98,7 +99,8 @@ class CausalSelfAttention(nn.Module):
         if cache is not None and cache.length:
             k_BHTK, v_BHTK = cache.extend(layer, k_BHTK, v_BHTK)
             causal = False  # is_causal aligns the first rows; here the queries are the last ones
-            mask = torch.ones(T, k_BHTK.size(2), dtype=torch.bool, device=x.device).tril(cache.length) if T > 1 else None
+            if T > 1:
+                mask = torch.ones(T, k_BHTK.size(2), dtype=torch.bool, device=x.device).tril(cache.length)
         elif cache is not None:
             cache.extend(layer, k_BHTK, v_BHTK)
         y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=causal,
@@ -149,14 +151,14 @@ class GPT(nn.Module):
 
     @classmethod
     def create(cls, config: GPTConfig, device: torch.device | str = "cpu") -> GPT:
-        """A model with GPT-2's initial weights, drawn on the CPU so that a seed means the same model on every device."""
+        """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
         with torch.device("meta"):  # skips PyTorch's own initialisation, which would cost a second and be thrown away
             model = cls(config)
         return model.to_empty(device="cpu").init_weights().to(device)
 
     @torch.no_grad()
     def init_weights(self) -> GPT:
-        """normal(0, 0.02), on residual projections / sqrt(2 L); norms one, biases zero (Radford et al. 2019, section 2.3)."""
+        """normal(0, 0.02), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, 2.3)."""
         for name, parameter in self.named_parameters():
             owner, kind = name.split(".")[-2:]
             if kind == "bias":
@@ -176,7 +178,8 @@ class GPT(nn.Module):
     @property
     def head_weight(self) -> torch.Tensor:
         """The matrix of the output layer, [P, C]."""
-        return self.transformer["wte"].weight if self.config.tie_weights else self.lm_head.weight  # type: ignore[return-value]
+        head = self.transformer["wte"] if self.config.tie_weights else self.lm_head
+        return head.weight  # type: ignore[return-value]
 
     def trunk(self, idx_BT: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """The final hidden states [B, T, C] of ids; with a cache they continue what it holds and are added to it."""

@@ -11,8 +11,8 @@ def memory_parts(config: GPTConfig, batch_size: int, half: bool) -> dict[str, in
     """Predicted bytes of a training step by part: weights, gradients, optimizer, activations, logits.
 
     Weights, gradients and both moments are fp32. A block keeps about 34 bytes per token and channel in half precision
-    (Korthikanti et al. 2022, section 4.1, without the attention matrix, which SDPA never stores), 60 in fp32. Of the logits there
-    are the output, its fp32 copy and the gradient.
+    (Korthikanti et al. 2022, section 4.1, without the attention matrix, which SDPA never stores), 60 in fp32. Of the
+    logits there are the output, its fp32 copy and the gradient.
     """
     tokens = batch_size * config.seq_length
     parameters = config.num_parameters + (config.padded_vocab_size - config.vocab_size) * config.n_embd

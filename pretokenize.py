@@ -128,6 +128,8 @@ BLOCK_BYTES = 2**20
 PIECE_CHARS = 2**16  # 64 pieces a batch, so that many cores share it evenly
 BATCH_BYTES = 2**22  # an encoding takes some 100 bytes a token while it lives
 MAX_RUN_CHARS = 2**20
+MAX_TRAINED_RUN_CHARS = 1000
+LONG_BLANK = re.compile(rf"\s{{{MAX_TRAINED_RUN_CHARS}}}")
 MAX_LINE_BYTES = 2**28
 DEMO_BYTES = 12_000_000
 MAX_SOURCES_LISTED = 1000
@@ -584,7 +586,17 @@ def spread_sample(texts: Iterable[str], total_bytes: int, sample_bytes: int, met
             return
         owed -= len(part)
         if part:
-            yield part
+            yield from short_runs(part)
+
+
+def short_runs(text: str) -> Iterator[str]:
+    """The text, in slices if it holds a very long run: the trainer takes time that grows with the square of a run."""
+    longest = max(map(len, text.split()), default=0)
+    if longest < MAX_TRAINED_RUN_CHARS and not LONG_BLANK.search(text):
+        yield text
+    else:
+        for at in range(0, len(text), MAX_TRAINED_RUN_CHARS):
+            yield text[at:at + MAX_TRAINED_RUN_CHARS]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenizer:
@@ -790,7 +802,7 @@ def report_findings(found: Findings, text: Text, progress: cli.Progress) -> None
                       f"{found.first_replaced}")
     if found.latin_1:
         name, others = found.latin_1[0], len(found.latin_1) - 1
-        progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: Latin-1 or the like, it seems, for beyond ASCII "
+        progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: Latin-1 or the like, it seems: beyond ASCII "
                       f"hardly anything is UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(name)} > utf8.txt")
     if found.bad_lines:
         progress.warn(f"skipped: {several(found.bad_lines, 'line')} of JSON, the first: {found.first_bad_line}")

@@ -19,7 +19,8 @@ from cli import Exit, UserError
 ROOT = Path(pretokenize.__file__).parent
 STRINGS = ["plain words", "  runs   of \n\n\n spaces\t\t\n",
            "caf\u00e9 na\u00efve", "\u6f22\u5b57\u3002\u304b\u306a\uff0c\u30ab",
-           "\u0645\u0631\u062d\u0628\u0627", "\u0939\u093f\u0928\u094d\u0926\u0940", "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+           "\u0645\u0631\u062d\u0628\u0627", "\u0939\u093f\u0928\u094d\u0926\u0940",
+           "\U0001f468\u200d\U0001f469\u200d\U0001f467",
            "nul\0and\x1fmore\x7f", "crlf\r\nline\r", "a\u0301\u200f\u202e", "it's we'll I'm they've", "<|endoftext|>",
            "\ufeffinside"]
 
@@ -50,6 +51,10 @@ def run(*argv: str) -> dict:
     """Runs the command; returns its metadata."""
     assert pretokenize.main([*argv, "--overwrite"]) == 0
     return json.loads(Path("data/metadata.json").read_text())
+
+
+def meter() -> pretokenize.Meter:
+    return pretokenize.Meter(cli.Progress(), cli.Signals(), "", 1)
 
 
 def documents(part: str) -> list[str]:
@@ -95,9 +100,9 @@ def test_a_text_file_keeps_nul_crlf_and_newlines_and_loses_its_byte_order_mark()
 
 def test_the_ids_are_gpt2s_wherever_the_pieces_are_cut(monkeypatch):
     rng = random.Random(1)
-    alphabet = [*" \n\n  \t\r", "\u00a0", "\u3000", "\x1c", *"abzAZ019.,;:!?'\"-_", "'s", "'ll", "'re", "\u00e9", "\u00b2",
-                "\u0660", "\u4e00", "\u3042", "\u30a2", "\u3002", "\uff0c", "\u0939\u093f", "\u0301", "\u200d", "\U0001f600",
-                "\u0130"]
+    alphabet = [*" \n\n  \t\r", "\u00a0", "\u3000", "\x1c", *"abzAZ019.,;:!?'\"-_", "'s", "'ll", "'re", "\u00e9",
+                "\u00b2", "\u0660", "\u4e00", "\u3042", "\u30a2", "\u3002", "\uff0c", "\u0939\u093f", "\u0301",
+                "\u200d", "\U0001f600", "\u0130"]
     sample = words(20_000) + "".join(rng.choices(alphabet, k=4000))
     tokenizer = pretokenize.train_tokenizer([sample], 600, 2)
     for _ in range(60):
@@ -134,7 +139,8 @@ def test_a_tokenizer_that_splits_otherwise_sees_whole_documents():
     assert pretokenize.cuts_are_safe(tokenizer)
     tokenizer.add_tokens(["two words"])
     assert not pretokenize.cuts_are_safe(tokenizer)
-    for change in ({"normalizer": normalizers.NFC()}, {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+    for change in ({"normalizer": normalizers.NFC()},
+                   {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
                    {"pre_tokenizer": pre_tokenizers.Whitespace()}):
         tokenizer = pretokenize.train_tokenizer([words(5000)], 300, 2)
         for name, value in change.items():
@@ -166,7 +172,7 @@ def test_a_single_document_gives_its_tail_cut_at_a_character(text, fraction, val
 
 
 def test_tinyshakespeares_last_tenth_is_its_last_111540_bytes():
-    split = pretokenize.survey([("x" * 1_115_394, True)], 0.1, pretokenize.Meter(cli.Progress(), cli.Signals(), "", 1))
+    split = pretokenize.survey([("x" * 1_115_394, True)], 0.1, meter())
     assert (split.cut_byte, split.val_bytes) == (1_003_854, 111_540)
 
 
@@ -235,15 +241,21 @@ def test_min_frequency_and_the_sample_bound_what_is_merged():
 
 
 def test_the_sample_is_bounded_and_spread(monkeypatch):
-    meter = pretokenize.Meter(cli.Progress(), cli.Signals(), "", 1)
     for texts in ([f"{number:05d} " for number in range(10_000)], [f"{number:02d} " * 2000 for number in range(10)]):
         total = sum(map(len, texts))
-        taken = " ".join(pretokenize.spread_sample(texts, total, total // 20, meter))
+        taken = " ".join(pretokenize.spread_sample(texts, total, total // 20, meter()))
         assert 0.8 * total / 20 <= len(taken) <= 1.2 * total / 20
         numbers = sorted({int(number) for number in taken.split()})
         assert numbers[0] < len(texts) / 5
         assert numbers[-1] >= len(texts) * 0.8
-    assert list(pretokenize.spread_sample(["a", "b"], 2, 100, meter)) == ["a", "b"]
+    assert list(pretokenize.spread_sample(["a", "b"], 2, 100, meter())) == ["a", "b"]
+
+
+def test_endless_runs_do_not_stall_the_training():
+    text = "".join(random.Random(0).choices("abcdefgh", k=100_000)) + " " * 100_000 + "x"
+    slices = list(pretokenize.spread_sample([text], len(text), len(text), meter()))
+    assert "".join(slices) == text
+    assert max(map(len, slices)) == pretokenize.MAX_TRAINED_RUN_CHARS
 
 
 def big_tokenizer(num_ids: int) -> str:
@@ -309,7 +321,8 @@ def test_separators_understand_escapes_and_blank_documents_are_skipped(capsys):
 
 
 def test_jsonl_lines_without_a_document_are_counted(capsys):
-    lines = ['{"body": "first"}', "", "{broken", '{"body": 5}', '["body"]', '{"other": "x"}', '{"body": "lone \\ud800"}']
+    lines = ['{"body": "first"}', "", "{broken", '{"body": 5}', '["body"]', '{"other": "x"}',
+             '{"body": "lone \\ud800"}']
     write("a.jsonl", "\ufeff" + "\r\n".join(lines))
     run("a.jsonl", "--text_field", "body", "--val_fraction", "0")
     assert documents("train") == ["first", "lone \ufffd"]
@@ -323,7 +336,8 @@ def test_stdin_gives_what_the_file_gives_and_torch_is_never_imported():
     write("stdin", text)
     run("stdin")
     expected = Path("data/train.bin").read_bytes()
-    code = (f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nsys.argv = ['pretokenize.py', '-', '--output_dir', 'piped']\n"
+    code = (f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+            "sys.argv = ['pretokenize.py', '-', '--output_dir', 'piped']\n"
             f"runpy.run_path({str(ROOT / 'pretokenize.py')!r}, run_name='__main__')\n"
             "assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], input=text.encode(), capture_output=True, timeout=60)
@@ -337,7 +351,8 @@ def test_any_number_of_workers_writes_the_same_bytes():
     write("a.txt", words(300_000))
     made = []
     for workers in ("1", "3"):
-        assert command("a.txt", "--num_workers", workers, "--output_dir", workers, "--vocab_size", "700").returncode == 0
+        done = command("a.txt", "--num_workers", workers, "--output_dir", workers, "--vocab_size", "700")
+        assert done.returncode == 0, done.stderr.decode()
         made.append([Path(workers, name).read_bytes() for name in pretokenize.OUTPUTS])
     assert made[0] == made[1]
 
@@ -373,8 +388,10 @@ def test_latin_1_is_recognised(capsys):
 @pytest.mark.parametrize(("name", "content", "reason"), [
     ("missing.txt", None, "No such file"), ("empty.txt", b"", "nothing to train on"),
     ("blank.txt", b" \n\t\n", "nothing to train on"), ("one.txt", b"x", "nothing to train on"),
-    ("utf16.txt", "text".encode("utf-16"), "iconv -f UTF-16"), ("utf16le.txt", ("text " * 20).encode("utf-16-le"), "iconv -f UTF-16LE"), ("a.txt.gz", b"\x1f\x8b\x08", "gzip -dk"),
-    ("a.txt.zst", b"\x28\xb5\x2f\xfd", "zstd -d"), ("a.parquet", b"PAR1", "read_parquet"), ("*.nothing", None, "matches no file"),
+    ("utf16.txt", "text".encode("utf-16"), "iconv -f UTF-16"),
+    ("utf16le.txt", ("text " * 20).encode("utf-16-le"), "iconv -f UTF-16LE"), ("a.txt.gz", b"\x1f\x8b\x08", "gzip -dk"),
+    ("a.txt.zst", b"\x28\xb5\x2f\xfd", "zstd -d"), ("a.parquet", b"PAR1", "read_parquet"),
+    ("*.nothing", None, "matches no file"),
     ("a.jsonl", b'{"body": "x"}', "--text_field"), ("a.jsonl", b"[1, 2", "is not JSON"),
     ("folder/a.png", b"x", "folder holds no"), ("nul\x1b[31m.txt", b"", r"nul\\x1b")])
 def test_what_is_no_text_is_refused_by_name(name, content, reason):
@@ -433,7 +450,9 @@ def test_metadata_tells_what_was_written_and_is_trusted():
         assert (split["file_bytes"], split["modified_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
         assert split["sha256"] == cli.sha256_of(path)
     assert metadata["tokenizer"] == {"trained_here": True, "sha256": cli.sha256_of(Path("data/tokenizer.json"))}
-    corpus = data.open_corpus(*(Path("data", name) for name in ("train.bin", "val.bin", "metadata.json", "tokenizer.json")))
+    folder = Path("data")
+    corpus = data.open_corpus(folder / "train.bin", folder / "val.bin", folder / "metadata.json",
+                              folder / "tokenizer.json")
     assert corpus.identity == metadata["splits"]["train"]["sha256"]
     assert (corpus.vocab_size, corpus.end_of_text_id) == (metadata["vocab_size"], 0)
     assert not corpus.notes

@@ -1,0 +1,104 @@
+"""What the tests share: a multilingual tokenizer, a small corpus folder, tiny models whose every weight matters."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoint
+import cli
+import data
+from model import GPT, GPTConfig
+
+TEXTS = ["the cat sat on the mat and the dog ran to the sea", "caf\u00e9 na\u00efve \u00fcber \u00df \u0141\u00f3d\u017a",
+         "\u6f22\u5b57\u3068\u304b\u306a\u4ea4\u3058\u308a\u6587\u3002\u4f60\u597d\uff0c\u4e16\u754c",
+         "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645",
+         "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e", "\u041f\u0440\u0438\u0432\u0435\u0442",
+         "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd \U0001f1eb\U0001f1f7", "1,024 + 3.14 = ?\n\n\tend\r\n"]
+
+
+@pytest.fixture(scope="session")
+def texts():
+    """Lines in several scripts."""
+    return TEXTS
+
+
+@pytest.fixture(scope="session")
+def tokenizer_file(tmp_path_factory):
+    """A byte-level BPE of 400 ids, trained on the English half of the texts, so that other scripts fall to bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[data.END_OF_TEXT], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    words = np.random.default_rng(0).choice(" ".join(TEXTS[:2] * 20).split(), 3000)
+    tokenizer.train_from_iterator([" ".join(words) + "".join(chr(97 + i % 26) * (i % 5) for i in range(999))], trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    assert data.vocab_size_of(tokenizer) <= 400
+    return path
+
+
+@pytest.fixture
+def tokenizer(tokenizer_file):
+    """The tokenizer as the commands load it."""
+    return data.load_tokenizer(tokenizer_file)
+
+
+@pytest.fixture
+def corpus_folder(tokenizer_file, tmp_path):
+    """A folder as pretokenize.py leaves it: 1,000 training and 100 validation tokens, int16."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+    rng, splits = np.random.default_rng(0), {}
+    for name, length in (("train", 1000), ("val", 100)):
+        path = folder / f"{name}.bin"
+        rng.integers(0, 300, length).astype("<i2").tofile(path)
+        splits[name] = {"tokens": length, "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)}
+    metadata = {"format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "vocab_size": 400, "dtype": "int16",
+                "end_of_text_id": 0, "splits": splits}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """A function: a tiny model with every weight, norm and bias random, so that nothing can hide behind a one or a zero."""
+
+    def make(seed: int = 0, **changes) -> GPT:
+        torch.manual_seed(seed)
+        config = replace(GPTConfig(400, 16, 2, 2, 32), **changes)
+        model = GPT.create(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape)
+            model.transformer["wte"].weight[config.vocab_size:] = 0.0  # type: ignore[index]
+            model.head_weight[config.vocab_size:] = 0.0
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(make_model, tokenizer_file):
+    """A function: trains a tiny model for one step and saves it as folder/checkpoint-STEP; returns path, model, optimizer."""
+
+    def make(folder: Path, step: int = 1, stays: bool = False, **changes):
+        model = make_model(step, **changes).train()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        ids = torch.randint(0, model.config.vocab_size, (2, model.config.seq_length))
+        model(ids, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = {"stays": stays, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
+        path = checkpoint.save(folder, step, model, optimizer, state, tokenizer_file.read_text(encoding="utf-8"), 0,
+                               checkpoint.model_card(model.config, {"steps": str(step)}))
+        return path, model.eval(), optimizer
+
+    return make

@@ -1,0 +1,278 @@
+"""model.py: GPT-2's own numbers, Hugging Face's logits, causality by gradients, a padding that does nothing."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import checkpoint
+from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, KVCache
+
+GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,
+               "gpt2_xl": 1_557_611_200}
+VARIANTS = [{}, {"tie_weights": False}, {"bias": False}, {"tie_weights": False, "bias": False}, {"activation": "gelu"},
+            {"vocab_size": 384}, {"n_layer": 1, "n_head": 4, "layer_norm_epsilon": 1e-3}]
+
+
+def random_ids(model: GPT, batch_size: int = 2, length: int | None = None) -> torch.Tensor:
+    return torch.randint(0, model.config.vocab_size, (batch_size, length or model.config.seq_length))
+
+
+def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """As a share of the largest expected value."""
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+# ---------------------------------------------------------------- size
+
+
+def unpadded_parameters_of_a_real_model(config: GPTConfig) -> int:
+    with torch.device("meta"):
+        model = GPT(config)
+    padding = (config.padded_vocab_size - config.vocab_size) * config.n_embd * (1 if config.tie_weights else 2)
+    return sum(parameter.numel() for parameter in model.parameters()) - padding
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False}, {"bias": False}])
+def test_the_parameters_counted_are_those_there_are(size, changes):
+    config = replace(GPTConfig(50257, 1024, *SIZES[size]), **changes)
+    assert config.num_parameters == unpadded_parameters_of_a_real_model(config)
+    if size in GPT2_COUNTS and not changes:
+        assert config.num_parameters == GPT2_COUNTS[size]
+
+
+def test_an_untied_gpt2_small_of_32000_ids_and_512_positions_has_134601216_parameters():
+    config = GPTConfig(32_000, 512, tie_weights=False)
+    assert config.num_parameters == unpadded_parameters_of_a_real_model(config) == 134_601_216
+
+
+@pytest.mark.parametrize(("config", "mega_flops"), [(GPTConfig(32_000, 512, tie_weights=False), 713.7),
+                                                    (GPTConfig(50_304, 1024), 854.7)])
+def test_the_flops_of_a_token_are_the_papers(config, mega_flops):
+    assert round(config.flops_per_token / 1e6, 1) == mega_flops
+
+
+@pytest.mark.parametrize(("vocab_size", "padded"), [(1, 128), (128, 128), (129, 256), (32_000, 32_000), (50_257, 50_304)])
+def test_the_vocabulary_is_padded_to_the_next_multiple_of_128(vocab_size, padded):
+    assert GPTConfig(vocab_size).padded_vocab_size == padded
+
+
+# ---------------------------------------------------------------- Hugging Face agrees
+
+
+def hugging_face_model(model: GPT):
+    """A GPT2LMHeadModel of the same shape with random weights of its own; biases zero if the model has none."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(7)
+    theirs = GPT2LMHeadModel(GPT2Config(**checkpoint.to_hf_config(model.config, 0))).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+            if not model.config.bias and name.endswith(".bias"):
+                parameter.zero_()
+    return theirs
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_a_model_saved_by_transformers_gives_the_same_logits_here(make_model, tmp_path, changes):
+    model = make_model(**changes)
+    theirs = hugging_face_model(model)
+    theirs.save_pretrained(tmp_path)
+    if model.config.bias:
+        model = checkpoint.load_model(tmp_path, torch.device("cpu")).eval()
+    else:
+        checkpoint.load_weights(tmp_path, model)  # absent biases are zero biases
+    ids = random_ids(model)
+    with torch.no_grad():
+        assert largest_difference(model(ids), theirs(ids).logits) < 1e-5
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_a_model_saved_here_gives_the_same_logits_in_transformers(make_checkpoint, tmp_path, changes):
+    from transformers import AutoModelForCausalLM
+
+    path, model, _ = make_checkpoint(tmp_path, **changes)
+    theirs = AutoModelForCausalLM.from_pretrained(path).eval()
+    ids = random_ids(model)
+    with torch.no_grad():
+        assert largest_difference(model(ids), theirs(ids).logits) < 1e-5
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == replace(model.config, bias=True).num_parameters
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_the_one_transformers_calls_by_that_name(name):
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-6, 6, 1001)
+    torch.testing.assert_close(F.gelu(x, approximate=ACTIVATIONS[name]), ACT2FN[name](x), atol=1e-6, rtol=0)
+
+
+# ---------------------------------------------------------------- causality
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias": False, "tie_weights": False, "n_head": 1}])
+def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_model, changes):
+    model, inputs = make_model(**changes), []
+
+    def keep(_module, _args, output):
+        inputs.append(output.detach().requires_grad_())
+        return inputs[-1]
+
+    model.transformer["wte"].register_forward_hook(keep)
+    ids = random_ids(model)
+    for t in range(model.config.seq_length):
+        logits_BV = model(ids)[:, t]
+        (logits_BV * torch.randn_like(logits_BV)).sum().backward()
+        gradient_BT = inputs[-1].grad.abs().sum(-1)
+        assert (gradient_BT[:, :t + 1] > 0).all()
+        assert (gradient_BT[:, t + 1:] == 0).all()
+
+
+# ---------------------------------------------------------------- initial weights
+
+
+def test_every_weight_starts_as_its_name_says():
+    torch.manual_seed(0)
+    config = GPTConfig(1000, 256, 3, 4, 128, tie_weights=False)
+    for name, weight in GPT.create(config).state_dict().items():
+        if name.endswith(("wte.weight", "lm_head.weight")):
+            assert (weight[config.vocab_size:] == 0).all()
+            weight = weight[:config.vocab_size]
+        if name.endswith(".bias"):
+            assert (weight == 0).all()
+        elif ".ln_" in name:
+            assert (weight == 1).all()
+        else:
+            std = 0.02 / math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 0.02
+            assert abs(float(weight.mean())) < 0.03 * std, name
+            assert float(weight.std()) == pytest.approx(std, rel=0.03), name
+
+
+def test_a_parameter_without_an_initialisation_is_an_error():
+    model = GPT(GPTConfig(10, 4, 1, 1, 8))
+    model.transformer["stranger"] = torch.nn.Linear(8, 8)
+    with pytest.raises(AssertionError, match="transformer.stranger.weight has no initialisation"):
+        model.init_weights()
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([p.detach().flatten() for p in GPT.create(GPTConfig(100, 8, 2, 2, 16)).parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False}])
+def test_the_first_loss_is_that_of_a_guess(changes):
+    torch.manual_seed(0)
+    model = GPT.create(replace(GPTConfig(1000, 64, 2, 4, 64), **changes))
+    assert model(random_ids(model, 8), random_ids(model, 8)).item() == pytest.approx(math.log(1000), abs=0.1)
+
+
+# ---------------------------------------------------------------- the loss
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "bias": False}])
+def test_it_learns_one_batch_by_heart(changes):
+    torch.manual_seed(0)
+    model = GPT.create(replace(GPTConfig(100, 16, 2, 2, 64), **changes))
+    ids, targets = random_ids(model, 4), random_ids(model, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.0)
+    for _ in range(80):
+        loss = model(ids, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05
+    assert (model.transformer["wte"].weight[100:] == 0).all(), "padding has moved"
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_garbage_in_the_padding_changes_neither_loss_nor_gradients(make_model, tie_weights, label_smoothing):
+    model = make_model(tie_weights=tie_weights, vocab_size=300)
+    ids, targets = random_ids(model), random_ids(model)
+
+    def loss_and_gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        loss = model(ids, targets, label_smoothing)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    clean = loss_and_gradients()
+    with torch.no_grad():
+        model.transformer["wte"].weight[300:] = 1e3
+        model.head_weight[300:] = 1e3
+    for before, after in zip(clean, loss_and_gradients(), strict=True):
+        assert torch.equal(before, after)
+    gradient = model.head_weight.grad
+    assert gradient is not None
+    assert (gradient[300:] == 0).all()
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_the_loss_is_the_cross_entropy_over_the_vocabulary_alone(make_model, label_smoothing):
+    model = make_model(vocab_size=300)
+    ids, targets = random_ids(model), random_ids(model)
+    logits = model(ids)
+    assert logits.shape == (2, 16, 300)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
+    torch.testing.assert_close(model(ids, targets, label_smoothing), expected, atol=1e-6, rtol=0)
+
+
+def test_ignored_targets_take_no_part(make_model):
+    model = make_model()
+    ids, targets = random_ids(model), random_ids(model)
+    kept = targets.clone()
+    kept[:, 5:] = IGNORED
+    expected = F.cross_entropy(model(ids)[:, :5].flatten(0, 1), targets[:, :5].flatten())
+    torch.testing.assert_close(model(ids, kept), expected, atol=1e-6, rtol=0)
+
+
+def test_dropout_is_for_training_alone(make_model):
+    model, plain = make_model(dropout=0.5), make_model()
+    ids = random_ids(model)
+    assert torch.equal(model(ids), plain(ids))
+    model.train()
+    assert not torch.equal(model(ids), model(ids))
+
+
+# ---------------------------------------------------------------- the cache
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_reading_in_pieces_with_a_cache_is_reading_at_once(make_model, seed):
+    model = make_model(seed, bias=seed % 2 == 0, tie_weights=seed % 3 == 0)
+    ids, cache = random_ids(model, 3), KVCache(model.config, 3, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        whole_BTC = model.trunk(ids)
+        while cache.length < model.config.seq_length:
+            start, length = cache.length, int(torch.randint(1, 6, (), generator=generator))
+            piece_BTC = model.trunk(ids[:, start:start + length], cache)
+            assert largest_difference(piece_BTC, whole_BTC[:, start:start + length]) < 1e-5
+
+
+def test_the_next_logits_are_the_last_of_all_logits(make_model):
+    model = make_model(vocab_size=300)
+    ids, cache = random_ids(model), KVCache(model.config, 2, torch.device("cpu"))
+    with torch.no_grad():
+        model.next_logits(ids[:, :7], cache)
+        assert largest_difference(model.next_logits(ids[:, 7:], cache), model(ids)[:, -1]) < 1e-5
+        assert largest_difference(model.next_logits(ids), model(ids)[:, -1]) < 1e-5
+
+
+def test_more_tokens_than_positions_are_a_bug_of_the_caller(make_model):
+    model = make_model()
+    cache = KVCache(model.config, 1, torch.device("cpu"))
+    with torch.no_grad():
+        model.trunk(random_ids(model, 1), cache)
+        with pytest.raises(AssertionError, match="more tokens than positions"):
+            model.trunk(random_ids(model, 1, 1), cache)

@@ -1,0 +1,603 @@
+"""train.py: the schedule, the step, resuming, and what each flag does."""
+
+import contextlib
+import copy
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import checkpoint
+import cli
+import data
+import device
+import train
+from model import GPT, IGNORED, SIZES, GPTConfig
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4", "--no-use_gpu"]
+QUIET = ["--sample_interval", "0", "--eval_interval", "1000"]  # no checkpoint but those a test is about
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder as pretokenize.py leaves it: 600 training and 90 validation tokens of 300 ids, with a tokenizer."""
+    import pretokenize
+
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "sea", "\n"]
+    (folder / "text.txt").write_text(" ".join(rng.choice(words, 900)))
+    code = pretokenize.main([str(folder / "text.txt"), "--output_dir", str(folder / "data"), "--vocab_size", "300",
+                             "--val_fraction", "0.1"])
+    assert code == 0
+    return folder / "data"
+
+
+@pytest.fixture
+def run(corpus, tmp_path, capsys):
+    """Runs train.main on the small corpus in this process; returns (exit code or UserError, what it printed)."""
+
+    def call(*flags, out="out"):
+        argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *TINY, *QUIET, *flags]
+        try:
+            code = train.main(argv)
+        except cli.UserError as error:
+            code = error
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    call.folder = tmp_path
+    return call
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl without what is measured with a clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def same_tensors(a: Path, b: Path) -> bool:
+    """True if weights and optimizer state of two checkpoints are byte-identical."""
+    return all((a / name).read_bytes() == (b / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))
+
+
+# ---------------------------------------------------------------- the pure pieces
+
+
+def recipe(**changes) -> train.Recipe:
+    values = {"batch_size": 4, "accumulation": 1, "windows_per_epoch": 100, "epochs": 1, "total_steps": 100,
+              "learning_rate": 1e-3, "min_lr": 1e-5, "warmup_steps": 10, "use_lr_scheduler": True, "eval_interval": 10,
+              "sample_interval": 0, "log_interval": 1, "reasons": ()}
+    return train.Recipe(**{**values, **changes})
+
+
+def test_the_schedule_at_its_corners():
+    r = recipe()
+    assert train.lr_at(1, r) == pytest.approx(1e-4)
+    assert train.lr_at(10, r) == pytest.approx(1e-3)
+    assert train.lr_at(55, r) == pytest.approx((1e-3 + 1e-5) / 2)
+    assert train.lr_at(100, r) == pytest.approx(1e-5)
+    assert train.lr_at(1000, r) == pytest.approx(1e-5)
+    assert train.lr_at(1, recipe(warmup_steps=0)) == pytest.approx(1e-3, rel=1e-2)
+    assert train.lr_at(7, recipe(use_lr_scheduler=False)) == 1e-3
+    assert train.lr_at(1, recipe(warmup_steps=0, total_steps=1)) == pytest.approx(1e-5)
+    rates = [train.lr_at(step, r) for step in range(1, 101)]
+    assert rates.index(max(rates)) == 9
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_the_schedule_equals_transformers_cosine():
+    from transformers import get_cosine_schedule_with_warmup
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3)
+    theirs = get_cosine_schedule_with_warmup(optimizer, 10, 100)
+    for step in range(1, 101):
+        optimizer.step()
+        theirs.step()  # their step counts finished steps, so after it they are where ours is
+        assert train.lr_at(step, recipe(min_lr=0.0)) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+
+
+def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay():
+    with torch.device("meta"):
+        model = GPT(GPTConfig(tie_weights=False))
+    decay, plain = train.param_groups(model, 0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    grouped = [id(p) for group in (decay, plain) for p in group["params"]]
+    assert sorted(grouped) == sorted(names)
+    assert {names[id(p)].rsplit(".", 2)[-2] for p in decay["params"]} == {"wte", "wpe", "c_attn", "c_proj", "c_fc", "lm_head"}
+    assert all(names[id(p)].endswith(".bias") or ".ln_" in names[id(p)] for p in plain["params"])
+    assert (decay["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+
+
+def small_model(**changes) -> GPT:
+    torch.manual_seed(1)
+    return GPT.create(GPTConfig(**{"vocab_size": 70, "seq_length": 8, "n_layer": 2, "n_head": 2, "n_embd": 16, **changes}))
+
+
+def small_batch(rows: int, seed: int = 0) -> train.Batch:
+    tokens = torch.randint(0, 70, (rows, 9), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def step_with(model, optimizer, batches, scaler=None, clip=1.0, autocast=contextlib.nullcontext):
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    return train.train_step(model, optimizer, scaler, batches, len(batches), autocast, 0.0, clip)
+
+
+def test_one_batch_of_2b_equals_two_micro_batches_of_b():
+    whole, halves = small_model(), small_model()
+    x, y = small_batch(8)
+    results = []
+    for model, batches in ((whole, [(x, y)]), (halves, [(x[:4], y[:4]), (x[4:], y[4:])])):
+        optimizer = torch.optim.AdamW(train.param_groups(model, 0.1), lr=1e-2, fused=True)
+        results.append(step_with(model, optimizer, batches))
+    assert torch.allclose(results[0][0], results[1][0], atol=1e-6)
+    assert torch.allclose(results[0][1], results[1][1], rtol=1e-5)
+    for (name, a), b in zip(whole.named_parameters(), halves.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=2e-5), name  # Adam's first step divides by the gradient's own size
+
+
+def test_a_step_equals_plain_adamw_with_clipping():
+    ours = small_model()
+    theirs = copy.deepcopy(ours)
+    optimizer = torch.optim.AdamW(train.param_groups(ours, 0.1), lr=1e-3, betas=(0.9, 0.95), fused=True)
+    reference = torch.optim.AdamW(train.param_groups(theirs, 0.1), lr=1e-3, betas=(0.9, 0.95), foreach=False, fused=False)
+    for seed in range(5):
+        x, y = small_batch(4, seed)
+        loss, norm = step_with(ours, optimizer, [(x, y)], clip=0.5)
+        logits = theirs(x)
+        expected = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        reference.zero_grad()
+        expected.backward()
+        expected_norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        reference.step()
+        assert torch.allclose(loss, expected, atol=1e-6)
+        assert torch.allclose(norm, expected_norm, rtol=1e-5)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    model = small_model()
+    optimizer = torch.optim.AdamW(train.param_groups(model, 0.1), lr=1e-2, fused=True)
+    step_with(model, optimizer, [small_batch(4)])
+    weights = [p.clone() for p in model.parameters()]
+    moments = copy.deepcopy(optimizer.state_dict()["state"])
+    model.transformer["ln_f"].register_full_backward_hook(lambda *_: (torch.full((4, 8, 16), math.nan),))
+    _, norm = step_with(model, optimizer, [small_batch(4)])
+    assert not norm.isfinite()
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(moments[i][key], after[i][key]) for i in moments for key in moments[i])
+
+
+def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows():
+    model = small_model()
+    optimizer = torch.optim.AdamW(train.param_groups(model, 0.1), lr=1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    weights = [p.clone() for p in model.parameters()]
+    _, norm = step_with(model, optimizer, [small_batch(4)], scaler, autocast=lambda: torch.autocast("cpu", torch.float16))
+    assert not norm.isfinite()
+    assert scaler.get_scale() == 2.0**39
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    loss, norm = step_with(model, optimizer, [small_batch(4)], scaler, autocast=lambda: torch.autocast("cpu", torch.float16))
+    plain = small_model()
+    expected, expected_norm = step_with(plain, torch.optim.AdamW(train.param_groups(plain, 0.1), fused=True), [small_batch(4)])
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-2)
+    assert norm.item() == pytest.approx(expected_norm.item(), rel=2e-2)  # unscaled before it is measured and clipped
+
+
+def test_evaluation_is_the_exact_mean_over_all_targets(tmp_path):
+    model = small_model()
+    np.arange(75, dtype="<i2").__mod__(70).tofile(tmp_path / "val.bin")
+    file = data.TokenFile(tmp_path / "val.bin", "int16", 75)
+    tokens = data.load_tokens(file, "ram", torch.device("cpu"))
+    lengths = torch.arange(70)
+    found = train.evaluate(model, data.validation_batches(file, tokens, 8, 4, 100), lengths, contextlib.nullcontext, lambda: False)
+    total, targets = 0.0, []
+    with torch.no_grad():
+        for start in range(0, 74, 8):
+            window = tokens[start:start + 9].long()[None]
+            total += F.cross_entropy(model(window[:, :-1])[0], window[0, 1:], reduction="sum").item()
+            targets += window[0, 1:].tolist()
+    assert found is not None
+    assert found[0] == pytest.approx(total / 74, rel=1e-5)
+    assert found[1] == pytest.approx(total / math.log(2) / sum(targets), rel=1e-5)
+    assert train.evaluate(model, iter([small_batch(2)]), None, contextlib.nullcontext, lambda: True) is None
+    assert model.training
+
+
+def test_padding_targets_take_no_part_in_an_evaluation():
+    model = small_model()
+    x, y = small_batch(2)
+    padded = torch.cat((y, torch.full_like(y, IGNORED)))
+    alone = train.evaluate(model, [(x, y)], None, contextlib.nullcontext, lambda: False)
+    both = train.evaluate(model, [(torch.cat((x, x)), padded)], None, contextlib.nullcontext, lambda: False)
+    assert alone is not None
+    assert both is not None
+    assert alone[0] == pytest.approx(both[0], rel=1e-6)
+
+
+def test_model_sizes_of_the_flag_are_those_of_the_model():
+    help_text = subprocess.run([sys.executable, ROOT / "train.py", "--help"], capture_output=True, text=True, check=True).stdout
+    assert "|".join(SIZES) in help_text
+
+
+@pytest.mark.parametrize(("flags", "expected"), [
+    ([], {"epochs": 3}),  # 20 tokens for each of 4,752 parameters, 32,008 tokens a pass
+    (["--epochs", "2"], {"epochs": 2, "total_steps": 2000}),
+    (["--max_steps", "50"], {"total_steps": 50, "warmup_steps": 10, "log_interval": 1}),
+    (["--epochs", "1", "--gradient_accumulation_steps", "5"], {"total_steps": 200, "accumulation": 5}),
+    (["--learning_rate", "1e-3"], {"learning_rate": 1e-3, "min_lr": 1e-5}),
+    (["--no-use_lr_scheduler"], {"use_lr_scheduler": False}),
+])
+def test_defaults_fill_in_what_the_flags_leave_open(flags, expected):
+    args = train.read_flags([*TINY, *flags])
+    config = GPTConfig(70, 8, 1, 2, 16)
+    found = train.choose_recipe(args, config, 8 * 4001, 4)
+    assert {key: getattr(found, key) for key in expected} == expected
+    assert 0 <= found.warmup_steps <= max(1, found.total_steps // 5)
+    assert 0 < found.min_lr <= found.learning_rate
+
+
+def test_the_default_learning_rate_falls_with_size_and_rises_with_the_batch():
+    rates = [train.default_learning_rate(GPTConfig(50257, 1024, *SIZES[name]), 2**19) for name in SIZES]
+    assert rates == sorted(rates, reverse=True)
+    small = GPTConfig(50257, 1024, *SIZES["gpt2_small"])
+    assert train.default_learning_rate(small, 2**14) < train.default_learning_rate(small, 2**19) == pytest.approx(6.9e-4, rel=0.02)
+
+
+# ---------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--lerning_rate", "1"], "Did you mean --learning_rate?"),
+    (["--batch", "4"], "Did you mean --batch_size?"),
+    (["--learning_rate", "nan"], "--learning_rate 'nan'"),
+    (["--learning_rate", "1e999"], "--learning_rate '1e999'"),
+    (["--epochs", "0"], "--epochs '0'"),
+    (["--batch_size", "-3"], "--batch_size '-3'"),
+    (["--dropout", "1"], "below 1"),
+    (["--epochs", "two"], "a whole number of at least 1"),
+    (["--model_size", "huge"], "one of tiny"),
+    (["--n_embd", "10", "--n_head", "3"], "no multiple of --n_head"),
+    (["--min_lr", "1", "--learning_rate", "0.1"], "--min_lr: is above --learning_rate"),
+    (["--warmup_steps", "10", "--max_steps", "10"], "--warmup_steps: ends after --max_steps"),
+    (["--no-use_lr_scheduler", "--min_lr", "0"], "--min_lr: needs --use_lr_scheduler"),
+    (["--no-use_amp", "--amp_dtype", "bf16"], "--amp_dtype"),
+    (["--gpu_cost_per_hour", "2"], "--gpu_cost_per_hour"),
+    (["--learning_rate"], "--learning_rate: expected one argument"),
+])
+def test_wrong_flags_are_answered_with_the_cure(flags, message):
+    with pytest.raises(cli.UserError) as caught:
+        train.read_flags(flags)
+    assert caught.value.code == cli.Exit.FLAGS
+    assert message in str(caught.value)
+
+
+def test_all_problems_of_the_flags_are_reported_together():
+    with pytest.raises(cli.UserError) as caught:
+        train.read_flags(["--epochs", "0", "--dropout", "2", "--sed", "1"])
+    assert all(name in str(caught.value) for name in ("--epochs", "--dropout", "--sed"))
+
+
+def test_help_and_wrong_flags_answer_before_torch_is_imported():
+    program = ("import runpy, sys\nsys.argv = ['train.py', {!r}]\n"
+               "try:\n    runpy.run_path('train.py', run_name='__main__')\nexcept SystemExit as end:\n"
+               "    print(int(end.code or 0), 'torch' in sys.modules, 'numpy' in sys.modules)\n")
+    for flag, code in (("--help", 0), ("--hlep", 2)):
+        done = subprocess.run([sys.executable, "-c", program.format(flag)], capture_output=True, text=True, cwd=ROOT, check=True)
+        assert done.stdout.splitlines()[-1] == f"{code} False False"
+
+
+# What each flag is set to; after the bar what the run it is compared with is given too.
+VARIANTS = {
+    "--data_dir": "nowhere", "--bin_file": "{corpus}/val.bin", "--val_bin_file": "{corpus}/train.bin",
+    "--tokenizer_file": "nowhere.json", "--metadata_file": "nowhere.json",
+    "--vocab_size": "300 | --bin_file {corpus}/train.bin", "--preload": "mmap", "--allow_new_data": "| --resume_from auto",
+    "--model_size": "mini | --n_head 2", "--n_layer": "2", "--n_head": "4", "--n_embd": "32", "--seq_length": "4",
+    "--dropout": "0.5", "--no-bias": "", "--no-tie_weights": "", "--batch_size": "2", "--gradient_accumulation_steps": "2",
+    "--epochs": "2", "--max_steps": "2", "--patience": "1 | --eval_interval 1 --learning_rate 1e-30 --min_lr 0",
+    "--learning_rate": "0.1", "--min_lr": "0", "--warmup_steps": "1", "--no-use_lr_scheduler": "", "--weight_decay": "5",
+    "--beta1": "0.5", "--beta2": "0.5", "--grad_clip": "0.01", "--label_smoothing": "0.2", "--seed": "2", "--use_gpu": "",
+    "--use_amp": "", "--amp_dtype": "fp16 | --use_amp", "--compile": "", "--output_dir": "{tmp}/elsewhere",
+    "--checkpoint_interval": "3 | --batch_size 50 --epochs 3", "--checkpoint_every_steps": "1",
+    "--checkpoint_every_minutes": "1e-9", "--keep_checkpoints": "1 | --checkpoint_every_steps 1", "--resume_from": "auto",
+    "--overwrite": "| --resume_from {tmp}", "--eval_interval": "1", "--eval_batches": "1", "--sample_interval": "1",
+    "--log_interval": "2", "--dry_run": "", "--gpu_cost_per_hour": "2 | --dry_run",
+}
+NOT_ON_A_CPU = {"--compile_mode": "needs a real compile: tested with -m slow", "--no-tf32": "a GPU's number format",
+                "--debug": "tested in test_cli.py"}
+
+
+def fingerprint(run, *flags) -> tuple:
+    """All that a run shows and leaves, but for clock readings: printed text, metrics, checkpoints, weights."""
+    out = f"out-{len(list(run.folder.iterdir()))}"
+    code, text = run("--epochs", "1", "--max_steps", "4", "--log_interval", "1", "--eval_interval", "4",
+                     "--sample_interval", "4", *flags, out=out)
+    text = re.sub(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|time: .*|"
+                  r"hours\S+ .*|cost: [\d.]+|memory:.*|out-\d+", "", text)
+    files = sorted(str(path.relative_to(run.folder / out)) for path in (run.folder / out).rglob("*"))
+    weights = [(run.folder / out / name).read_bytes() for name in files if name.endswith("model.safetensors")]
+    lines = metrics_of(run.folder / out) if "metrics.jsonl" in files else []
+    return str(code), text, files, lines, weights
+
+
+def test_each_flag_changes_something(run, corpus, monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")  # --compile then shows in the plan and the warning, without its seconds
+    assert fingerprint(run) == fingerprint(run)
+    silent = []
+    for flag, words in VARIANTS.items():
+        value, _, context = (part.format(corpus=corpus, tmp=run.folder).split() for part in words.partition("|"))
+        if fingerprint(run, *context) == fingerprint(run, *context, flag, *value):
+            silent.append(flag)
+    assert silent == ["--allow_new_data", "--model_size", "--overwrite"]  # these need more, and have tests of their own
+    shown = subprocess.run([sys.executable, ROOT / "train.py", "--help"], capture_output=True, text=True, check=True).stdout
+    declared = set(re.findall(r"^  (--[\w-]+)", shown, re.MULTILINE))
+    assert declared == {flag.replace("--no-", "--") for flag in (*VARIANTS, *NOT_ON_A_CPU)}
+
+
+def test_model_sizes_are_those_of_the_table():
+    for name, shape in SIZES.items():
+        config = train.model_config(train.read_flags(["--model_size", name]), 300, 10_000)
+        assert (config.n_layer, config.n_head, config.n_embd, config.seq_length) == (*shape, 1024)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_a_run_prints_its_plan_its_steps_and_what_to_type_next(run):
+    code, text = run("--epochs", "2", "--log_interval", "5")
+    assert code == 0
+    for word in ("device ", "precision ", "attention ", "compile ", "model ", "schedule ", "output ", "next: python generate.py"):
+        assert f"\n{word}" in "\n" + text
+    line = re.compile(r"^step [\d,]+/[\d,]+ \| epoch \d+/2 \| loss \d+\.\d{4} \| lr \d\.\d\de-\d\d \| norm \d+\.\d\d \| [\d.]+ ms \| "
+                      r"[\d,]+ tok/s \| mfu n/a \| [\d.]+ GiB \| .* left$", re.MULTILINE)
+    assert len(line.findall(text)) >= 5
+    lines = metrics_of(run.folder / "out")
+    steps = [fields["step"] for fields in lines if "loss" in fields]
+    assert steps == sorted(set(steps))
+    assert {"step", "loss", "lr", "grad_norm", "tokens"} == set(lines[0])
+    assert {"step", "val_loss", "perplexity", "bits_per_byte"} == set(next(fields for fields in lines if "val_loss" in fields))
+    stays = [path for path in checkpoint.steps_in(run.folder / "out").values() if json.loads((path / "trainer_state.json").read_text())["stays"]]
+    assert len(stays) == 2  # one an epoch
+
+
+def test_the_loss_falls_and_the_best_checkpoint_stays(run):
+    code, _ = run("--epochs", "8", "--learning_rate", "0.01", "--eval_interval", "20", "--keep_checkpoints", "1",
+                  "--checkpoint_interval", "100")
+    assert code == 0
+    lines = metrics_of(run.folder / "out")
+    losses = [fields["loss"] for fields in lines if "loss" in fields]
+    assert losses[-1] < losses[0] - 1
+    val = {fields["step"]: fields["val_loss"] for fields in lines if "val_loss" in fields}
+    assert min(val, key=lambda step: val[step]) in checkpoint.steps_in(run.folder / "out")
+
+
+@pytest.mark.parametrize("flags", [
+    ["--preload", "ram"], ["--preload", "mmap"], ["--use_amp"], 
+    ["--batch_size", "2", "--gradient_accumulation_steps", "2", "--use_amp", "--amp_dtype", "fp16"],
+], ids=" ".join)
+def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, flags):
+    """A signal at steps 3 and 40, which is in the second epoch; dropout on; weights, moments and losses bit for bit."""
+    flags = ["--epochs", "3", "--max_steps", "60", "--dropout", "0.1", "--log_interval", "1", "--eval_interval", "20", *flags]
+    assert run(*flags, out="whole")[0] == 0
+    report = train.report
+
+    def stop_at(stops):
+        def stopping(r, *rest):
+            report(r, *rest)
+            if r.state.step in stops:
+                os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(train, "report", stopping)
+
+    for stops in ({3}, {40}):
+        stop_at(stops)
+        code, text = run(*flags, "--resume_from", "auto", out="parts")
+        assert code == 128 + signal.SIGTERM
+        assert "to go on: python train.py" in text
+    stop_at(set())
+    assert run(*flags, "--resume_from", "auto", out="parts")[0] == 0
+    assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
+    assert same_tensors(run.folder / "whole/checkpoint-60", run.folder / "parts/checkpoint-60")
+
+
+def test_ram_and_mmap_train_alike(run):
+    for where in ("ram", "mmap"):
+        run("--max_steps", "5", "--preload", where, out=where)
+    assert metrics_of(run.folder / "ram") == metrics_of(run.folder / "mmap")
+
+
+def killed_run(argv: list[str], folder: Path, kill_after_step: int) -> None:
+    """Starts train.py and kills it, uncatchably, once it has logged the step."""
+    with subprocess.Popen([sys.executable, str(ROOT / "train.py"), *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            with contextlib.suppress(OSError):
+                if f'"step": {kill_after_step},' in (folder / "metrics.jsonl").read_text():
+                    process.send_signal(signal.SIGKILL)
+                    return
+            time.sleep(0.01)
+
+
+def three_kills(corpus: Path, tmp_path: Path, flags: list[str]) -> None:
+    common = ["--data_dir", str(corpus), *TINY, "--epochs", "9", "--max_steps", "60", "--dropout", "0.1", "--log_interval", "1",
+              "--checkpoint_every_steps", "4", "--eval_interval", "9", "--sample_interval", "0", "--resume_from", "auto", *flags]
+    subprocess.run([sys.executable, str(ROOT / "train.py"), *common, "--output_dir", str(tmp_path / "whole")], check=True, capture_output=True)
+    parts = [*common, "--output_dir", str(tmp_path / "parts")]
+    for step in (7, 23, 46):
+        killed_run(parts, tmp_path / "parts", step)
+    subprocess.run([sys.executable, str(ROOT / "train.py"), *parts], check=True, capture_output=True)
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
+    assert same_tensors(tmp_path / "whole/checkpoint-60", tmp_path / "parts/checkpoint-60")
+
+
+def test_a_run_killed_three_times_equals_one_that_was_not(corpus, tmp_path):
+    three_kills(corpus, tmp_path, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--compile"], ["--compile", "--use_amp", "--preload", "mmap"], ["--preload", "mmap"],
+                                   ["--gradient_accumulation_steps", "3", "--use_amp"]], ids=" ".join)
+def test_a_run_killed_three_times_equals_one_that_was_not_in_every_mode(corpus, tmp_path, flags):
+    three_kills(corpus, tmp_path, flags)
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager_within_rounding(run):
+    code, text = run("--max_steps", "8", "--log_interval", "1", "--compile", "--no-tie_weights", "--label_smoothing", "0.1", out="compiled")
+    assert code == 0
+    assert "compiled    in" in text
+    run("--max_steps", "8", "--log_interval", "1", "--no-tie_weights", "--label_smoothing", "0.1", out="eager")
+    for a, b in zip(metrics_of(run.folder / "compiled"), metrics_of(run.folder / "eager"), strict=True):
+        assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a)
+    code, text = run("--max_steps", "2", "--compile", "--compile_mode", "max-autotune-no-cudagraphs", out="tuned")
+    assert code == 0
+
+
+def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(device, "why_no_compile", lambda _: None)
+    monkeypatch.setattr(GPT, "compile", broken)
+    code, text = run("--max_steps", "2", "--compile")
+    assert code == 0
+    assert "torch.compile failed, running eagerly: no such kernel" in text
+
+
+def test_a_finished_run_says_so_and_writes_nothing(run):
+    assert run("--max_steps", "3")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*") if path.name != ".lock"}
+    code, text = run("--max_steps", "3", "--resume_from", "auto")
+    assert code == 0
+    assert "already at step 3 of 3; raise --epochs or --max_steps" in text
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_longer_horizon_goes_on_and_says_what_changed(run):
+    run("--max_steps", "3")
+    code, text = run("--max_steps", "6", "--learning_rate", "0.001", "--resume_from", "auto")
+    assert code == 0
+    assert "total_steps 3 -> 6" in text
+    assert "learning_rate" in text
+    assert max(checkpoint.steps_in(run.folder / "out")) == 6
+
+
+def test_another_runs_checkpoints_are_never_mixed_with_ours(run):
+    run("--max_steps", "3")
+    code, _ = run("--max_steps", "3")
+    assert code.code == cli.Exit.CHECKPOINT
+    assert "--overwrite, which deletes its 1 checkpoints" in str(code)
+    code, text = run("--max_steps", "2", "--overwrite")
+    assert code == 0
+    assert "deleting" in text
+    assert list(checkpoint.steps_in(run.folder / "out")) == [2]
+
+
+def test_a_checkpoint_of_another_model_or_corpus_is_refused(run, corpus, tmp_path):
+    run("--max_steps", "2")
+    code, _ = run("--max_steps", "4", "--n_layer", "2", "--resume_from", "auto")
+    assert code.code == cli.Exit.CHECKPOINT
+    assert "n_layer is 1 there, 2 here" in str(code)
+    other = ["--bin_file", str(corpus / "val.bin"), "--tokenizer_file", str(corpus / "tokenizer.json"), "--resume_from", "auto"]
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 300, "dtype": "int16"}))
+    other += ["--metadata_file", str(tmp_path / "metadata.json")]
+    vocabulary = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": vocabulary, "dtype": "int16"}))
+    code, _ = run("--max_steps", "4", *other)
+    assert code.code == cli.Exit.DATA
+    assert "--allow_new_data" in str(code)
+    assert run("--max_steps", "4", *other, "--allow_new_data")[0] == 0
+
+
+def test_losses_that_are_not_finite_end_the_run_with_exit_6(run, monkeypatch):
+    run("--max_steps", "3")
+    forward = GPT.forward
+    monkeypatch.setattr(GPT, "forward", lambda *a, **k: forward(*a, **k) * math.nan)
+    code, _ = run("--max_steps", "40", "--resume_from", "auto", "--log_interval", "1")
+    assert code.code == cli.Exit.DIVERGED
+    assert "checkpoint-3" in str(code)
+    assert list(checkpoint.steps_in(run.folder / "out")) == [3]
+
+
+def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypatch):
+    real, calls = checkpoint.save_file, []
+
+    def full(*a, **k):
+        calls.append(1)
+        if len(calls) <= 2:
+            raise OSError(28, "No space left on device")
+        real(*a, **k)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    code, text = run("--max_steps", "6", "--checkpoint_every_steps", "2", "--eval_interval", "100")
+    assert code == 0
+    assert text.count("could not be saved: No space left on device") == 2
+    assert list(checkpoint.steps_in(run.folder / "out")) == [6]
+    assert not list((run.folder / "out").glob(".tmp*"))
+    monkeypatch.setattr(checkpoint, "save_file", lambda *_, **__: full_always())
+    code, _ = run("--max_steps", "2", out="full")
+    assert code.code == cli.Exit.MACHINE
+
+
+def full_always():
+    raise OSError(28, "No space left on device")
+
+
+def test_a_dry_run_writes_nothing(run):
+    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5")
+    assert code == 0
+    for key in ("step_seconds", "tokens_per_second", "peak_memory", "time", "cost"):
+        assert f"\n{key}: " in text
+    assert not (run.folder / "out").exists()
+
+
+def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, _ = run("--use_gpu")
+    assert code.code == cli.Exit.MACHINE
+    assert "CPU build" in str(code) or "driver" in str(code)
+
+
+def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):
+    for name, old in (("train.bin", "tokens_bpe.bin"), ("tokenizer.json", "bpe_tokenizer.json")):
+        (tmp_path / old).write_bytes((corpus / name).read_bytes())
+    fields = json.loads((corpus / "metadata.json").read_text())
+    (tmp_path / "tokens_bpe_metadata.json").write_text(json.dumps({"vocab_size": fields["vocab_size"], "dtype": "int16"}))
+    code = train.main(["--bin_file", f"{tmp_path}/tokens_bpe.bin", "--tokenizer_file", f"{tmp_path}/bpe_tokenizer.json",
+                       "--metadata_file", f"{tmp_path}/tokens_bpe_metadata.json", "--model_size", "tiny", "--batch_size", "2",
+                       "--gradient_accumulation_steps", "2", "--learning_rate", "0.001", "--epochs", "10", "--checkpoint_interval",
+                       "1", "--use_lr_scheduler", "--warmup_steps", "1", "--min_lr", "1e-5", "--seq_length", "16",
+                       "--output_dir", f"{tmp_path}/out", "--max_steps", "2"])
+    assert code == 0
+    assert "the last" in capsys.readouterr().err  # where the validation tokens come from
+
+
+def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, capsys):
+    np.arange(20, dtype="<i2").tofile(tmp_path / "short.bin")
+    code = train.main(["--bin_file", f"{tmp_path}/short.bin", "--vocab_size", "32", "--model_size", "tiny", "--max_steps", "2",
+                       "--output_dir", f"{tmp_path}/out"])
+    assert code == 0
+    text = capsys.readouterr().err
+    assert "T is 19, not 1,024" in text
+    assert "no validation tokens" in text
+
+
+def test_patience_ends_the_run(run):
+    code, text = run("--epochs", "50", "--learning_rate", "1e-30", "--min_lr", "0", "--eval_interval", "2", "--patience", "2", "--label_smoothing", "0.1")
+    assert code == 0
+    assert "patience    2 validations without a new best" in text
