@@ -84,7 +84,7 @@ def read_config(folder: Path) -> GPTConfig:
         if fields.get(key, allowed[0]) not in allowed:
             raise Damaged(f"config.json: {key} is {fields[key]!r}; only {allowed[-1]!r} is computed here")
     activation = fields.get("activation_function", "gelu_new")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise Damaged(f"config.json: activation_function is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
     epsilon, dropout = fields.get("layer_norm_epsilon", 1e-5), fields.get("resid_pdrop", 0.1)
     for key, value in (("layer_norm_epsilon", epsilon), ("resid_pdrop", dropout)):
@@ -122,18 +122,23 @@ def to_hf_tensors(model: GPT) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def load_weights(folder: Path, model: GPT) -> None:
-    """Copies a folder's weights into the model, whose config must be the folder's; biases it lacks must be zero there.
-
-    Raises Damaged, naming the first three, for tensors that are missing, too many, or of another shape; the model is
-    then unchanged.
-    """
+def weights_of(folder: Path) -> Path:
+    """The folder's model.safetensors. Raises Damaged if there is none."""
     path = folder / "model.safetensors"
     if not path.is_file():
         if (folder / "pytorch_model.bin").exists():
             raise Damaged("its weights are a pickle (pytorch_model.bin), which can run code and is never opened")
         raise Damaged("model.safetensors is missing")
-    wanted = dict(model.state_dict())
+    return path
+
+
+def load_weights(folder: Path, model: GPT) -> None:
+    """Copies a folder's weights into the model, whose config must be the folder's; biases it lacks must be zero there.
+
+    Raises Damaged, naming the first three, for tensors that are missing, too many, or of another shape or type; the
+    model is then unchanged.
+    """
+    path, wanted = weights_of(folder), dict(model.state_dict())
     try:
         with safe_open(path, framework="pt") as file:
             stored = {}
@@ -154,18 +159,18 @@ def load_weights(folder: Path, model: GPT) -> None:
                     shape = list(wanted[name].shape)
                     if name in ("transformer.wte.weight", "lm_head.weight"):
                         shape[0] = model.config.vocab_size
-                    found = file.get_slice(stored[name]).get_shape()
-                    found = found[::-1] if name.endswith(TRANSPOSED) else found
+                    tensor = file.get_slice(stored[name])
+                    found = tensor.get_shape()[::-1] if name.endswith(TRANSPOSED) else tensor.get_shape()
                     if found != shape:
                         problems.append(f"{name} has shape {found}, the config asks for {shape}")
+                    elif not tensor.get_dtype().startswith(("F", "BF")):
+                        problems.append(f"{name} holds {tensor.get_dtype()}, not numbers with a fraction")
             if problems:
                 rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
                 raise Damaged("; ".join([*problems[:3], *rest]))
             with torch.no_grad():
                 for name, target in wanted.items():
                     tensor = file.get_tensor(stored[name])
-                    if not tensor.is_floating_point():
-                        raise Damaged(f"{name} holds {tensor.dtype}, not numbers with a fraction")
                     tensor = tensor.t() if name.endswith(TRANSPOSED) else tensor
                     target[:tensor.size(0)] = tensor.to(target.device, target.dtype)
                     target[tensor.size(0):] = 0.0
@@ -177,8 +182,8 @@ def load_model(folder: Path, device: torch.device) -> GPT:
     """The model of a checkpoint or a Hugging Face GPT-2 folder, in fp32. Raises UserError (exit 4)."""
     try:
         config = read_config(folder)
-        stored = (folder / "model.safetensors").stat().st_size if (folder / "model.safetensors").is_file() else 0
-        if stored and 2 * config.num_parameters > 1.1 * stored + 2**20:
+        stored = weights_of(folder).stat().st_size
+        if 2 * config.num_parameters > 1.1 * stored + 2**20:
             raise Damaged(f"config.json asks for {config.num_parameters:,} parameters, model.safetensors has "
                           f"{stored:,} bytes")
         with torch.device("meta"):
@@ -352,8 +357,8 @@ def verify(folder: Path) -> dict[str, Any]:
                 raise Damaged(f"{name} has {num_bytes:,} bytes, the manifest says {entry.get('bytes')}")
             if sha256_of(path) != entry.get("sha256"):
                 raise Damaged(f"{name} does not have the manifest's sha256: its content changed after it was saved")
-        except OSError as error:
-            raise Damaged(f"{name}: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+            raise Damaged(f"{printable(name)[:60]}: {getattr(error, 'strerror', error)}") from error
     state = _read_json(folder / "trainer_state.json")
     if state.get("format") != STATE_FORMAT or state.get("version") != STATE_VERSION:
         raise Damaged(f"trainer_state.json: version {state.get('version')!r}, this program reads {STATE_VERSION}")
@@ -386,7 +391,7 @@ def resolve(path: Path, warn: Callable[[str], None]) -> Path:
     name = printable(str(path))
     if path.is_file():
         head, kind = path.open("rb").read(4), "not one"
-        if head[:2] in (b"PK", b"\x80\x02"):
+        if head.startswith((b"PK", b"\x80")):
             kind = "a pickle (nanoGPT's ckpt.pt, say), which can run code and is never opened"
         elif int.from_bytes(head, "little") == 20240326:
             kind = "llm.c's format"

@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -249,7 +250,7 @@ class Parser(argparse.ArgumentParser):
                 spelt = "--" + name.lstrip("-").replace("-", "_")
                 spelt = "--no-" + spelt[5:] if spelt.startswith("--no_") else spelt
                 near = [k for k in known if len(name) > 4 and k.startswith(name)]
-                near = near or difflib.get_close_matches(spelt, known, 1)
+                near = near or difflib.get_close_matches(spelt, known, 1, 0.7)
                 hint = f"Did you mean {near[0]}?" if near else "See --help."
                 self.problems.append(f"{printable(name)}: no such flag. {hint}")
             elif not after_unknown:
@@ -267,13 +268,8 @@ class Parser(argparse.ArgumentParser):
 
 def version_of(text: str) -> tuple[int, ...]:
     """'2.13.0+cpu' as (2, 13, 0)."""
-    parts = []
-    for part in text.split("+")[0].split("."):
-        digits = "".join(c for c in part if c.isdigit())
-        if not digits:
-            break
-        parts.append(int(digits))
-    return tuple(parts)
+    found = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def require(*names: str) -> None:
@@ -311,9 +307,12 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
 
     --debug shows the traceback. The exit code is main's, or that of Exit, or 128 + the signal's number.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:  # closed by the shell; the null device takes its number, which no file of ours must get
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = main(sys.argv[1:])
         with contextlib.suppress(OSError, ValueError):
@@ -443,14 +442,15 @@ class Progress:
         if self.on_terminal:
             from tqdm import tqdm
 
+            own = None if scale else "{percentage:3.0f}%|{bar:10}| {desc}"  # a step's line has its own figures
             self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, dynamic_ncols=True,
-                             file=self.stream, leave=False)
+                             file=self.stream, leave=False, bar_format=own)
 
     def at(self, done: int, line: str = "") -> None:
         """Moves the bar to done, with the line as its text; off a terminal the line, if any, is printed."""
         if self._bar is not None:
             with self._lock:
-                self._bar.set_postfix_str(line, refresh=False)
+                self._bar.set_description_str(line, refresh=False)
                 self._bar.update(done - self._bar.n)
         elif line:
             self.say(line)
@@ -485,7 +485,7 @@ class Progress:
                 if self._bar is not None:
                     self._last = now
                     with self._lock:
-                        self._bar.set_postfix_str(line)
+                        self._bar.set_description_str(line)
                 else:
                     self.say(line)
 

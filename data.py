@@ -6,6 +6,7 @@ B is the batch, T a window's length in tokens. torch is imported where tensors b
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 METADATA_FORMAT = "gpt-tokens"
 METADATA_VERSION = 1
 END_OF_TEXT = "<|endoftext|>"
-MAX_VOCAB_SIZE = 2**31 - 1
+MAX_VOCAB_SIZE = 2**24  # as in checkpoint.py: what is trained can be opened
 MAX_TOKENIZER_BYTES = 256 * 2**20
 IGNORED = -1  # a target that takes no part in the loss
 DTYPES = {"int16": np.dtype("<i2"), "uint16": np.dtype("<u2"), "int32": np.dtype("<i4")}
@@ -65,13 +66,19 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return _from_vocab_and_merges(path, fields)
     try:
         tokenizer = Tokenizer.from_str(content)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        with contextlib.suppress(Exception):  # a text it has no ids for; but some panics come with the first use alone
+            tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is no Exception
         raise UserError(Exit.DATA, f"tokenizer {name} is not a tokenizer.json of the tokenizers library "
                                    f"({printable(str(error))[:120]}). Give one of pretokenize.py or "
                                    "transformers.") from error
-    tokenizer.encode_special_tokens = True
+    if not 1 <= (num_ids := vocab_size_of(tokenizer)) <= MAX_VOCAB_SIZE:
+        raise UserError(Exit.DATA, f"tokenizer {name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another.")
     return tokenizer
 
 
@@ -83,9 +90,9 @@ def _from_vocab_and_merges(path: Path, vocab: dict[str, Any]) -> Tokenizer:
     if merges_path is None:
         raise UserError(Exit.DATA, f"{printable(str(path))} is a vocabulary without merges. Put vocab.bpe or "
                                    "merges.txt beside it.")
-    lines = merges_path.read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     try:
+        lines = merges_path.read_text(encoding="utf-8").splitlines()
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))  # type: ignore[arg-type]
     except Exception as error:
         raise UserError(Exit.DATA, f"{printable(str(path))} and {merges_path.name} do not fit together "
@@ -219,6 +226,9 @@ def open_corpus(bin_file: Path, val_bin_file: Path | None, metadata_file: Path |
             raise UserError(Exit.DATA, f"{printable(str(bin_file))} comes without its vocabulary. A raw token file "
                                        "needs one. Give --metadata_file, --tokenizer_file or --vocab_size.")
         known_size = vocab_size
+    if end_id is not None and end_id >= known_size:
+        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: end_of_text_id is {end_id:,}, the vocabulary "
+                                   f"has {known_size:,} ids. Run pretokenize.py again.")
     dtype = fields.get("dtype")
     if dtype is None:
         dtype = dtype_for(known_size) if ours else "uint16" if known_size <= 2**16 else "int32"
@@ -235,7 +245,10 @@ def open_corpus(bin_file: Path, val_bin_file: Path | None, metadata_file: Path |
     val = None
     if val_bin_file is not None:
         val, _ = _token_file(val_bin_file, dtype, known_size, splits, "val", {}, where)
-    elif train.length >= 64:
+        if val.length < 2:
+            notes.append(f"{val_bin_file.name}: one token leaves nothing to predict, it is not used")
+            val = None
+    elif not ours and train.length >= 64:  # ours has one unless the user wanted none
         tail = max(32, int(train.length * val_fraction))
         val = TokenFile(train.path, dtype, tail, train.length - tail)
         train = TokenFile(train.path, dtype, train.length - tail)

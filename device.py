@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -17,9 +18,10 @@ import torch
 from torch.nn.attention import SDPBackend
 
 # Dense peak of the tensor cores in half precision, TFLOP/s, from the data sheets; the first name that fits counts.
-PEAK_TFLOPS = (("B200", 2250), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("A100", 312),
-               ("L40S", 362), ("L4", 121), ("A10G", 70), ("A10", 125), ("RTX 4090", 165), ("RTX 3090", 71),
-               ("V100", 125), ("T4", 65))
+PEAK_TFLOPS = (("B200", 2250), ("H200 NVL", 835), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989),
+               ("A100", 312), ("L40S", 362), ("L4", 121), ("A10G", 70), ("A10", 125), ("RTX 4090", 165),
+               ("RTX 3090", 71), ("V100-PCIE", 112), ("V100", 125), ("T4", 65))
+OTHER_CARDS = r"\b(Laptop|Ti|D|MIG)\b"  # of such a name, but with another peak
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class Machine:
         """The data sheet's FLOP/s in the chosen half precision, None for an unknown card, a CPU, or fp32."""
         if self.device.type != "cuda" or self.dtype == torch.float32:
             return None
-        return next((peak * 1e12 for name, peak in PEAK_TFLOPS if name in self.name), None)
+        if re.search(OTHER_CARDS, self.name):
+            return None
+        return next((peak * 1e12 for name, peak in PEAK_TFLOPS if re.search(rf"\b{name}\b", self.name)), None)
 
 
 def why_no_cuda() -> str | None:

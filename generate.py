@@ -82,14 +82,11 @@ from model import GPT, KVCache
 # ---------------------------------------------------------------- the sampler
 
 
-def pick(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float,
-         generator: torch.Generator | None) -> torch.Tensor:
-    """One id per row of fp32 logits, int64 [B]: temperature, then the k likeliest, then the nucleus.
+def filtered(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """Logits to draw from: temperature, then the k likeliest, then the nucleus; what is out has -inf.
 
     The nucleus is the smallest set of likeliest ids that holds at least top_p (Holtzman et al. 2019, section 3.1).
     """
-    if temperature == 0:
-        return logits_BV.argmax(-1)
     logits_BV = logits_BV / temperature
     if 0 < top_k < logits_BV.size(-1):
         kth_B1 = logits_BV.topk(top_k).values[:, -1:]
@@ -99,7 +96,16 @@ def pick(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float,
         before_BV = sorted_BV.softmax(-1).cumsum(-1) - sorted_BV.softmax(-1)
         outside_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= top_p)
         logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
-    return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)[:, 0]
+    return logits_BV
+
+
+def pick(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float,
+         generator: torch.Generator | None) -> torch.Tensor:
+    """One id per row of fp32 logits, int64 [B]; the likeliest if the temperature is 0."""
+    if temperature < 1e-6:  # as good as 0, and dividing by it would overflow
+        return logits_BV.argmax(-1)
+    probabilities_BV = filtered(logits_BV, temperature, top_k, top_p).softmax(-1)
+    return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
 
 
 def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, temperature: float, top_k: int, top_p: float,
@@ -108,7 +114,7 @@ def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, temperature: 
     """Yields up to max_new_tokens ids that continue the prompt, the end-of-text id not among them.
 
     The model's mode is the caller's. Keys and values are cached; when the window of T positions is full its older half
-    is dropped and the newer half read again.
+    is dropped and the newer half read again. Raises UserError (exit 6) for logits that are not finite.
     """
     where = next(model.parameters())
     generator = torch.Generator(where.device).manual_seed(seed)
@@ -121,6 +127,9 @@ def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, temperature: 
             cache.length, unread = 0, ids[-(window // 2 or 1):]
         with torch.inference_mode(), autocast():
             logits_BV = model.next_logits(torch.tensor([unread], device=where.device), cache)
+            if not logits_BV.isfinite().all():
+                raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. "
+                                               "Give an earlier checkpoint, or --no-use_amp.")
             new = int(pick(logits_BV, temperature, top_k, top_p, generator))
         if new == end_of_text_id:
             return

@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the head's width is a multiple of this
+BLOCK_ROWS = 128  # of queries, where attention is computed in blocks
 IGNORED = -1  # a target that takes no part in the loss
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}  # transformers' names, F.gelu's
 
@@ -84,6 +85,30 @@ class KVCache:
         return keys[:, :, :end].to(k_BHTK.dtype), values[:, :, :end].to(v_BHTK.dtype)
 
 
+def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
+    """True where causal_attention multiplies matrices in blocks of rows instead of calling PyTorch's fused kernel.
+
+    On a CPU in bf16 that takes a third of the time of the fused kernel at T 64 to 128 and half at 512 (forward and
+    backward, 2 cores with AVX512-BF16, torch 2.13); beyond, the stored probabilities cost more memory than it is worth.
+    """
+    return device_type == "cpu" and dtype == torch.bfloat16 and seq_length <= 512
+
+
+def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
+    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; all three have the same T."""
+    B, H, T, K = q_BHTK.shape
+    if not attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, T):
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout)
+    q, k, v = (x.reshape(B * H, T, K) for x in (q_BHTK, k_BHTK, v_BHTK))
+    rows = []
+    for start in range(0, T, BLOCK_ROWS):  # a block of queries needs no keys beyond its end
+        end = min(start + BLOCK_ROWS, T)
+        future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1)
+        scores = torch.baddbmm(future, q[:, start:end], k[:, :end].transpose(1, 2), alpha=K**-0.5)
+        rows.append(torch.bmm(F.dropout(scores.softmax(-1), dropout), v[:, :end]))
+    return torch.cat(rows, 1).view(B, H, T, K)
+
+
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -95,16 +120,14 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
                                   for part in self.c_attn(x).split(C, dim=2))
-        mask, causal = None, True
-        if cache is not None and cache.length:
-            k_BHTK, v_BHTK = cache.extend(layer, k_BHTK, v_BHTK)
-            causal = False  # is_causal aligns the first rows; here the queries are the last ones
-            if T > 1:
-                mask = torch.ones(T, k_BHTK.size(2), dtype=torch.bool, device=x.device).tril(cache.length)
-        elif cache is not None:
-            cache.extend(layer, k_BHTK, v_BHTK)
-        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=causal,
-                                                dropout_p=self.dropout if self.training else 0.0)
+        past = cache.length if cache is not None else 0
+        if cache is not None:
+            k_all, v_all = cache.extend(layer, k_BHTK, v_BHTK)
+        if past == 0:
+            y_BHTK = causal_attention(q_BHTK, k_BHTK, v_BHTK, self.dropout if self.training else 0.0)
+        else:  # the queries are the last rows, where is_causal would align them with the first
+            mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past) if T > 1 else None
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_all, v_all, attn_mask=mask)
         y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 

@@ -774,10 +774,12 @@ def encode(pieces: Iterable[tuple[str, str, bool]], tokenizer: Tokenizer, end_id
         for (split, _, last, text_bytes), encoding in zip(batch, encodings, strict=True):
             if split not in files:
                 files[split] = folder.create(f"{split}.bin"), folder.create(f"{split}.idx")
-                totals[split] = {"tokens": 0, "bytes": 0, "documents": 0}
+                totals[split] = {"tokens": 0, "bytes": 0, "documents": 0, "largest_id": -1}
             ids = np.array([*encoding.ids, end_id] if last else encoding.ids, np.int64)
-            assert not len(ids) or ids.max() < vocab_size <= 2 ** (8 * dtype.itemsize), "an id would wrap"
+            largest = int(ids.max(initial=-1))
+            assert largest < vocab_size <= 2 ** (8 * dtype.itemsize), "an id would wrap"
             files[split][0].write(ids.astype(dtype).tobytes())
+            totals[split]["largest_id"] = max(totals[split]["largest_id"], largest)
             totals[split]["tokens"] += len(ids)
             totals[split]["bytes"] += text_bytes
             totals[split]["documents"] += last
@@ -887,7 +889,8 @@ def pretokenize(args: Namespace, folder: Folder, signals: cli.Signals, progress:
         with progress.phase("writing to the disk"):
             folder.commit({
                 "format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "vocab_size": vocab_size,
-                "largest_id": vocab_size - 1, "end_of_text_id": end_id, "end_of_text": tokenizer.id_to_token(end_id),
+                "largest_id": max(total["largest_id"] for total in totals.values()), "end_of_text_id": end_id,
+                "end_of_text": tokenizer.id_to_token(end_id),
                 "dtype": dtype, "splits": totals, "tokenizer": {"trained_here": trained_here},
                 "sources": names[:MAX_SOURCES_LISTED], "num_sources": len(sources), "split_rule": split.rule,
                 "created": time.strftime("%Y-%m-%d", time.gmtime())})

@@ -30,7 +30,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--tokenizer_file", text(), None, "the tokens' tokenizer", "tokenizer.json in --data_dir")
     g.flag("--metadata_file", text(), None, "the tokens' metadata", "metadata.json in --data_dir")
     g.flag("--vocab_size", whole(1), None, "ids, where neither metadata nor tokenizer tells", "from those")
-    g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest that fits")
+    g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where tokens live; auto: the fastest that fits")
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on")
     g = parser.group("model")
     g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), "gpt2_small",
@@ -63,10 +63,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("machine")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "mixed precision", "on with CUDA, off on a CPU")
-    g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where native, else fp16 with loss scaling")
+    g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where native, else fp16, scaled")
     g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off on a CPU")
-    g.flag("--compile_mode", one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), "default",
-           "torch.compile's mode; the others compile longer and may run faster")
+    modes = one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    g.flag("--compile_mode", modes, "default", "torch.compile's mode; the others compile longer and may run faster")
     g.switch("--tf32", True, "TF32 on a GPU for what stays fp32")
     g = parser.group("output")
     g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
@@ -92,7 +92,7 @@ def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
     given = {name: value is not None for name, value in vars(args).items()}
     wrong = {
-        "--min_lr: is above --learning_rate": given["min_lr"] and given["learning_rate"] and args.min_lr > args.learning_rate,
+        "--min_lr: is above --learning_rate": given["learning_rate"] and (args.min_lr or 0) > args.learning_rate,
         "--min_lr: needs --use_lr_scheduler": given["min_lr"] and not args.use_lr_scheduler,
         "--warmup_steps: needs --use_lr_scheduler": given["warmup_steps"] and not args.use_lr_scheduler,
         "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
@@ -134,7 +134,7 @@ import device
 import generate
 import plan
 from cli import Exit, UserError, count, duration, printable, size
-from model import GPT, IGNORED, SIZES, GPTConfig
+from model import GPT, IGNORED, SIZES, GPTConfig, attends_in_blocks
 
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
 ABANDON_SECONDS = 15.0  # a step that has run on for this long after a signal is given up at its next micro-batch
@@ -178,7 +178,7 @@ def model_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> 
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is no multiple of --n_head {n_head}. Give both.")
     if num_tokens < 2:
-        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, at least 2 are needed. Give pretokenize.py more.")
+        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, 2 are needed. Give pretokenize.py more.")
     return GPTConfig(vocab_size, min(args.seq_length or 1024, num_tokens - 1), n_layer, n_head, n_embd, args.dropout,
                      args.bias, args.tie_weights)
 
@@ -204,17 +204,18 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     total_steps = min(steps_done + remaining, args.max_steps or 2**62)
     peak = args.learning_rate
     if not peak:
-        peak = default_learning_rate(config, samples_per_step * config.seq_length)
-        reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters and "
-                       f"{samples_per_step * config.seq_length:,} tokens a step")
+        tokens_per_step = samples_per_step * config.seq_length
+        peak = default_learning_rate(config, max(1, total_steps) * tokens_per_step, tokens_per_step)
+        reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters, {tokens_per_step:,} "
+                       f"tokens a step and {count(total_steps * tokens_per_step)} in all (Bi et al. 2024)")
     min_lr = args.min_lr if args.min_lr is not None else peak / 100
     if min_lr > peak:
-        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the learning rate {peak:.3g}. Give --learning_rate.")
+        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {peak:.3g}. Give --learning_rate.")
     warmup_steps = args.warmup_steps
     if warmup_steps is None:
         warmup_steps = min(max(math.ceil(2 / (1 - args.beta2)), total_steps // 50), total_steps // 5, 2000)
-        reasons.append(f"warmup_steps {warmup_steps}: 2% of the steps, at least 2 / (1 - beta2) (Ma and Yarats 2019), at "
-                       "most a fifth")
+        reasons.append(f"warmup_steps {warmup_steps}: 2% of the steps, at least 2 / (1 - beta2) (Ma and Yarats 2019), "
+                       "at most a fifth")
     elif warmup_steps >= total_steps:
         raise UserError(Exit.FLAGS, f"--warmup_steps {warmup_steps:,}: the run has {total_steps:,} steps. Lower it.")
     return Recipe(
@@ -226,13 +227,16 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
         reasons=tuple(reasons if args.use_lr_scheduler else reasons[:-1]))
 
 
-def default_learning_rate(config: GPTConfig, tokens_per_step: int) -> float:
-    """Peak for AdamW: 0.003239 - 0.0001395 ln N (Kaplan et al. 2020, appendix D.6), N without embeddings.
+def default_learning_rate(config: GPTConfig, total_tokens: int, tokens_per_step: int) -> float:
+    """Peak for AdamW: 0.3118 C^-0.125 at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1).
 
-    That was fitted at 2^19 tokens a step; smaller steps are noisier and get less, by the fourth root.
+    C is the run's compute in FLOP, embeddings and head left out. Smaller steps are noisier and get less, by the square
+    root of their share (Malladi et al. 2022); at most 5e-3.
     """
-    by_size = 0.003239 - 0.0001395 * math.log(12 * config.n_layer * config.n_embd**2)
-    return max(1e-4, by_size) * min(1.0, tokens_per_step / 2**19) ** 0.25
+    blocks = 72 * config.n_layer * config.n_embd**2 + 12 * config.n_layer * config.n_embd * config.seq_length
+    compute = blocks * total_tokens
+    share = tokens_per_step / (0.2920 * compute**0.3271)
+    return min(5e-3, 0.3118 * compute**-0.125 * min(1.0, share) ** 0.5)
 
 
 def lr_at(step: int, recipe: Recipe) -> float:
@@ -356,14 +360,19 @@ def settings(args: argparse.Namespace, recipe: Recipe, machine: device.Machine) 
 # ---------------------------------------------------------------- saving, validating, sampling
 
 
+def best_of(state: State) -> str:
+    """The best validation loss and its step in words."""
+    return "n/a" if state.best_val_loss is None else f"{state.best_val_loss:.4f} at step {state.best_step}"
+
+
 def save(run: Run, stays: bool) -> bool:
-    """Saves a checkpoint and prunes older ones. If that fails it says why, and training goes on; True if it is on disk."""
+    """Saves a checkpoint and prunes older ones; if that fails it says why. True if the state is on disk."""
     state, config, started = run.state, run.config, time.perf_counter()
     run.last_save["at"] = time.monotonic()
-    best = f"{state.best_val_loss:.4f} nats at step {state.best_step:,}" if state.best_val_loss is not None else "not known"
     card = checkpoint.model_card(config, {
-        "steps": f"{state.step:,} of {run.recipe.total_steps:,}", "tokens seen": f"{state.samples_seen * config.seq_length:,}",
-        "best validation loss": best, "training tokens": f"{run.corpus.train.length:,}, sha256 {run.corpus.identity}"})
+        "steps": f"{state.step:,} of {run.recipe.total_steps:,}",
+        "tokens seen": f"{state.samples_seen * config.seq_length:,}", "best validation loss in nats": best_of(state),
+        "training tokens": f"{run.corpus.train.length:,}, sha256 {run.corpus.identity}"})
     try:
         with run.out.phase("saving"), run.clock.pause():
             checkpoint.save(
@@ -376,8 +385,8 @@ def save(run: Run, stays: bool) -> bool:
     except OSError as error:
         free = shutil.disk_usage(run.output_dir).free if run.output_dir.exists() else 0
         run.out.warn(f"checkpoint-{state.step} could not be saved: {error.strerror or error}. It needs about "
-                     f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(str(run.output_dir))}. "
-                     "Training goes on and the next save tries again; free some space.")
+                     f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(run.args.output_dir)}."
+                     " Training goes on and the next save tries again; free some space.")
         return False
     if "step" not in run.last_save:
         run.out.say(f"saved checkpoint-{state.step}: {size(checkpoint.bytes_needed(config))} in "
@@ -451,7 +460,7 @@ def open_corpus(args: argparse.Namespace) -> data.Corpus:
     folder = Path(args.data_dir)
     if args.bin_file is None and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {what}. Run: python pretokenize.py corpus.txt")
+        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {what}. Run: python pretokenize.py TEXT")
 
     def part(given: str | None, name: str) -> Path | None:
         if given is None and args.bin_file is None and (folder / name).exists():
@@ -476,14 +485,15 @@ def find_resume(args: argparse.Namespace, out: cli.Progress) -> tuple[Path, dict
             out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
         return found
     if there and not args.overwrite:
-        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds another run's checkpoints, the "
-                                         f"last of step {max(there):,}. Give --resume_from auto to go on with it, another "
-                                         f"--output_dir, or --overwrite, which deletes its {len(there)} checkpoints.")
+        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds another run's checkpoints, "
+                                         f"the last of step {max(there):,}. Give --resume_from auto to go on with it, "
+                                         "another --output_dir, or --overwrite, which deletes its "
+                                         f"{len(there)} checkpoints.")
     return None
 
 
-def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals, machine: device.Machine,
-          corpus: data.Corpus, resumed: tuple[Path, dict[str, Any]] | None) -> int:
+def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals,
+          machine: device.Machine, corpus: data.Corpus, resumed: tuple[Path, dict[str, Any]] | None) -> int:
     """The run from the plan to the last line; returns the exit code."""
     config = model_config(args, corpus.vocab_size, corpus.train.length)
     stored = resumed[1] if resumed else {}
@@ -501,42 +511,18 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
                                      device.available_ram())
     if where == "gpu" and machine.device.type != "cuda":
         raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
-    attention = device.attention_backend(machine, recipe.batch_size, config.n_head, config.seq_length,
-                                         config.n_embd // config.n_head)
-    kept = args.keep_checkpoints + 2 + recipe.epochs // args.checkpoint_interval  # and the best, and the one being written
-    out.say("\n".join([*device.describe(machine, attention, args.tf32), f"data        {where}: {why}",
-                       *describe(config, recipe, corpus, machine)]))
-    if not args.dry_run:
-        free = shutil.disk_usage(args.output_dir).free
-        needed = kept * checkpoint.bytes_needed(config)
-        out.say(f"output      {printable(args.output_dir)}: up to {kept} checkpoints, {size(needed)}; {size(free)} free")
-        if free < needed:
-            out.warn(f"--output_dir has {size(free)} free, the checkpoints that stay will take {size(needed)}. Free some.")
-    for line in (*machine.warnings, *corpus.notes, *doubts(args, config, corpus)):
+    for line in describe(args, config, recipe, corpus, machine, f"{where}: {why}"):
+        out.say(line)
+    for line in (*machine.warnings, *corpus.notes, *doubts(args, config, recipe, corpus)):
         out.warn(line)
 
-    with out.phase("building the model"):
-        torch.manual_seed(args.seed)
-        model = GPT.create(config, machine.device).train()
-        optimizer = torch.optim.AdamW(param_groups(model, args.weight_decay), recipe.learning_rate,
-                                      (args.beta1, args.beta2), fused=True)
-        scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-        if resumed:
-            checkpoint.load_training(resumed[0], model, optimizer)
-            if scaler.is_enabled() and stored.get("scaler"):
-                scaler.load_state_dict(stored["scaler"])
-            out.say(f"resume      from {resumed[0].name}, step {state.step:,} of {recipe.total_steps:,}")
-            say_differences(stored, settings(args, recipe, machine), out)
-    with out.phase("loading the tokens"):
-        order = data.WindowOrder(corpus.train.length, config.seq_length, args.seed)
-        batches = data.Batches(corpus.train, where, order, recipe.batch_size, machine.device)
-        val_tokens = data.load_tokens(corpus.val, "ram", machine.device) if corpus.val else None
-        tokenizer = data.load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
-        lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
-        bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
-
-    run = Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens, tokenizer,
-              bytes_per_id, state, device.Clock(machine))
+    run = build(args, out, signals, machine, corpus, config, recipe, state, where)
+    if resumed:
+        checkpoint.load_training(resumed[0], run.model, run.optimizer)
+        if run.scaler.is_enabled() and stored.get("scaler"):
+            run.scaler.load_state_dict(stored["scaler"])
+        out.say(f"resume      from {resumed[0].name}, step {state.step:,} of {recipe.total_steps:,}")
+        say_differences(stored, settings(args, recipe, machine), out)
     try:
         if machine.compile:
             warm_up(run)
@@ -549,32 +535,67 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         loss = loop(run, cli.Metrics(run.output_dir / "metrics.jsonl", state.step, state.validated_step))
         return finish(run, argv, loss)
     except torch.OutOfMemoryError as error:
-        raise UserError(Exit.MACHINE, f"out of GPU memory with --batch_size {recipe.batch_size}: "
-                                      f"{size(device.peak_memory(machine))} of {size(device.total_memory(machine))} held. "
-                                      "The last checkpoint is safe. Try --batch_size "
+        held, there = size(device.peak_memory(machine)), size(device.total_memory(machine))
+        raise UserError(Exit.MACHINE, f"out of GPU memory with --batch_size {recipe.batch_size}: {held} of {there} "
+                                      "held. The last checkpoint is safe. Try --batch_size "
                                       f"{max(1, recipe.batch_size // 2)} --gradient_accumulation_steps "
                                       f"{recipe.accumulation * 2}.") from error
 
 
-def describe(config: GPTConfig, recipe: Recipe, corpus: data.Corpus, machine: device.Machine) -> list[str]:
-    """The lines that say what will be trained, for how long, and why so."""
+def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, machine: device.Machine,
+          corpus: data.Corpus, config: GPTConfig, recipe: Recipe, state: State, where: str) -> Run:
+    """The model as the seed makes it, its optimizer, the batches, the tokenizer."""
+    with out.phase("building the model"):
+        torch.manual_seed(args.seed)
+        model = GPT.create(config, machine.device).train()
+        optimizer = torch.optim.AdamW(param_groups(model, args.weight_decay), recipe.learning_rate,
+                                      (args.beta1, args.beta2), fused=True)
+        scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
+    with out.phase("loading the tokens"):
+        order = data.WindowOrder(corpus.train.length, config.seq_length, args.seed)
+        batches = data.Batches(corpus.train, where, order, recipe.batch_size, machine.device)
+        val_tokens = data.load_tokens(corpus.val, "mmap", machine.device) if corpus.val else None
+        tokenizer = data.load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
+        lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
+        bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
+    return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
+               tokenizer, bytes_per_id, state, device.Clock(machine))
+
+
+def disk_needed(args: argparse.Namespace, config: GPTConfig, recipe: Recipe) -> tuple[int, int]:
+    """How many checkpoints may lie in the folder at once (the best and one being written too), and their bytes."""
+    kept = args.keep_checkpoints + 2 + recipe.epochs // args.checkpoint_interval
+    return kept, kept * checkpoint.bytes_needed(config)
+
+
+def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: data.Corpus, machine: device.Machine,
+             where: str) -> list[str]:
+    """The lines that say on what, what and for how long will be trained, and why so."""
+    attention = "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
+    if not attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
+        attention = device.attention_backend(machine, recipe.batch_size, config.n_head, config.seq_length,
+                                             config.n_embd // config.n_head)
+    kept, needed = disk_needed(args, config, recipe)
+    output = [] if args.dry_run else [f"output      {printable(args.output_dir)}: up to {kept} checkpoints, "
+                                      f"{size(needed)}; {size(shutil.disk_usage(args.output_dir).free)} free"]
     tokens_per_step = recipe.samples_per_step * config.seq_length
     val = f"{count(corpus.val.length)} for validation" if corpus.val else "none for validation"
     schedule = f"{recipe.warmup_steps:,} steps up to {recipe.learning_rate:.2e}, then cosine to {recipe.min_lr:.2e}"
-    return [f"tokens      {count(corpus.train.length)} for training, {val}",
-            f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, width "
-            f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
+    return [*device.describe(machine, attention, args.tf32),
+            f"tokens      {count(corpus.train.length)} for training, {val}; in {where}",
+            f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
+            f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
             f"{'tied' if config.tie_weights else 'untied'}",
             f"memory      {plan.describe(plan.memory_parts(config, recipe.batch_size, machine.precision != 'fp32'))}",
-            f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} micro-batches x "
-            f"{config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
-            f"horizon     {recipe.total_steps:,} steps, {recipe.epochs} epochs of {recipe.windows_per_epoch:,} windows, "
-            f"{count(recipe.total_steps * tokens_per_step)} tokens",
+            f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} "
+            f"micro-batches x {config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
+            f"horizon     {recipe.total_steps:,} steps, at most {recipe.epochs} epochs of {recipe.windows_per_epoch:,} "
+            f"sequences; {count(recipe.total_steps * tokens_per_step)} tokens",
             f"schedule    {schedule if recipe.use_lr_scheduler else f'constant {recipe.learning_rate:.2e}'}",
-            *(f"default     {reason}" for reason in recipe.reasons)]
+            *(f"default     {reason}" for reason in recipe.reasons), *output]
 
 
-def doubts(args: argparse.Namespace, config: GPTConfig, corpus: data.Corpus) -> list[str]:
+def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: data.Corpus) -> list[str]:
     """What a practitioner would object to before the first step."""
     found = []
     if (wanted := args.seq_length or 1024) != config.seq_length:
@@ -582,8 +603,11 @@ def doubts(args: argparse.Namespace, config: GPTConfig, corpus: data.Corpus) -> 
     if corpus.val is None:
         found.append("no validation tokens: overfitting will not be seen.")
     if corpus.train.length < config.num_parameters:
-        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens, {count(config.num_parameters)} "
-                     "parameters. It may be learned by heart; smaller --model_size, --dropout 0.2 or --patience 3 help.")
+        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens, "
+                     f"{count(config.num_parameters)} parameters. It may be learned by heart; a smaller --model_size, "
+                     "--dropout 0.2 or --patience 3 help.")
+    if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < disk_needed(args, config, recipe)[1]:
+        found.append(f"--output_dir has {size(free)} free, less than its checkpoints will take. Free some.")
     return found
 
 
@@ -598,7 +622,7 @@ def say_differences(stored: dict[str, Any], now: dict[str, dict[str, Any]], out:
 
 
 def warm_up(run: Run) -> None:
-    """Compiles forward and backward on the next batch and changes nothing; if it fails, one warning and eager kernels."""
+    """Compiles forward and backward on the next batch, changing nothing; if it fails, one warning and eager kernels."""
     rng, started = device.rng_state(run.machine), time.perf_counter()
     inputs_BT, targets_BT = run.batches.get(run.state.samples_seen, 0)
     mode = None if run.args.compile_mode == "default" else run.args.compile_mode
@@ -622,7 +646,7 @@ def warm_up(run: Run) -> None:
 
 
 def loop(run: Run, metrics: cli.Metrics) -> float:
-    """Trains from the state's step to the horizon, or until a signal or patience ends it; returns the last logged loss."""
+    """Trains from the state's step to the horizon, a signal or the end of patience; returns the last logged loss."""
     state, recipe, args, optimizer = run.state, run.recipe, run.args, run.optimizer
     skipped, in_a_row = torch.zeros(2, device=run.machine.device)
     first_step = last_logged = state.step
@@ -723,20 +747,19 @@ def diverged(run: Run) -> UserError:
 
 
 def finish(run: Run, argv: Sequence[str], loss: float) -> int:
-    """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if it could not be saved."""
+    """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     state, out, signals = run.state, run.out, run.signals
     seconds = time.perf_counter() - run.clock.began
     on_disk = state.step in checkpoint.steps_in(run.output_dir) or (state.step > 0 and save(run, stays=False))
     out.close()
-    best = f"{state.best_val_loss:.4f} at step {state.best_step}" if state.best_val_loss is not None else "n/a"
     closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": f"{loss:.4f}",
-               "best_val_loss": best, "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
+               "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                "peak_memory": size(device.peak_memory(run.machine)),
                "checkpoint": f"{run.args.output_dir}/checkpoint-{state.step}" if on_disk else "none"}
     out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
     if state.step and not on_disk:
         raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(run.args.output_dir)}. Free "
-                                      f"{size(checkpoint.bytes_needed(run.config))} there and resume from the last one.")
+                                      f"{size(checkpoint.bytes_needed(run.config))} and resume from the last one.")
     if signals.number is None:
         out.say(f"next: python generate.py --ckpt {shlex.quote(run.args.output_dir)}")
         return Exit.DONE
@@ -744,7 +767,8 @@ def finish(run: Run, argv: Sequence[str], loss: float) -> int:
     if "--resume_from" in words:
         at = words.index("--resume_from")
         del words[at:at + 2]
-    out.say(f"stopped by {signals.name}; to go on: {shlex.join(['python', 'train.py', *words, '--resume_from', 'auto'])}")
+    again = shlex.join(["python", "train.py", *words, "--resume_from", "auto"])
+    out.say(f"stopped by {signals.name}; to go on: {again}")
     return 128 + signals.number
 
 

@@ -13,11 +13,14 @@ import cli
 import data
 from model import GPT, GPTConfig
 
-TEXTS = ["the cat sat on the mat and the dog ran to the sea", "caf\u00e9 na\u00efve \u00fcber \u00df \u0141\u00f3d\u017a",
+TEXTS = ["the cat sat on the mat and the dog ran to the sea",
+         "caf\u00e9 na\u00efve \u00fcber \u00df \u0141\u00f3d\u017a",
          "\u6f22\u5b57\u3068\u304b\u306a\u4ea4\u3058\u308a\u6587\u3002\u4f60\u597d\uff0c\u4e16\u754c",
          "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645",
-         "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e", "\u041f\u0440\u0438\u0432\u0435\u0442",
-         "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd \U0001f1eb\U0001f1f7", "1,024 + 3.14 = ?\n\n\tend\r\n"]
+         "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e",
+         "\u041f\u0440\u0438\u0432\u0435\u0442",
+         "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd \U0001f1eb\U0001f1f7",
+         "1,024 + 3.14 = ?\n\n\tend\r\n"]
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +72,7 @@ def corpus_folder(tokenizer_file, tmp_path):
 
 @pytest.fixture(scope="session")
 def make_model():
-    """A function: a tiny model with every weight, norm and bias random, so that nothing can hide behind a one or a zero."""
+    """A function: a tiny model with every weight, norm and bias random: nothing can hide behind a one or a zero."""
 
     def make(seed: int = 0, **changes) -> GPT:
         torch.manual_seed(seed)
@@ -87,7 +90,7 @@ def make_model():
 
 @pytest.fixture(scope="session")
 def make_checkpoint(make_model, tokenizer_file):
-    """A function: trains a tiny model for one step and saves it as folder/checkpoint-STEP; returns path, model, optimizer."""
+    """A function: trains a tiny model one step, saves it as folder/checkpoint-STEP; returns path, model, optimizer."""
 
     def make(folder: Path, step: int = 1, stays: bool = False, **changes):
         model = make_model(step, **changes).train()

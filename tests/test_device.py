@@ -1,0 +1,205 @@
+"""device.py: each choice follows from the flags and the machine, comes with its reason, and no doubt goes unsaid."""
+
+import contextlib
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import device
+
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
+CPU = device.Machine(torch.device("cpu"), "a CPU", "", torch.float32, "", False, "", ())
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """A function: makes torch believe in a GPU of that name, with bf16 or without."""
+
+    def pretend(name: str = "NVIDIA A100-SXM4-80GB", bf16: bool = True, capability: tuple[int, int] = (8, 0)) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16 or including_emulation)
+        monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: object())
+
+    return pretend
+
+
+# ---------------------------------------------------------------- on this CPU
+
+
+@no_cuda
+@pytest.mark.parametrize(("use_amp", "amp_dtype", "use_compile"),
+                         itertools.product([None, True, False], ["auto", "bf16", "fp16"], [None, True, False]))
+def test_every_choice_on_a_cpu_follows_the_flags_and_has_a_reason(use_amp, amp_dtype, use_compile, monkeypatch):
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/bin/" + name)
+    for use_gpu in (None, False):
+        machine = device.choose(use_gpu, use_amp, amp_dtype, use_compile)
+        assert machine.device.type == "cpu"
+        half = "fp16" if amp_dtype == "fp16" else "bf16"
+        assert machine.precision == (half if use_amp else "fp32")
+        assert machine.compile == bool(use_compile)
+        assert machine.name
+        assert machine.device_reason
+        assert machine.precision_reason
+        assert machine.compile_reason
+        assert machine.peak_flops is None
+    assert device.choose(False, None, "auto", None).device_reason == "--no-use_gpu"
+    assert device.choose(None, None, "auto", None).device_reason.startswith("no GPU: ")
+
+
+@no_cuda
+def test_without_cuda_the_reason_says_what_to_do():
+    reason = device.why_no_cuda()
+    assert reason
+    assert reason.count(". ") == 1
+
+
+def test_slow_mixed_precision_on_a_cpu_is_warned_of(monkeypatch):
+    monkeypatch.setattr(device, "cpu_has_bf16", lambda: False)
+    assert "no bf16 instructions" in " ".join(device.choose(False, True, "auto", False).warnings)
+    monkeypatch.setattr(device, "cpu_has_bf16", lambda: True)
+    assert "bf16" not in " ".join(device.choose(False, True, "auto", False).warnings)
+
+
+@pytest.mark.parametrize("cxx", [None, "no-such-compiler"])
+def test_a_missing_compiler_turns_compile_off_with_a_warning(monkeypatch, cxx):
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    if cxx:
+        monkeypatch.setenv("CXX", cxx)
+    else:
+        monkeypatch.delenv("CXX", raising=False)
+    machine = device.choose(False, False, "auto", True)
+    assert machine.compile is False
+    assert (cxx or "g++") in machine.compile_reason
+    assert any("running eagerly: no C++ compiler found" in warning for warning in machine.warnings)
+
+
+def test_a_compiler_named_by_cxx_counts(monkeypatch):
+    monkeypatch.setenv("CXX", "my-compiler")
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/bin/x" if name == "my-compiler" else None)
+    assert device.choose(False, False, "auto", True).compile is True
+
+
+# ---------------------------------------------------------------- on a GPU that is not there
+
+
+@pytest.mark.parametrize(("bf16", "use_amp", "amp_dtype", "precision"), [
+    (True, None, "auto", "bf16"), (False, None, "auto", "fp16"), (True, True, "fp16", "fp16"),
+    (False, True, "bf16", "bf16"), (True, False, "auto", "fp32"), (False, False, "auto", "fp32")])
+def test_mixed_precision_is_bf16_where_native_and_else_fp16(a_gpu, bf16, use_amp, amp_dtype, precision):
+    a_gpu("Tesla T4" if not bf16 else "NVIDIA A100", bf16, (8, 0) if bf16 else (7, 5))
+    machine = device.choose(None, use_amp, amp_dtype, None)
+    assert machine.device == torch.device("cuda", 0)
+    assert machine.precision == precision
+    assert machine.precision_reason
+    assert machine.compile is True
+    assert ("mixed precision is off" in " ".join(machine.warnings)) == (precision == "fp32")
+
+
+def test_a_gpu_that_is_not_used_is_warned_of(a_gpu):
+    a_gpu("NVIDIA L4")
+    machine = device.choose(False, None, "auto", None)
+    assert machine.device.type == "cpu"
+    assert "NVIDIA L4" in " ".join(machine.warnings)
+
+
+def test_compile_that_is_off_or_impossible_on_a_gpu_is_warned_of(a_gpu, monkeypatch):
+    a_gpu()
+    assert "expect half the speed" in " ".join(device.choose(None, None, "auto", False).warnings)
+    a_gpu("Tesla P100", False, (6, 0))
+    machine = device.choose(None, None, "auto", None)
+    assert machine.compile is False
+    assert "compute capability 6.0 is below 7.0" in machine.compile_reason
+    a_gpu()
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    assert "triton is missing" in device.choose(None, None, "auto", True).compile_reason
+
+
+@pytest.mark.parametrize(("name", "tflops"), [
+    ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
+    ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A10G", 70), ("NVIDIA A10", 125), ("NVIDIA L40S", 362), ("NVIDIA L4", 121),
+    ("Tesla T4", 65), ("NVIDIA GeForce RTX 4090", 165), ("Tesla V100-SXM2-16GB", 125), ("Tesla V100-PCIE-16GB", 112),
+    ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA Unheard Of", None), ("NVIDIA L40", None), ("NVIDIA RTX A1000", None),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA GeForce RTX 3090 Ti", None), ("NVIDIA T400", None),
+    ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA GB200", None), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None)])
+def test_the_peak_is_the_data_sheets_or_not_given(a_gpu, name, tflops):
+    a_gpu(name)
+    assert device.choose(None, None, "auto", None).peak_flops == (tflops * 1e12 if tflops else None)
+    assert device.choose(None, False, "auto", None).peak_flops is None
+
+
+# ---------------------------------------------------------------- time, kernels, memory, random numbers
+
+
+def test_the_clock_leaves_pauses_out(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now[0])
+    clock = device.Clock(CPU)
+    now[0] += 3
+    with clock.pause():
+        now[0] += 50
+    now[0] += 2
+    with contextlib.suppress(KeyError), clock.pause():
+        now[0] += 1000
+        raise KeyError
+    assert clock.lap() == 5
+    now[0] += 7
+    assert clock.lap() == 7
+    now[0] += 9
+    clock.start()
+    now[0] += 1
+    assert clock.lap() == 1
+    assert clock.began == now[0] - 1
+
+
+def test_the_attention_kernel_is_named():
+    assert device.attention_backend(CPU, 2, 2, 16, 8) in ("flash", "unfused", "efficient", "cudnn")
+
+
+def test_memory_is_measured():
+    assert 2**20 < device.available_ram() < 2**50
+    assert device.total_memory(CPU) > 2**20
+    assert device.free_memory(CPU) is None
+    if sys.platform != "win32":
+        assert 2**20 < device.peak_memory(CPU) < 2**45
+
+
+def test_a_container_that_allows_less_is_believed(monkeypatch):
+    texts = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4096 kB\n", "/sys/fs/cgroup/memory.max": "3000000",
+             "/sys/fs/cgroup/memory.current": "1000000"}
+
+    def read_text(path: Path, **_) -> str:
+        if str(path) not in texts:
+            raise FileNotFoundError
+        return texts[str(path)]
+
+    monkeypatch.setattr(device.Path, "read_text", read_text)
+    assert device.available_ram() == 2_000_000
+    texts["/sys/fs/cgroup/memory.max"] = "max"
+    assert device.available_ram() == 4096 * 1024
+
+
+def test_the_state_of_random_numbers_comes_back():
+    states = device.rng_state(CPU)
+    first = torch.rand(3)
+    device.set_rng_state(CPU, states)
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_autocast_does_nothing_in_fp32_and_its_work_in_bf16():
+    x = torch.ones(2, 2)
+    with CPU.autocast():
+        assert (x @ x).dtype == torch.float32
+    with device.choose(False, True, "bf16", False).autocast():
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_the_block_of_every_start_says_device_precision_attention_compile_and_software():
+    lines = device.describe(device.choose(False, None, "auto", None), "flash", True)
+    assert [line.split()[0] for line in lines] == ["device", "precision", "attention", "compile", "software"]
+    assert all("()" not in line for line in lines)
