@@ -155,8 +155,8 @@ def set_up(machine: Machine, tf32: bool) -> None:
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
     elif machine.compile:
-        # A compiled embedding's backward adds atomically; the deterministic one costs nothing measurable on a CPU. Eager
-        # kernels need no such wish, and voicing it would import the compiler, 2 s.
+        # A compiled embedding's backward adds atomically; the deterministic one costs nothing measurable on a CPU.
+        # Eager kernels need no such wish, and voicing it would import the compiler, 2 s.
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

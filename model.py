@@ -120,14 +120,14 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
                                   for part in self.c_attn(x).split(C, dim=2))
-        past = cache.length if cache is not None else 0
-        if cache is not None:
-            k_all, v_all = cache.extend(layer, k_BHTK, v_BHTK)
-        if past == 0:
+        if cache is None or cache.length == 0:
+            if cache is not None:
+                cache.extend(layer, k_BHTK, v_BHTK)
             y_BHTK = causal_attention(q_BHTK, k_BHTK, v_BHTK, self.dropout if self.training else 0.0)
         else:  # the queries are the last rows, where is_causal would align them with the first
+            past, (k_BHTK, v_BHTK) = cache.length, cache.extend(layer, k_BHTK, v_BHTK)
             mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past) if T > 1 else None
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_all, v_all, attn_mask=mask)
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
         y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 

@@ -385,8 +385,8 @@ def save(run: Run, stays: bool) -> bool:
     except OSError as error:
         free = shutil.disk_usage(run.output_dir).free if run.output_dir.exists() else 0
         run.out.warn(f"checkpoint-{state.step} could not be saved: {error.strerror or error}. It needs about "
-                     f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(run.args.output_dir)}."
-                     " Training goes on and the next save tries again; free some space.")
+                     f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(run.args.output_dir)}"
+                     ". Training goes on and the next save tries again; free some space.")
         return False
     if "step" not in run.last_save:
         run.out.say(f"saved checkpoint-{state.step}: {size(checkpoint.bytes_needed(config))} in "

@@ -159,6 +159,7 @@ def test_the_hubs_old_names_and_stored_masks_open(tmp_path):
     for layer in range(2):
         old[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
         old[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    old["lm_head.weight"] = old["wte.weight"].clone()  # tied, and stored all the same
     save_file(old, tmp_path / "model.safetensors")
     assert_same_logits(tmp_path, theirs)
 
@@ -171,6 +172,19 @@ def test_weights_stored_in_another_precision_open(tmp_path, dtype, tolerance):
     assert_same_logits(tmp_path, theirs, tolerance)
     model = checkpoint.load_model(tmp_path, CPU)
     assert torch.equal(model.state_dict()["transformer.wpe.weight"], stored["transformer.wpe.weight"].float())
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path, tie_weights):
+    path, _, _ = make_checkpoint(tmp_path, tie_weights=tie_weights)
+    model = make_model(tie_weights=tie_weights)
+    with torch.no_grad():
+        model.get_parameter("transformer.wte.weight")[400:] = 1.0
+        model.head_weight[400:] = 1.0
+    checkpoint.load_weights(path, model)
+    assert model.head_weight.shape[0] == 512
+    assert not model.head_weight[400:].any()
+    assert not model.get_parameter("transformer.wte.weight")[400:].any()
 
 
 # ---------------------------------------------------------------- damage

@@ -201,12 +201,12 @@ def test_sha256_of_a_file_is_the_known_one(tmp_path):
 # ---------------------------------------------------------------- how a command ends
 
 
-def command(body: str, *argv: str, before: str = "", **more) -> subprocess.CompletedProcess[str]:
+def command(body: str, *argv: str, before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `body` as the main of a command, in a process of its own."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     code = f"import os, signal, sys, cli\n{before}\ndef main(argv):\n{lines}cli.guard(main)\nprint('went on')"
     return subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": more.pop("tmp", "/tmp")}, **more)
+                          env={**os.environ, "PYTHONPATH": str(ROOT), **env})
 
 
 def test_a_command_that_is_done_goes_on_and_one_with_a_code_ends_with_it():
@@ -227,7 +227,7 @@ def test_a_user_error_is_its_code_and_one_line(capsys, monkeypatch, code):
 
 
 def test_a_bug_is_one_line_and_a_crash_log_with_the_traceback(tmp_path):
-    done = command("secret = {}\nreturn secret['a\\nb\\x1b']", "--flag", tmp=str(tmp_path))
+    done = command("secret = {}\nreturn secret['a\\nb\\x1b']", "--flag", TMPDIR=str(tmp_path))
     assert done.returncode == Exit.BUG
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
@@ -243,7 +243,7 @@ def test_a_bug_is_one_line_and_a_crash_log_with_the_traceback(tmp_path):
 
 
 def test_debug_shows_the_traceback_of_any_error(tmp_path):
-    assert "Traceback" in command("raise ValueError('x')", "--debug", tmp=str(tmp_path)).stderr
+    assert "Traceback" in command("raise ValueError('x')", "--debug", TMPDIR=str(tmp_path)).stderr
     assert "Traceback" in command("raise cli.UserError(3, 'x')", "--debug").stderr
     assert "Traceback" not in command("raise cli.UserError(3, 'x')").stderr
 
@@ -261,7 +261,7 @@ def test_other_ends_have_their_code_and_at_most_one_line(error, code, words):
 
 
 def test_a_panic_of_a_library_that_is_no_exception_is_a_bug_too(tmp_path):
-    done = command("raise type('Panic', (BaseException,), {})('rust')", tmp=str(tmp_path))
+    done = command("raise type('Panic', (BaseException,), {})('rust')", TMPDIR=str(tmp_path))
     assert done.returncode == Exit.BUG
     assert "Panic: rust" in done.stderr
 
@@ -272,7 +272,8 @@ def test_closed_streams_are_no_bug(closed, tmp_path):
     code = ("import cli\ndef main(argv):\n    out = cli.Progress()\n    out.say('x')\n    out.warn('y')\n"
             "    out.close()\n    print('z')\n    raise cli.UserError(cli.Exit.DATA, 'w')\ncli.guard(main)")
     done = subprocess.run(f'"$PY" -c "$CODE" {closed}', shell=True, capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PY": sys.executable, "CODE": code, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+                          cwd=tmp_path, env={
+        **os.environ, "PY": sys.executable, "CODE": code, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)})
     assert done.returncode == Exit.DATA
     assert "Traceback" not in done.stderr
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import checkpoint
-from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, KVCache
+from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, KVCache, causal_attention
 
 GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,
                "gpt2_xl": 1_557_611_200}
@@ -116,8 +116,11 @@ def test_an_activation_is_the_one_transformers_calls_by_that_name(name):
 # ---------------------------------------------------------------- causality
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"bias": False, "tie_weights": False, "n_head": 1}])
-def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_model, changes):
+def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_model, monkeypatch, changes, in_blocks):
+    monkeypatch.setattr("model.attends_in_blocks", lambda *_: in_blocks)
+    monkeypatch.setattr("model.BLOCK_ROWS", 5)
     model, inputs = make_model(**changes), []
 
     def keep(_module, _args, output):
@@ -132,6 +135,20 @@ def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_mod
         gradient_BT = inputs[-1].grad.abs().sum(-1)
         assert (gradient_BT[:, :t + 1] > 0).all()
         assert (gradient_BT[:, t + 1:] == 0).all()
+
+
+@pytest.mark.parametrize("seq_length", [1, 4, 5, 11])
+def test_attention_in_blocks_is_that_of_the_fused_kernel(monkeypatch, seq_length):
+    torch.manual_seed(0)
+    monkeypatch.setattr("model.BLOCK_ROWS", 5)
+    qkv = [torch.randn(2, 3, seq_length, 8, requires_grad=True) for _ in range(3)]
+    direction, found = torch.randn(2, 3, seq_length, 8), {}
+    for in_blocks in (False, True):
+        monkeypatch.setattr("model.attends_in_blocks", lambda *_, answer=in_blocks: answer)
+        y_BHTK = causal_attention(*qkv, dropout=0.0)
+        found[in_blocks] = [y_BHTK, *torch.autograd.grad((y_BHTK * direction).sum(), qkv)]
+    for blocks, fused in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(blocks, fused, atol=1e-5, rtol=1e-5)
 
 
 # ---------------------------------------------------------------- initial weights
