@@ -203,8 +203,9 @@ def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str,
         for key, value in optimizer.state[parameter].items():
             tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
     tensors["rng.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    where = next(model.parameters()).device
+    if where.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(where)
     return tensors
 
 
@@ -229,8 +230,9 @@ def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) ->
                     state[key] = value.to(parameter.device)
                 optimizer.state[parameter] = state
             torch.set_rng_state(file.get_tensor("rng.cpu"))
-            if "rng.cuda" in names and torch.cuda.is_available():
-                torch.cuda.set_rng_state(file.get_tensor("rng.cuda"))
+            where = next(model.parameters()).device
+            if "rng.cuda" in names and where.type == "cuda":
+                torch.cuda.set_rng_state(file.get_tensor("rng.cuda"), where)
     except (Damaged, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
                                          "these flags; start anew in another --output_dir.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import platform
@@ -154,11 +155,22 @@ def set_up(machine: Machine, tf32: bool) -> None:
     """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes."""
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    elif machine.compile:
+        return
+    _keep_freed_memory()
+    if machine.compile:
         # A compiled embedding's backward adds atomically; the deterministic one costs nothing measurable on a CPU.
         # Eager kernels need no such wish, and voicing it would import the compiler, 2 s.
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _keep_freed_memory() -> None:
+    """Asks glibc to keep what a step frees for the next one, instead of giving it back and faulting it in again."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            mallopt(-1, 2**29)  # M_TRIM_THRESHOLD: bytes free at the top before any go back
+            mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: blocks beyond get pages of their own; the most that glibc takes
 
 
 def attention_backend(machine: Machine, batch_size: int, n_head: int, seq_length: int, head_size: int) -> str:

@@ -29,7 +29,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--val_bin_file", text(), None, "validation tokens", "val.bin in --data_dir, or the tail of --bin_file")
     g.flag("--tokenizer_file", text(), None, "the tokens' tokenizer", "tokenizer.json in --data_dir")
     g.flag("--metadata_file", text(), None, "the tokens' metadata", "metadata.json in --data_dir")
-    g.flag("--vocab_size", whole(1), None, "ids, where neither metadata nor tokenizer tells", "from those")
+    g.flag("--vocab_size", whole(1, 2**24), None, "ids, where neither metadata nor tokenizer tells", "from those")
     g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where tokens live; auto: the fastest that fits")
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on")
     g = parser.group("model")
@@ -425,11 +425,12 @@ def show_sample(run: Run) -> None:
     """Prints a short text by the model as it is."""
     if run.tokenizer is None:
         return
-    prompt = run.tokenizer.encode("\n", add_special_tokens=False).ids
+    prompt, ids = run.tokenizer.encode("\n", add_special_tokens=False).ids, []
     with run.out.phase("sampling"), run.clock.pause():
         run.model.eval()
-        ids = list(generate.sample(run.model, prompt, SAMPLE_TOKENS, 0.8, 200, 1.0, run.args.seed + run.state.step,
-                                   run.corpus.end_of_text_id, run.machine.autocast))
+        with contextlib.suppress(UserError):  # logits that are not finite end a run elsewhere, by its steps
+            ids += generate.sample(run.model, prompt, SAMPLE_TOKENS, 0.8, 200, 1.0, run.args.seed + run.state.step,
+                                   run.corpus.end_of_text_id, run.machine.autocast)
         run.model.train()
     text = printable(run.tokenizer.decode(ids)).strip().replace("\n", "\n  | ")
     run.out.say(f"sample at step {run.state.step:,}\n  | {text}")
