@@ -684,9 +684,13 @@ def loop(run: Run, metrics: cli.Metrics) -> float:
             if in_a_row_now >= MOST_SKIPPED_IN_A_ROW:
                 raise diverged(run)
         stays = is_last or epochs_ended(run)
-        if stays or is_due(run):
+        saves, validates = stays or is_due(run), is_last or state.step % recipe.eval_interval == 0
+        if saves or validates:
+            state.skipped_steps += int(skipped)
+            skipped.zero_()
+        if saves:
             save(run, stays)
-        if state.step % recipe.eval_interval == 0 or is_last:
+        if validates:
             validate(run, metrics)
         if recipe.sample_interval and (state.step % recipe.sample_interval == 0 or is_last):
             show_sample(run)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import train
 from model import GPT, IGNORED, SIZES, GPTConfig
 
 ROOT = Path(__file__).parent.parent
-TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4", "--no-use_gpu"]
+TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
 QUIET = ["--sample_interval", "0", "--eval_interval", "1000"]  # no checkpoint but those a test is about
 
 
@@ -50,7 +51,8 @@ def run(corpus, tmp_path, capsys):
     """Runs train.main on the small corpus in this process; returns (exit code or UserError, what it printed)."""
 
     def call(*flags, out="out"):
-        argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *TINY, *QUIET, *flags]
+        where = [] if "--use_gpu" in flags else ["--no-use_gpu"]
+        argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *TINY, *QUIET, *where, *flags]
         try:
             code = train.main(argv)
         except cli.UserError as error:
@@ -586,6 +588,7 @@ def killed_run(argv: list[str], folder: Path, kill_after_step: int) -> None:
 
 def three_kills(corpus: Path, tmp_path: Path, flags: list[str]) -> None:
     common = [
+        "--no-use_gpu",
         "--data_dir",
         str(corpus),
         *TINY,
@@ -857,3 +860,31 @@ def test_patience_ends_the_run(run):
     )
     assert code == 0
     assert "patience    2 validations without a new best" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_run_on_a_gpu_learns_and_resumes(run, dtype):
+    flags = ["--use_gpu", "--use_amp", "--amp_dtype", dtype, "--compile", "--preload", "gpu", "--learning_rate", "0.01"]
+    assert run("--epochs", "2", *flags)[0] == 0
+    losses = [fields["loss"] for fields in metrics_of(run.folder / "out") if "loss" in fields]
+    assert losses[-1] < losses[0] - 0.5
+    code, text = run("--epochs", "3", *flags, "--resume_from", "auto")
+    assert code == 0
+    assert "resume      from checkpoint-" in text
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_gpu_waits_for_nothing():
+    model = small_model().to("cuda")
+    optimizer = torch.optim.AdamW(train.param_groups(model, 0.1), lr=1e-2, fused=True)
+    batches = [(inputs.to("cuda"), targets.to("cuda")) for inputs, targets in (small_batch(4), small_batch(4, 1))]
+    scaler = torch.amp.GradScaler("cuda", enabled=False)
+    autocast = functools.partial(torch.autocast, "cuda", torch.bfloat16)
+    train.train_step(model, optimizer, scaler, batches, 2, autocast, 0.0, 1.0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            train.train_step(model, optimizer, scaler, batches, 2, autocast, 0.0, 1.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
