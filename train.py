@@ -167,6 +167,11 @@ class Recipe:
     def samples_per_step(self) -> int:
         return self.batch_size * self.accumulation
 
+    @property
+    def passes(self) -> float:
+        """How often the run goes over its tokens; less than epochs where max_steps ends it."""
+        return self.total_steps * self.samples_per_step / self.windows_per_epoch
+
 
 def model_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> GPTConfig:
     """The model's shape from the flags; T is shorter than asked where the corpus is.
@@ -199,7 +204,8 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     if not epochs:
         wanted = 20 * config.num_parameters / num_tokens
         epochs = max(1, min(10, math.ceil(wanted)))
-        reasons.append(f"epochs {epochs}: 20 tokens a parameter (Hoffmann et al. 2022) take {wanted:.3g}, at most 10")
+        if not args.max_steps:
+            reasons.append(f"epochs {epochs}: 20 tokens a parameter (Hoffmann et al. 2022) take {wanted:.3g}; 1 to 10")
     remaining = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + remaining, args.max_steps or 2**62)
     peak = args.learning_rate
@@ -565,7 +571,7 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
 
 def disk_needed(args: argparse.Namespace, config: GPTConfig, recipe: Recipe) -> tuple[int, int]:
     """How many checkpoints may lie in the folder at once (the best and one being written too), and their bytes."""
-    kept = args.keep_checkpoints + 2 + recipe.epochs // args.checkpoint_interval
+    kept = args.keep_checkpoints + 2 + int(recipe.passes) // args.checkpoint_interval
     return kept, kept * checkpoint.bytes_needed(config)
 
 
@@ -590,8 +596,8 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
             f"memory      {plan.describe(plan.memory_parts(config, recipe.batch_size, machine.precision != 'fp32'))}",
             f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} "
             f"micro-batches x {config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
-            f"horizon     {recipe.total_steps:,} steps, at most {recipe.epochs} epochs of {recipe.windows_per_epoch:,} "
-            f"sequences; {count(recipe.total_steps * tokens_per_step)} tokens",
+            f"horizon     {recipe.total_steps:,} steps, {count(recipe.total_steps * tokens_per_step)} tokens, "
+            f"{recipe.passes:.3g} epochs of {recipe.windows_per_epoch:,} sequences",
             f"schedule    {schedule if recipe.use_lr_scheduler else f'constant {recipe.learning_rate:.2e}'}",
             *(f"default     {reason}" for reason in recipe.reasons), *output]
 
@@ -603,10 +609,10 @@ def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: 
         found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
     if corpus.val is None:
         found.append("no validation tokens: overfitting will not be seen.")
-    if corpus.train.length < config.num_parameters:
-        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens, "
-                     f"{count(config.num_parameters)} parameters. It may be learned by heart; a smaller --model_size, "
-                     "--dropout 0.2 or --patience 3 help.")
+    if corpus.train.length < config.num_parameters and recipe.passes > 1:
+        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens for "
+                     f"{count(config.num_parameters)} parameters, {recipe.passes:.1f} times over. It may be "
+                     "learned by heart; a smaller --model_size, --dropout 0.2 or --patience 3 help.")
     if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < disk_needed(args, config, recipe)[1]:
         found.append(f"--output_dir has {size(free)} free, less than its checkpoints will take. Free some.")
     return found
@@ -730,10 +736,10 @@ def report(run: Run, metrics: cli.Metrics, loss: float, norm: float, seconds: fl
     state, recipe, T = run.state, run.recipe, run.config.seq_length
     lr, tokens_per_second = lr_at(state.step, recipe), recipe.samples_per_step * T / seconds
     metrics.write(step=state.step, loss=loss, lr=lr, grad_norm=norm, tokens=state.samples_seen * T, seconds=seconds)
-    peak = run.machine.peak_flops
+    peak, epochs = run.machine.peak_flops, min(recipe.epochs, math.ceil(recipe.passes))
     left = (time.perf_counter() - run.clock.began) / (state.step - first_step) * (recipe.total_steps - state.step)
     line = (f"step {state.step:,}/{recipe.total_steps:,}",
-            f"epoch {min(recipe.epochs, (state.samples_seen - 1) // recipe.windows_per_epoch + 1)}/{recipe.epochs}",
+            f"epoch {min(epochs, (state.samples_seen - 1) // recipe.windows_per_epoch + 1)}/{epochs}",
             f"loss {loss:.4f}", f"lr {lr:.2e}", f"norm {norm:.2f}", f"{seconds * 1000:.1f} ms",
             f"{tokens_per_second:,.0f} tok/s",
             f"mfu {tokens_per_second * run.config.flops_per_token / peak:.1%}" if peak else "mfu n/a",
@@ -796,7 +802,7 @@ def dry_run(run: Run) -> int:
                "loss": f"{loss_now:.4f}", "peak_memory": size(device.peak_memory(run.machine)),
                "checkpoint_size": size(checkpoint.bytes_needed(run.config)), "steps": recipe.total_steps,
                "time": f"{duration(total)}, validation and saving not counted",
-               "hours_per_epoch": f"{total / 3600 / recipe.epochs:.2f}"}
+               "hours_per_epoch": f"{total / 3600 / recipe.passes:.2f}"}
     if run.args.gpu_cost_per_hour is not None:
         closing["cost"] = f"{total / 3600 * run.args.gpu_cost_per_hour:.2f}"
     run.out.say("\n".join(f"{key}: {value}" for key, value in closing.items()))
