@@ -372,7 +372,7 @@ VARIANTS = {
     "--no-tie_weights": "",
     "--batch_size": "2",
     "--gradient_accumulation_steps": "2",
-    "--epochs": "2",
+    "--epochs": "2 | --max_steps 100",
     "--max_steps": "2",
     "--patience": "1 | --eval_interval 1 --learning_rate 1e-30 --min_lr 0",
     "--learning_rate": "0.1",
