@@ -213,7 +213,7 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
         tokens_per_step = samples_per_step * config.seq_length
         peak = default_learning_rate(config, max(1, total_steps) * tokens_per_step, tokens_per_step)
         reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters, {tokens_per_step:,} "
-                       f"tokens a step and {count(total_steps * tokens_per_step)} in all (Bi et al. 2024)")
+                       f"tokens a step and {count(total_steps * tokens_per_step)} in all")
     min_lr = args.min_lr if args.min_lr is not None else peak / 100
     if min_lr > peak:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {peak:.3g}. Give --learning_rate.")
@@ -234,15 +234,16 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
 
 
 def default_learning_rate(config: GPTConfig, total_tokens: int, tokens_per_step: int) -> float:
-    """Peak for AdamW: 0.3118 C^-0.125 at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1).
+    """Peak for AdamW, the lower of two published laws; embeddings and head count in neither.
 
-    C is the run's compute in FLOP, embeddings and head left out. Smaller steps are noisier and get less, by the square
-    root of their share (Malladi et al. 2022); at most 5e-3.
+    By compute C in FLOP: 0.3118 C^-0.125 at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1),
+    less for smaller steps by the square root of their share (Malladi et al. 2022). By parameters N, which holds short
+    runs of small models back: 0.003239 - 0.0001395 ln N (Kaplan et al. 2020, appendix D.6).
     """
-    blocks = 72 * config.n_layer * config.n_embd**2 + 12 * config.n_layer * config.n_embd * config.seq_length
-    compute = blocks * total_tokens
-    share = tokens_per_step / (0.2920 * compute**0.3271)
-    return min(5e-3, 0.3118 * compute**-0.125 * min(1.0, share) ** 0.5)
+    parameters = 12 * config.n_layer * config.n_embd**2
+    compute = (6 * parameters + 12 * config.n_layer * config.n_embd * config.seq_length) * total_tokens
+    share = min(1.0, tokens_per_step / (0.2920 * compute**0.3271))
+    return max(1e-6, min(0.3118 * compute**-0.125 * share**0.5, 0.003239 - 0.0001395 * math.log(parameters)))
 
 
 def lr_at(step: int, recipe: Recipe) -> float:
