@@ -80,7 +80,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
     g.flag("--eval_batches", whole(1), 50, "batches of a validation, always the same; all if there are fewer")
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
-    g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 100 apart")
+    g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
     g = parser.group("plan")
     g.switch("--dry_run", False, "print the plan, run three steps, write nothing")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
@@ -229,7 +229,7 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
         args.use_lr_scheduler,
         eval_interval=args.eval_interval or max(1, min(1000, total_steps // 10)),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
-        log_interval=args.log_interval or max(1, min(100, total_steps // 100)),
+        log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=tuple(reasons if args.use_lr_scheduler else reasons[:-1]))
 
 
@@ -540,8 +540,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
             if args.overwrite:
                 out.say(f"overwrite   deleting {printable(str(other))}")
                 shutil.rmtree(other, ignore_errors=True)
-        loss = loop(run, cli.Metrics(run.output_dir / "metrics.jsonl", state.step, state.validated_step))
-        return finish(run, argv, loss)
+        last_loss = loop(run, cli.Metrics(run.output_dir / "metrics.jsonl", state.step, state.validated_step))
+        return finish(run, argv, last_loss)
     except torch.OutOfMemoryError as error:
         held, there = size(device.peak_memory(machine)), size(device.total_memory(machine))
         raise UserError(Exit.MACHINE, f"out of GPU memory with --batch_size {recipe.batch_size}: {held} of {there} "
@@ -653,8 +653,8 @@ def warm_up(run: Run) -> None:
     device.set_rng_state(run.machine, rng)
 
 
-def loop(run: Run, metrics: cli.Metrics) -> float:
-    """Trains from the state's step to the horizon, a signal or the end of patience; returns the last logged loss."""
+def loop(run: Run, metrics: cli.Metrics) -> str:
+    """Trains from the state's step to the horizon, a signal or the end of patience; returns the last loss in words."""
     state, recipe, args, optimizer = run.state, run.recipe, run.args, run.optimizer
     skipped, in_a_row = torch.zeros(2, device=run.machine.device)
     first_step = last_logged = state.step
@@ -704,7 +704,7 @@ def loop(run: Run, metrics: cli.Metrics) -> float:
         if args.patience and state.validations_without_gain >= args.patience:
             run.out.say(f"patience    {args.patience} validations without a new best: the run ends here")
             break
-    return loss_now
+    return f"{loss_now:.4f} at step {last_logged}"
 
 
 class Abandoned(Exception):
@@ -758,13 +758,13 @@ def diverged(run: Run) -> UserError:
                                     f"({run.recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
 
 
-def finish(run: Run, argv: Sequence[str], loss: float) -> int:
+def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     state, out, signals = run.state, run.out, run.signals
     seconds = time.perf_counter() - run.clock.began
     on_disk = state.step in checkpoint.steps_in(run.output_dir) or (state.step > 0 and save(run, stays=False))
     out.close()
-    closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": f"{loss:.4f}",
+    closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": last_loss,
                "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                "peak_memory": size(device.peak_memory(run.machine)),
                "checkpoint": f"{run.args.output_dir}/checkpoint-{state.step}" if on_disk else "none"}
