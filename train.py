@@ -46,7 +46,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--batch_size", whole(1, 2**20), None, "sequences per device per forward; halve it on out-of-memory",
            "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU")
     g.flag("--gradient_accumulation_steps", whole(1, 2**20), 1, "micro-batches a step; double it to halve --batch_size")
-    g.flag("--epochs", whole(1), None, "passes over the tokens", "1 to 10, towards 20 tokens a parameter")
+    g.flag("--epochs", whole(1), None, "passes over the tokens", "up to --max_steps, else 1 to 10")
     g.flag("--max_steps", whole(1), None, "steps after which the run ends, if sooner than --epochs", "no limit")
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
     g = parser.group("optimizer: AdamW, decay on matrices and embeddings only")
@@ -201,11 +201,12 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
         reasons.append(f"batch_size {batch_size}: what fits the memory, {batch_size * config.seq_length:,} tokens")
     samples_per_step = batch_size * args.gradient_accumulation_steps
     epochs = args.epochs
-    if not epochs:
+    if not epochs and args.max_steps:
+        epochs = max(1, math.ceil(args.max_steps * samples_per_step / windows))
+    elif not epochs:
         wanted = 20 * config.num_parameters / num_tokens
         epochs = max(1, min(10, math.ceil(wanted)))
-        if not args.max_steps:
-            reasons.append(f"epochs {epochs}: 20 tokens a parameter (Hoffmann et al. 2022) take {wanted:.3g}; 1 to 10")
+        reasons.append(f"epochs {epochs}: 20 tokens a parameter (Hoffmann et al. 2022) take {wanted:.3g}; 1 to 10")
     remaining = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + remaining, args.max_steps or 2**62)
     peak = args.learning_rate

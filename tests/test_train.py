@@ -279,6 +279,7 @@ def test_model_sizes_of_the_flag_are_those_of_the_model():
     [
         ([], {"epochs": 3}),  # 20 tokens for each of 4,752 parameters, 32,008 tokens a pass
         (["--epochs", "2"], {"epochs": 2, "total_steps": 2000}),
+        (["--max_steps", "5000"], {"epochs": 5, "total_steps": 5000}),  # not held back by a default
         (["--max_steps", "50"], {"total_steps": 50, "warmup_steps": 10, "log_interval": 1}),
         (["--epochs", "1", "--gradient_accumulation_steps", "5"], {"total_steps": 200, "accumulation": 5}),
         (["--learning_rate", "1e-3"], {"learning_rate": 1e-3, "min_lr": 1e-5}),
