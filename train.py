@@ -683,7 +683,7 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
         in_a_row = (in_a_row + 1) * optimizer.found_inf  # type: ignore[attr-defined]
 
         is_last = state.step == recipe.total_steps
-        if state.step % recipe.log_interval == 0 or is_last or state.step == first_step + 1:
+        if state.step % recipe.log_interval == 0 or is_last or state.step == 1:  # the same steps, resumed or not
             loss_now, norm_now, skipped_now, in_a_row_now = torch.stack((loss, norm, skipped, in_a_row)).tolist()
             state.skipped_steps += int(skipped_now)
             skipped.zero_()

@@ -527,12 +527,13 @@ def test_the_loss_falls_and_the_best_checkpoint_stays(run):
         ["--preload", "ram"],
         ["--preload", "mmap"],
         ["--use_amp"],
+        ["--log_interval", "7"],
         ["--batch_size", "2", "--gradient_accumulation_steps", "2", "--use_amp", "--amp_dtype", "fp16"],
     ],
     ids=" ".join,
 )
 def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, flags):
-    """A signal at steps 3 and 40, which is in the second epoch; dropout on; weights, moments and losses bit for bit."""
+    """A signal at steps 7 and 42, which is in the second epoch; dropout on; weights, moments and losses bit for bit."""
     flags = [
         "--epochs",
         "3",
@@ -557,7 +558,7 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, fla
 
         monkeypatch.setattr(train, "report", stopping)
 
-    for stops in ({3}, {40}):
+    for stops in ({7}, {42}):
         stop_at(stops)
         code, text = run(*flags, "--resume_from", "auto", out="parts")
         assert code == 128 + signal.SIGTERM
