@@ -361,6 +361,10 @@ def _report(error: BaseException) -> int:
     return code
 
 
+class Stopped(Exception):
+    """A signal asked us to stop."""
+
+
 class Signals:
     """Remembers the first SIGINT, SIGTERM or SIGHUP for loops to see; a second one leaves at once.
 
@@ -386,6 +390,11 @@ class Signals:
         if self.number is not None:
             os._exit(128 + number)
         self.number, self.at = number, time.monotonic()
+
+    def look(self) -> None:
+        """Raises Stopped after a signal."""
+        if self.number is not None:
+            raise Stopped
 
     @property
     def name(self) -> str:

@@ -1,33 +1,31 @@
 """Text to tokens: writes tokenizer.json, train.bin, val.bin and metadata.json into one folder.
 
     python pretokenize.py corpus.txt                                  # a new vocabulary, the last 0.5% for validation
-    python pretokenize.py books/ 'more/*.jsonl' --vocab_size 16000    # folders, globs; a document is a file or a line
-    zcat corpus.txt.gz | python pretokenize.py - --output_dir data    # anything that can write to a pipe
+    python pretokenize.py books/ 'more/*.jsonl.zst' --vocab_size 16000    # a document is a file, a line or a row
+    curl ... | python pretokenize.py - --output_dir data              # anything that can write to a pipe
     python pretokenize.py corpus.txt --tokenizer_file tokenizer.json  # a vocabulary that exists already
+    python pretokenize.py corpus/ --tokenizer_file t.json --shard 3/16    # one of 16 machines; then --finalize
+    python pretokenize.py --verify data --peek 3                      # is all as it was written? what does it hold?
     python pretokenize.py --demo                                      # Python's own sources, about 11 MB
 
-The text is read three times - to split it, to train the tokenizer, to encode it - so that memory stays bounded whatever
-its size. No file has its final name before all are on the disk, and metadata.json comes last: it is the commit mark.
+Worker processes read blocks of the text and encode them; this process writes what they answer, in order, so the result
+is the same for any number of them. A run that was killed goes on where it was, for the same command. No file has its
+final name before all are on the disk, and metadata.json comes last: it is the commit mark.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
-import stat
 import sys
-import sysconfig
-import threading
 import time
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +39,11 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
+    import resource
 except ImportError:  # Windows, where two runs into one folder are not told apart
-    fcntl = None
+    fcntl = resource = None
 
-SAMPLE_BYTES = 256_000_000
+SAMPLE_BYTES = 200_000_000
 
 # ---------------------------------------------------------------- flags
 
@@ -66,48 +65,93 @@ def escaped() -> cli.Kind:
     return cli.Kind(parse, "text that is not empty", "TEXT")
 
 
+def share() -> cli.Kind:
+    """'3/16' as (3, 16): one of 16 shares, counted from 0."""
+
+    def parse(text: str) -> tuple[int, int]:
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if not found or not int(found[1]) < int(found[2]):
+            raise ValueError(text)
+        return int(found[1]), int(found[2])
+
+    return cli.Kind(parse, "i/N with i from 0 to N - 1", "i/N")
+
+
 def read_flags(argv: Sequence[str]) -> Namespace:
     """The command line as values. Raises UserError (exit 2) with all that is wrong."""
     parser = cli.Parser("pretokenize.py", "Text to tokens: tokenizer.json, train.bin, val.bin, metadata.json.")
     text = parser.group("the text")
     text.group.add_argument("files", nargs="*", metavar="FILE",
-                            help="files, folders (their .txt, .text, .md, .jsonl), globs, - for stdin")
+                            help="text, .jsonl, .parquet, each also as .gz .zst .bz2 .xz; folders, globs, - for stdin")
     text.switch("--demo", False, "the Python standard library's own sources, without its tests, at most 12 MB")
-    text.flag("--text_field", cli.text("NAME"), "text", "field of a .jsonl line that holds the document")
+    text.flag("--text_field", cli.text("NAME"), "text", "field of a JSON line, or column, that holds the document")
     text.flag("--document_separator", escaped(), None, r"what stands between documents in a text file; knows \n and \t",
               "a file is one document")
     text.switch("--strict_utf8", False, "stop at bytes that are not UTF-8, with offset and line, instead of replacing")
+    text.flag("--min_document_chars", cli.whole(0), 0, "shorter documents are left out; blank ones always are")
+    text.switch("--dedup", False, "of equal documents only the first stays")
     text.flag("--val_fraction", cli.real(0, 1, below=True), 0.005,
               "share for validation: whole documents by hash, or the tail of a single one; 0 writes no val.bin")
     vocabulary = parser.group("the tokenizer, byte-level BPE")
     vocabulary.flag("--vocab_size", auto_or(cli.whole(257)), "auto",
                     "number of ids; auto: 32,000 from 100 MB of training text, fewer below")
     vocabulary.flag("--min_frequency", cli.whole(1), 2, "a pair seen less often is not merged")
-    vocabulary.flag("--train_sample_bytes", cli.whole(1, 2**40, "BYTES"), SAMPLE_BYTES,
-                    "text the tokenizer is trained on, an evenly spread sample; lower it when memory is short")
+    vocabulary.flag("--train_sample_bytes", cli.whole(1, 10**9, "BYTES"), SAMPLE_BYTES,
+                    "text the tokenizer is trained on, an evenly spread sample; more takes more memory than 1.5 GB")
     vocabulary.flag("--tokenizer_file", cli.text(), None, "a tokenizer.json, or GPT-2's encoder.json beside vocab.bpe",
                     "train a new one")
+    vocabulary.switch("--tokenizer_only", False, "write tokenizer.json alone, to be used by many shards")
+    vocabulary.flag("--engine", cli.one_of("auto", "tokenizers", "gigatoken"), "auto",
+                    "what encodes; auto: gigatoken where it is installed and its ids prove equal to those of tokenizers")
     output = parser.group("the output")
     output.flag("--output_dir", cli.text(), "data", "folder for what is written")
     output.switch("--overwrite", False, "replace the token files that are there")
-    output.flag("--num_workers", cli.whole(1, 1024), None, "threads; the ids do not depend on it", "all cores")
-    output.switch("--debug", False, "show the traceback of an error")
+    output.flag("--format", cli.one_of("native", "nanogpt", "llmc", "megatron"), "native",
+                "layout of the token files; train.py reads all of them")
+    output.flag("--shard_tokens", cli.whole(1, 2**31), None, "cut the output into files of at most so many tokens",
+                "one file; llmc: 100,000,000")
+    output.flag("--num_workers", cli.whole(1, 1024), None, "processes; the ids do not depend on it", "all cores")
+    parts = parser.group("many machines")
+    parts.flag("--shard", share(), None, "do only this share of the text, into a folder of its own in --output_dir",
+               "SLURM_ARRAY_TASK_ID/COUNT where set, else all")
+    parts.switch("--finalize", False, "all shards are there: check them and put them together in --output_dir")
+    looking = parser.group("looking inside")
+    looking.flag("--verify", cli.text("DIR"), None, "check a finished folder: sizes, hashes, ids, offsets, tokenizer",
+                 "off")
+    looking.flag("--peek", cli.whole(1, 1000), None, "show so many documents, decoded, at the end; without FILE those of "
+                 "--verify or --output_dir", "off")
+    looking.switch("--debug", False, "show the traceback of an error")
+    return parser.read(argv, impossible_together)
 
-    def check(args: Namespace) -> list[str]:
-        problems = []
-        if bool(args.files) == args.demo:
-            problems.append("--demo: takes no FILE beside it" if args.demo else
-                            "FILE: none given. Name a text file, a folder, - for stdin, or take --demo")
-        if "" in args.files:
-            problems.append("FILE '': must be text that is not empty")
-        if args.tokenizer_file is not None:
-            given = {"--vocab_size": args.vocab_size != "auto", "--min_frequency": args.min_frequency != 2,
-                     "--train_sample_bytes": args.train_sample_bytes != SAMPLE_BYTES}
-            problems += [f"{flag}: impossible with --tokenizer_file, whose vocabulary is fixed"
-                         for flag, is_given in given.items() if is_given]
-        return problems
 
-    return parser.read(argv, check)
+def impossible_together(args: Namespace) -> list[str]:
+    """What is wrong with flags that are each right."""
+    problems = []
+    looks_only = args.verify is not None or args.finalize or (args.peek is not None and not args.files and not args.demo)
+    if looks_only and (args.files or args.demo):
+        problems.append(f"{'--finalize' if args.finalize else '--verify'}: takes no FILE and no --demo beside it")
+    elif not looks_only and bool(args.files) == args.demo:
+        problems.append("--demo: takes no FILE beside it" if args.demo else
+                        "FILE: none given. Name a text file, a folder, - for stdin, or take --demo")
+    if "" in args.files:
+        problems.append("FILE '': must be text that is not empty")
+    if args.tokenizer_file is not None:
+        given = {"--vocab_size": args.vocab_size != "auto", "--min_frequency": args.min_frequency != 2,
+                 "--train_sample_bytes": args.train_sample_bytes != SAMPLE_BYTES,
+                 "--tokenizer_only": args.tokenizer_only}
+        problems += [f"{flag}: impossible with --tokenizer_file, whose vocabulary is fixed"
+                     for flag, is_given in given.items() if is_given]
+    elif args.shard is not None:
+        problems.append("--shard: needs --tokenizer_file, the same for all shards; --tokenizer_only makes one")
+    if args.shard is not None and (args.finalize or args.verify):
+        problems.append("--shard: impossible with --finalize and --verify, which look at all shards")
+    if args.shard is not None and (args.format != "native" or args.shard_tokens or args.dedup):
+        problems.append("--shard: --format, --shard_tokens and --dedup belong to --finalize")
+    if args.shard is not None and "-" in args.files:
+        problems.append("--shard: impossible with stdin, which cannot be shared")
+    if args.tokenizer_only and args.shard_tokens:
+        problems.append("--shard_tokens: impossible with --tokenizer_only, which writes no tokens")
+    return problems
 
 
 def answer_early(argv: Sequence[str]) -> int:
@@ -123,27 +167,21 @@ if __name__ == "__main__":
 import numpy as np
 
 import data
+import engine
+import formats
+import store
+import text
+from store import DOCUMENT, SPLITS, WORK, Folder, TokenWriter, Written
+from text import Block, Findings, Reading, Report, Source, Span, several
+from workers import Workers, in_child, in_thread
 
-BLOCK_BYTES = 2**20
-PIECE_CHARS = 2**16  # 64 pieces a batch, so that many cores share it evenly
-BATCH_BYTES = 2**22  # an encoding takes some 100 bytes a token while it lives
-MAX_RUN_CHARS = 2**20
-MAX_TRAINED_RUN_CHARS = 1000
-LONG_BLANK = re.compile(rf"\s{{{MAX_TRAINED_RUN_CHARS}}}")
-MAX_LINE_BYTES = 2**28
-DEMO_BYTES = 12_000_000
+PROGRAM_VERSION = 2  # of the bytes that are written: a run begun by another one is not gone on with
 MAX_SOURCES_LISTED = 1000
-TEXT_ENDINGS = (".txt", ".text", ".md", ".jsonl")
-DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
-OUTPUTS = ("tokenizer.json", "train.bin", "train.idx", "val.bin", "val.idx")
-TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, OUTPUTS))}|metadata\.json|stdin)\.\d+\.tmp")
-LOCK = ".pretokenize.lock"
+JOURNAL_SECONDS = 2.0
+JOURNAL_BYTES = 2**26
+LLMC_SHARD_TOKENS = 10**8
 
 # ---------------------------------------------------------------- progress and signals
-
-
-class Stopped(Exception):
-    """A signal asked us to stop."""
 
 
 class Meter:
@@ -152,343 +190,139 @@ class Meter:
     def __init__(self, progress: cli.Progress, signals: cli.Signals, doing: str, total_bytes: int, bar: bool = False):
         self.progress, self.signals, self.doing, self.total = progress, signals, doing, max(1, total_bytes)
         self.on_bar = bar and progress.on_terminal
-        self.done, self.began = 0, time.monotonic()
+        self.done, self.began, self.began_at = 0, time.monotonic(), 0
         self.pause = 0.1 if self.on_bar else 5.0
         self.next = self.began + self.pause
         if bar:
             progress.bar(total_bytes, 0, "B", scale=True)
 
-    def add(self, num_bytes: int) -> None:
-        """Counts bytes that are done. Raises Stopped after a signal."""
-        look(self.signals)
-        self.done += num_bytes
+    def at(self, done: int) -> None:
+        """So many bytes of the files are done. Raises cli.Stopped after a signal."""
+        self.signals.look()
+        self.began_at = self.began_at if self.done else done  # what an earlier run did
+        self.done = max(self.done, done)
         now = time.monotonic()
         if now >= self.next:
             self.next = now + self.pause
-            per_second = self.done / (now - self.began)
+            per_second = max(1.0, (self.done - self.began_at) / (now - self.began))
             line = (f"{self.doing} {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | "
                     f"{per_second / 1e6:.1f} MB/s | {cli.duration((self.total - self.done) / per_second)} left")
             self.progress.at(self.done, "" if self.on_bar else line)
 
 
-def look(signals: cli.Signals) -> None:
-    """Raises Stopped after a signal."""
-    if signals.number is not None:
-        raise Stopped
-
-
-def in_thread(work: Callable[[], Any], signals: cli.Signals) -> Any:
-    """Runs what cannot look for signals itself: Python's handlers wait as long as the main thread is in a library."""
-    outcome: list[Any] = [None, None]
-
-    def run() -> None:
-        try:
-            outcome[0] = work()
-        except BaseException as error:
-            outcome[1] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-        look(signals)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
-
-
-# ---------------------------------------------------------------- where the text lies
-
-PARQUET = "import pandas; pandas.read_parquet('...').to_json('corpus.jsonl', orient='records', lines=True)"
-PACKED = ((b"\x1f\x8b", "gzip", "gzip -dk {}"), (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d {}"),
-          (b"BZh", "bzip2", "bzip2 -dk {}"), (b"\xfd7zXZ\0", "xz", "xz -dk {}"),
-          (b"PK\x03\x04", "a zip archive", "unzip {}"), (b"PAR1", "Parquet", f'python -c "{PARQUET}"'),
-          (b"%PDF", "a PDF", "pdftotext {}"))
-ENCODINGS = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
+# ---------------------------------------------------------------- what a worker does
 
 
 @dataclass(frozen=True)
-class Source:
-    """One file of text, and how it is called in messages."""
+class Setup:
+    """What a worker must know to answer a block."""
 
-    path: Path
-    shown: str
-    is_stdin: bool = False
-
-    @property
-    def is_jsonl(self) -> bool:
-        return self.path.suffix.lower() in (".jsonl", ".ndjson")
-
-
-def find_sources(words: Sequence[str], progress: cli.Progress) -> list[Source]:
-    """Files, folders and globs as files in the order given, sorted within each, none twice. stdin stays '-'."""
-    found: dict[str, Source] = {}
-    repeated = 0
-    for word in words:
-        members = [word]
-        if word != "-" and not os.path.lexists(word) and glob.has_magic(word):
-            members = sorted(glob.glob(word, recursive=True))
-            if not members:
-                raise UserError(Exit.DATA, f"{printable(word)} matches no file. Give the path of a text file.")
-        for member in members:
-            inside = text_files_in(member, progress) if os.path.isdir(member) and member != "-" else [member]
-            for name in inside:
-                key = name if name == "-" else os.path.realpath(name)
-                repeated += key in found
-                found.setdefault(key, Source(Path(name), "stdin" if name == "-" else printable(name), name == "-"))
-    if repeated:
-        progress.say(f"read once although named again: {several(repeated, 'file')}")
-    return list(found.values())
-
-
-def text_files_in(folder: str, progress: cli.Progress) -> list[str]:
-    """The text files of a folder and its subfolders, sorted, but hidden ones. Raises UserError (exit 3) for none."""
-    chosen, others = [], []
-
-    def refuse(error: OSError) -> None:
-        raise UserError(Exit.DATA, f"{printable(str(error.filename))}: {error.strerror}. Give another folder.")
-
-    for where, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if not name.startswith("."):
-                (chosen if name.lower().endswith(TEXT_ENDINGS) else others).append(os.path.join(where, name))
-    if not chosen:
-        raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(TEXT_ENDINGS)} file, "
-                                   f"{len(others):,} others. Name the files themselves.")
-    if others:
-        progress.say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {printable(min(others))}"
-                     + f" and {len(others) - 1:,} more" * (len(others) > 1))
-    return sorted(chosen)
-
-
-def demo_sources() -> list[Source]:
-    """The standard library's modules, without tests: sorted by path, the first 12 MB."""
-    root, chosen, total = Path(sysconfig.get_path("stdlib")), [], 0
-    for path in sorted(root.rglob("*.py")):
-        if DEMO_SKIPS.isdisjoint(path.relative_to(root).parts) and (total := total + path.stat().st_size) <= DEMO_BYTES:
-            chosen.append(Source(path, str(path.relative_to(root))))
-    if not chosen:
-        raise UserError(Exit.DATA, f"--demo: no Python sources in {root}. Give a text file of your own.")
-    return chosen
-
-
-def check_source(source: Source) -> int:
-    """The size of a file that looks like UTF-8 text. Raises UserError (exit 3) for any other."""
-    name, typed = source.shown, shlex.quote(source.shown)
-    try:
-        status = source.path.stat()  # before it is opened: opening a fifo waits for its writer
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(Exit.DATA, f"{name} is no regular file, and text is read three times. "
-                                       f"Pipe it in: cat {typed} | python pretokenize.py -")
-        with source.path.open("rb") as file:
-            head = file.read(4096)
-    except OSError as error:
-        raise UserError(Exit.DATA, f"{name}: {error.strerror}. Give a text file that can be read.") from error
-    for magic, kind, command in PACKED:
-        if head.startswith(magic):
-            raise UserError(Exit.DATA, f"{name} is {kind}, not text. Unpack it first: {command.format(typed)}")
-    encoding = next((kind for mark, kind in ENCODINGS if head.startswith(mark)), None)
-    odd, even = head[1::2].count(0), head[::2].count(0)
-    if encoding is None and len(head) >= 64 and max(odd, even) > 0.45 * len(head) > 9 * min(odd, even):  # no mark
-        encoding = "UTF-16LE" if odd > even else "UTF-16BE"
-    if encoding is not None:
-        raise UserError(Exit.DATA, f"{name} is {encoding}, not UTF-8 (it begins with the bytes {head[:4].hex(' ')}). "
-                                   f"Convert it: iconv -f {encoding} -t UTF-8 {typed} > utf8.txt")
-    return status.st_size
-
-
-# ---------------------------------------------------------------- text into documents
+    sources: Sequence[Source]
+    reading: Reading
+    task: str  # survey, sample, encode
+    threshold: int = 0  # documents whose hash is below it are for validation
+    share: float = 1.0  # of the training text, for the sample
+    tokenizer: str = ""
+    end_id: int = 0
+    engine: str = "tokenizers"
+    fence: tuple[tuple[int, int], ...] = ()
+    dtype: str = "int16"
 
 
 @dataclass
-class Findings:
-    """What reading the text brought up."""
+class Answer:
+    """A block's documents: DOCUMENT records, the ids of each split and where its documents end; or a sample's bytes."""
 
-    strict: bool = False
-    replaced: int = 0
-    first_replaced: str = ""
-    latin_1: list[str] = field(default_factory=list)
-    bad_lines: int = 0
-    first_bad_line: str = ""
-    blank_documents: int = 0
-    separators: int = 0
-
-    def text_of(self, content: bytes, name: str, offset: int, line: int) -> str:
-        """UTF-8 as text; what is none becomes U+FFFD and is counted. Raises UserError (exit 3) if strict."""
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            line += content.count(b"\n", 0, error.start)
-            place = f"byte {offset + error.start:,}, line {line:,} of {name}"
-            if self.strict:
-                raise UserError(Exit.DATA, f"not UTF-8: 0x{content[error.start]:02x} at {place} ({error.reason}). "
-                                           "Correct it, or leave out --strict_utf8 to have it replaced.") from None
-            text = content.decode(errors="replace")
-            self.replaced += text.count("\ufffd") - content.count("\ufffd".encode())
-            self.first_replaced = self.first_replaced or place
-            return text
-
-    def bad_line(self, place: str, reason: str) -> None:
-        """Counts a line of JSON that holds no document."""
-        self.bad_lines += 1
-        self.first_bad_line = self.first_bad_line or f"{place} {reason}"
+    found: Findings
+    documents: dict[str, np.ndarray] = field(default_factory=dict)
+    ids: dict[str, np.ndarray] = field(default_factory=dict)
+    ends: dict[str, np.ndarray] = field(default_factory=dict)
+    sample: bytes = b""
+    difference: str = ""
+    characters: int = 0
+    is_blank: bool = True
 
 
-def plain_texts(source: Source, found: Findings) -> Iterator[str]:
-    """A text file in blocks, each whole characters; a byte order mark is dropped."""
-    offset, line, held, replaced, valid = 0, 1, b"", -found.replaced, 0
-    with source.path.open("rb") as file:
-        while True:
-            block = file.read(BLOCK_BYTES)
-            content = held + block
-            if offset == 0:
-                content = content.removeprefix(b"\xef\xbb\xbf")
-                offset = len(held) + len(block) - len(content)
-            held = content[len(content) - begun_character(content):] if block else b""
-            content = content[:len(content) - len(held)]
-            text = found.text_of(content, source.shown, offset, line)
-            valid += len(text) - len(text.encode("ascii", "ignore")) - text.count("\ufffd")
-            offset, line = offset + len(content), line + content.count(b"\n")
-            yield text
-            if not block:
-                break
-    if replaced + found.replaced > 4 * valid:  # in UTF-8 with damage most is valid
-        found.latin_1.append(source.shown)
+def hash_of(content: bytes) -> int:
+    """A document's hash: the first 8 bytes of its sha256, big-endian."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
 
 
-def begun_character(content: bytes) -> int:
-    """How many bytes at the end may be the beginning of a character that goes on in the next block: 0 to 3."""
-    for back in range(1, min(3, len(content)) + 1):
-        lead = content[-back]
-        if lead >= 0xC0:
-            return back if back < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else 0
-        if lead < 0x80:
-            return 0
-    return 0
+class Reader:
+    """What each worker process does: reads a block, and does with its documents what the task says."""
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self.encoder = None
+        if setup.task == "encode":
+            self.encoder = engine.encoder_for(setup.tokenizer, setup.end_id, setup.engine, setup.fence)
+
+    def answer(self, block: Block) -> Answer:
+        """Reads a block and does with its documents what the task says."""
+        setup, found = self.setup, Findings()
+        answer = Answer(found)
+        texts = text.texts_in(block, text.content_of(block, setup.sources), setup.reading, found)
+        is_whole = block.kind != "part" or (block.first and block.last)
+        if is_whole:
+            kept = [t for t in texts if len(t) >= setup.reading.min_chars and t and not t.isspace()]
+            found.short_documents = len(texts) - len(kept)
+        else:
+            kept = texts
+            answer.characters, answer.is_blank = len(texts[0]), not texts[0].strip()
+        contents = [t.encode(errors="replace") for t in kept]
+        documents = np.zeros(len(kept), DOCUMENT)
+        documents["bytes"] = [len(content) for content in contents]
+        if is_whole and block.in_val is None:
+            documents["hash"] = [hash_of(content) for content in contents]
+            in_val = documents["hash"] < np.uint64(setup.threshold)
+        else:
+            in_val = np.full(len(kept), bool(block.in_val))
+        answer.documents = {"train": documents[~in_val], "val": documents[in_val]}
+        if setup.task == "text":
+            answer.sample = b"".join(contents)
+        elif setup.task == "sample":
+            training = [content for content, is_val in zip(contents, in_val, strict=True) if not is_val]
+            answer.sample = sample_of(training, setup.share, setup.reading)
+        elif self.encoder is not None:
+            pieces, lasts = pieces_of(contents, setup.reading)
+            if not is_whole:
+                lasts = [block.last]
+            ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
+            ids = ids.astype(formats.DTYPES[setup.dtype])
+            if in_val.any() and not in_val.all():
+                lengths = np.diff(ends, prepend=0)
+                mine = np.repeat(in_val, lengths)
+                answer.ids = {"train": ids[~mine], "val": ids[mine]}
+                answer.ends = {"train": np.cumsum(lengths[~in_val]), "val": np.cumsum(lengths[in_val])}
+            else:
+                split = SPLITS[int(in_val.any())]
+                answer.ids, answer.ends = {split: ids}, {split: ends}
+        return answer
 
 
-def split_at(texts: Iterable[str], separator: str | None, found: Findings) -> Iterator[tuple[str, bool]]:
-    """Blocks of text as (part, is the document's last); separators are dropped wherever the blocks cut them."""
-    held = ""
-    for text in texts:
-        if separator is None:
-            yield text, False
-            continue
-        *whole, held = (held + text).split(separator)
-        found.separators += len(whole)
-        yield from ((document, True) for document in whole)
-        keep = min(len(held), len(separator) - 1)
-        yield held[:len(held) - keep], False
-        held = held[len(held) - keep:]
-    yield held, True
+def pieces_of(contents: list[bytes], reading: Reading) -> tuple[list[bytes], list[bool]]:
+    """Documents as pieces of at most PART_BYTES, and which of them end a document."""
+    if all(len(content) <= text.PART_BYTES for content in contents):
+        return contents, [True] * len(contents)
+    pieces, lasts = [], []
+    for content in contents:
+        parts = text.parts_of(content, reading.places)
+        pieces += parts
+        lasts += [False] * (len(parts) - 1) + [True]
+    return pieces, lasts
 
 
-def json_texts(source: Source, text_field: str, found: Findings) -> Iterator[tuple[str, bool]]:
-    """The documents of a .jsonl file, one a line; a line without one is counted."""
-    offset = number = 0
-    with source.path.open("rb") as file:
-        while content := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            place = f"line {number:,} of {source.shown}"
-            if len(content) > MAX_LINE_BYTES:
-                raise UserError(Exit.DATA, f"{place} is longer than {cli.size(MAX_LINE_BYTES)}. A line of JSON is "
-                                           "held whole in memory. Split it into several documents.")
-            start, offset = offset, offset + len(content)
-            line = found.text_of(content, source.shown, start, number).removeprefix("\ufeff" if number == 1 else "")
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError):
-                found.bad_line(place, "is not JSON")
-                continue
-            if not isinstance(fields, dict) or not isinstance(fields.get(text_field), str):
-                has = f"has {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "is no object"
-                found.bad_line(place, printable(f"holds no text as {text_field!r}: it {has}")[:200])
-                continue
-            text, lone = re.subn("[\ud800-\udfff]", "\ufffd", fields[text_field])  # JSON can spell what UTF-8 cannot
-            found.replaced += lone
-            found.first_replaced = found.first_replaced or (f"a lone surrogate in {place}" if lone else "")
-            yield text, True
-
-
-# ---------------------------------------------------------------- documents into pieces
-
-# GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
-# Latin letter, digit, kana or Chinese character and a mark (scripts without spaces need that): whatever stands around,
-# the pieces have the same ids as the whole. Python's \S is stricter than the pre-tokenizer's, which is the safe side.
-SAFE_PLACE = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
-                        "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
-
-
-def last_safe_place(text: str) -> int:
-    """The last place where the text may be cut without changing its ids; 0 if there is none."""
-    width = 256
-    while True:
-        place = 0
-        for match in SAFE_PLACE.finditer(text, max(0, len(text) - width)):
-            place = match.end()
-        if place or width >= len(text):
-            return place
-        width *= 16
-
-
-def place_to_cut(text: str) -> int:
-    """Where to cut text that begins at the last safe place so far; 0 if it must grow first."""
-    if len(text) > MAX_RUN_CHARS:
-        first = SAFE_PLACE.search(text)
-        if first is None or first.end() > MAX_RUN_CHARS:
-            return MAX_RUN_CHARS
-    return last_safe_place(text)
-
-
-def cuts_are_safe(tokenizer: Tokenizer) -> bool:
-    """True if the tokenizer splits text as GPT-2's does: no normalizer, ByteLevel with its pattern, no added words."""
-    fields = json.loads(tokenizer.to_str())
-    pre = fields["pre_tokenizer"] or {}
-    return (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
-            and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
-
-
-@dataclass(frozen=True)
-class Text:
-    """All the text there is, to be read as often as needed, the same every time."""
-
-    sources: tuple[Source, ...]
-    text_field: str
-    separator: str | None
-    may_cut: bool = True
-
-    def documents(self, found: Findings) -> Iterator[tuple[str, bool]]:
-        """Parts of documents as (part, is the document's last), of any size."""
-        for source in self.sources:
-            try:
-                yield from (json_texts(source, self.text_field, found) if source.is_jsonl
-                            else split_at(plain_texts(source, found), self.separator, found))
-            except OSError as error:
-                raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while reading. Run again.") from error
-
-    def pieces(self, found: Findings) -> Iterator[tuple[str, bool]]:
-        """The same, without blank documents, in pieces of about PIECE_CHARS cut where no id depends on it.
-
-        A run of more than MAX_RUN_CHARS without such a place is cut there, counted from its beginning: memory stays
-        bounded, and no model would miss an id of such a run. Where no cut is safe a document is one piece.
-        """
-        held, begun = "", False
-        for text, last in self.documents(found):
-            step = PIECE_CHARS if self.may_cut else max(1, len(text))
-            for at in range(0, len(text), step):
-                held += text[at:at + step]
-                while self.may_cut and len(held) > step and (cut := place_to_cut(held)):
-                    yield held[:cut], False
-                    held, begun = held[cut:], True
-            if last:
-                if begun or held.strip():
-                    yield held, True
-                else:
-                    found.blank_documents += 1
-                held, begun = "", False
+def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:
+    """The first share of a block's training text: blocks are small, so that all samples together are evenly spread."""
+    owed, chosen = sum(map(len, contents)) * share, []
+    for content in contents:
+        if len(content) > owed:
+            content = content[:text.last_place(content[:int(owed)], reading.places)]
+            chosen.append(content)
+            break
+        chosen.append(content)
+        owed -= len(content)
+    return b"".join(engine.short_runs(content) for content in chosen if content)
 
 
 # ---------------------------------------------------------------- the split
@@ -496,72 +330,472 @@ class Text:
 
 @dataclass(frozen=True)
 class Split:
-    """Which part of the text is kept for validation, and why in words; cut_byte is for a single document."""
+    """Which part of the text is kept for validation, and why in words: hashes below a threshold, or from a byte on."""
 
     rule: str
-    in_val: np.ndarray
-    cut_byte: int | None
-    train_bytes: int
-    val_bytes: int
+    threshold: int = 0
+    cut_byte: int | None = None
+
+
+def split_by_hash(val_fraction: float) -> Split:
+    """Whole documents by hash: the same for each document whatever else there is."""
+    if val_fraction == 0:
+        return Split("none, as asked")
+    return Split(f"documents whose sha256 / 2^256 is below {val_fraction:g}", int(val_fraction * 2**64))
+
+
+def mend(split: Split, hashes: Mapping[str, Sequence[np.ndarray]]) -> Split:
+    """The split once all documents are known: neither part is ever empty while there are two different documents."""
+    if not split.threshold:
+        return split
+    lowest = min((int(h.min()) for part in hashes.values() for h in part if len(h)), default=0)
+    highest = max((int(h.max()) for part in hashes.values() for h in part if len(h)), default=0)
+    if lowest == highest:
+        return replace(split, rule="none, the documents are all the same", threshold=0)
+    if lowest >= split.threshold:
+        return replace(split, rule=split.rule + "; there are none, so the one nearest to it", threshold=lowest + 1)
+    if highest < split.threshold:
+        return replace(split, rule=split.rule + ", but the last that is left", threshold=highest)
+    return split
+
+
+def split_of_one(num_bytes: int, val_fraction: float, last_character_bytes: int = 1) -> Split:
+    """A single document: its tail is kept for validation."""
+    cut = max(1, int(num_bytes * (1 - val_fraction)))
+    if val_fraction == 0:
+        return Split("none, as asked")
+    if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
+        return Split("none, the text is too short")
+    return Split(f"the tail of the only document, from byte {cut:,} on", 0, cut)
+
+
+# ---------------------------------------------------------------- the passes over the text
+
+
+@dataclass
+class Job:
+    """One run: what is read, how, where to, and what it has found out."""
+
+    args: Namespace
+    folder: Folder
+    signals: cli.Signals
+    progress: cli.Progress
+    sources: list[Source]
+    spans: list[Span]
+    reading: Reading
+    split: Split
+    journal: dict[str, Any]
+    num_workers: int
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
-    def num_bytes(self) -> int:
-        return self.train_bytes + self.val_bytes
+    def file_bytes(self) -> int:
+        """Bytes of the files on the disk, of this shard."""
+        return sum((span.stop or self.sources[span.source].num_bytes) - span.start for span in self.spans)
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks, in order."""
+        before = 0
+        for span in self.spans:
+            source = self.sources[span.source]
+            for block in text.blocks(span.source, source, self.reading, span.start, span.stop, self.split.cut_byte):
+                yield replace(block, on_disk=before + block.on_disk - span.start)
+            before += (span.stop or source.num_bytes) - span.start
+
+    def setup(self, task: str, **more: Any) -> Setup:
+        """What the workers must know."""
+        return Setup(self.sources, self.reading, task, self.split.threshold, **more)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """While inside, the heartbeat names the stage and its seconds are counted."""
+        began = time.monotonic()
+        with self.progress.phase(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0) + time.monotonic() - began
 
 
-def survey(pieces: Iterable[tuple[str, bool]], val_fraction: float, meter: Meter) -> Split:
-    """Reads all once and splits it: by blake2b (8 bytes, big-endian) of each, or at a byte of the only one."""
-    hashes, sizes = array("Q"), array("Q")
-    digest, num_bytes, last_bytes = hashlib.blake2b(digest_size=8), 0, 0
-    for text, last in pieces:
-        content = text.encode()
-        digest.update(content)
-        num_bytes += len(content)
-        meter.add(len(content))
-        if last:
-            last_bytes = len(text[-1].encode())
-            hashes.append(int.from_bytes(digest.digest(), "big"))
-            sizes.append(num_bytes)
-            digest, num_bytes = hashlib.blake2b(digest_size=8), 0
-    total, values = sum(sizes), np.array(hashes, np.uint64)
-    in_val = values < np.uint64(int(val_fraction * 2**64))
-    cut = max(1, int(total * (1 - val_fraction)))
-    if val_fraction == 0:
-        return Split("none, as asked", in_val, None, total, 0)
-    if len(sizes) <= 1 and cut > total - last_bytes:  # within the last character: nothing would be left for validation
-        return Split("none, the text is too short", np.zeros(len(sizes), bool), None, total, 0)
-    if len(sizes) == 1:
-        return Split(f"the tail of the only document, from byte {cut:,} on", in_val, cut, cut, total - cut)
-    rule = f"documents whose blake2b hash / 2^64 is below {val_fraction:g}"
-    if not in_val.any():
-        in_val[values.argmin()], rule = True, rule + "; there are none, so the one nearest to it"
-    elif in_val.all():
-        in_val[values.argmax()], rule = False, rule + ", but the last that is left"
-    val_bytes = int(np.array(sizes, np.uint64)[in_val].sum())
-    return Split(rule, in_val, None, total - val_bytes, val_bytes)
+class LongDocument:
+    """A document that came in several parts: its hash, and whether it is to stay."""
+
+    def __init__(self, reading: Reading):
+        self.reading, self.digest = reading, hashlib.sha256()
+        self.num_bytes = self.characters = 0
+        self.is_blank = True
+
+    def add(self, block: Block, answer: Answer, sources: Sequence[Source]) -> None:
+        """Takes in the next part."""
+        self.characters += answer.characters
+        self.is_blank = self.is_blank and answer.is_blank
+        self.num_bytes += int(sum(documents["bytes"].sum() for documents in answer.documents.values()))
+        if block.in_val is None:
+            self.digest.update(text.cleaned(block, text.content_of(block, sources), self.reading))
+
+    @property
+    def stays(self) -> bool:
+        return not self.is_blank and self.characters >= self.reading.min_chars
+
+    @property
+    def record(self) -> np.ndarray:
+        """Its DOCUMENT record, in an array of one."""
+        return np.array([(int.from_bytes(self.digest.digest()[:8], "big"), self.num_bytes)], DOCUMENT)
 
 
-def assign(pieces: Iterable[tuple[str, bool]], split: Split) -> Iterator[tuple[str, str, bool]]:
-    """Pieces as (train or val, text, is the document's last); a single document ends at the cut and begins anew."""
-    index, seen = 0, 0
-    for text, last in pieces:
-        if index >= len(split.in_val):
-            raise UserError(Exit.DATA, "the text changed while it was read. Run again when nothing writes to it.")
-        before = 0 if split.cut_byte is None else split.cut_byte - seen
-        if split.cut_byte is None or before <= 0:
-            yield "val" if split.cut_byte is not None or split.in_val[index] else "train", text, last
+def is_heavy(block: Block) -> bool:
+    """True for a block that carries its text with it."""
+    return block.content is not None
+
+
+def is_part(block: Block) -> bool:
+    """True for a block that is not the whole of its document."""
+    return block.kind == "part" and not (block.first and block.last)
+
+
+@dataclass
+class Survey:
+    """What a first reading found: the records of all documents, and of those that came in parts."""
+
+    documents: np.ndarray
+    long_hashes: list[int]
+    report: Report
+
+
+def survey(job: Job) -> Survey:
+    """Reads all once: what documents there are."""
+    report, records, long_hashes = Report(job.sources, job.reading.strict), [], []
+    meter, document = Meter(job.progress, job.signals, "read", job.file_bytes), LongDocument(job.reading)
+    with Workers(job.num_workers, Reader, job.setup("survey"), job.signals) as workers:
+        for block, answer in workers.answers(job.blocks(), is_heavy):
+            report.add(block, answer.found)
+            meter.at(block.on_disk)
+            if not is_part(block):
+                records += answer.documents.values()
+                continue
+            document = LongDocument(job.reading) if block.first else document
+            document.add(block, answer, job.sources)
+            if block.last:
+                long_hashes.append(int(document.record["hash"][0]))
+                report.short_documents += not document.stays
+                records += [document.record] if document.stays else []
+    report.end_source()
+    return Survey(np.concatenate(records) if records else np.zeros(0, DOCUMENT), long_hashes, report)
+
+
+def write_sample(job: Job, path: Path, share: float, long_hashes: Iterable[int]) -> int:
+    """Writes a share of the training text into a file, evenly spread; returns its bytes."""
+    meter, hashes, num_bytes = Meter(job.progress, job.signals, "sampled", job.file_bytes), iter(long_hashes), 0
+
+    def decided() -> Iterator[Block]:
+        in_val = False
+        for block in job.blocks():
+            if is_part(block) and block.in_val is None:
+                in_val = next(hashes, 2**64) < job.split.threshold if block.first else in_val
+                block = replace(block, in_val=in_val)
+            yield block
+
+    with path.open("wb", buffering=2**22) as file, Workers(
+            job.num_workers, Reader, job.setup("sample", share=share), job.signals) as workers:
+        for block, answer in workers.answers(decided(), is_heavy):
+            meter.at(block.on_disk)
+            num_bytes += file.write(answer.sample)
+    return num_bytes
+
+
+def encode(job: Job, tokenizer: str, end_id: int, engine_name: str, dtype: str) -> Report:
+    """Writes the ids of each split, going on where the journal ends. Raises engine.Differs if the engine is found wrong."""
+    state = job.journal.get("encoded", {"blocks": 0, "splits": {}})
+    report = Report(job.sources, job.reading.strict, **state.get("report", {}))
+    if state["blocks"]:
+        job.progress.say(f"going on after {several(state['blocks'], 'block')} of an earlier run")
+    writers = {split: TokenWriter(job.folder.work, split, dtype, state["splits"].get(split)) for split in SPLITS}
+    meter = Meter(job.progress, job.signals, "encoded", job.file_bytes, bar=True)
+    fence = engine.fence_ranges(job.progress.say) if engine_name == "gigatoken" else ()
+    setup = job.setup("encode", tokenizer=tokenizer, end_id=end_id, engine=engine_name, fence=fence, dtype=dtype)
+    done, saved, unsaved = state["blocks"], time.monotonic(), 0
+    document, before, home = LongDocument(job.reading), {}, writers["train"]
+
+    def fresh() -> Iterator[Block]:
+        for number, block in enumerate(job.blocks()):
+            if number >= state["blocks"]:
+                yield block
+            else:
+                job.signals.look()
+
+    def save() -> None:
+        for writer in writers.values():
+            writer.sync()
+        job.journal["encoded"] = {"blocks": done, "splits": {split: w.state for split, w in writers.items()},
+                                  "report": report.state()}
+        job.folder.write_journal(job.journal)
+
+    try:
+        with Workers(job.num_workers, Reader, setup, job.signals) as workers:
+            for block, answer in workers.answers(fresh(), is_heavy):
+                if answer.difference:
+                    raise engine.Differs(answer.difference)
+                report.add(block, answer.found)
+                meter.at(block.on_disk)
+                done += 1
+                unsaved += block.length
+                if not is_part(block):
+                    for split, ids in answer.ids.items():
+                        writers[split].add(ids, answer.ends[split], answer.documents[split])
+                else:
+                    if block.first:
+                        document, home = LongDocument(job.reading), writers[SPLITS[bool(block.in_val)]]
+                        before = dict(home.state)
+                    document.add(block, answer, job.sources)
+                    for ids in answer.ids.values():
+                        home.add(ids, np.zeros(0, np.int64), np.zeros(0, DOCUMENT))
+                    if block.last:
+                        settle(document, home, writers, before, report, job.split)
+                if (not is_part(block) or block.last) and (
+                        time.monotonic() - saved > JOURNAL_SECONDS and unsaved > JOURNAL_BYTES):
+                    save()
+                    saved, unsaved = time.monotonic(), 0
+        report.end_source()
+        save()
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return report
+
+
+def settle(document: LongDocument, home: TokenWriter, writers: Mapping[str, TokenWriter], before: Mapping[str, int],
+           report: Report, split: Split) -> None:
+    """The last part of a long document is written: now its hash and its length say where it belongs, if anywhere."""
+    belongs = home
+    if split.cut_byte is None and int(document.record["hash"][0]) < split.threshold:
+        belongs = writers["val"]
+    if not document.stays or belongs is not home:
+        ids = home.cut_back(before)
+        report.short_documents += not document.stays
+        if not document.stays:
+            return
+        belongs.add(ids, np.zeros(0, np.int64), np.zeros(0, DOCUMENT))
+    belongs.add(np.zeros(0, belongs.dtype), np.zeros(1, np.int64), document.record)
+
+
+# ---------------------------------------------------------------- putting the outcome together
+
+
+def put_together(job: Job, places: Sequence[Path], dtype: str) -> tuple[Path, Mapping[str, Mapping[str, int]]]:
+    """All shards' documents as one set, in order: the split mended, doubles dropped if asked.
+
+    Where nothing is to be changed the files stay what they are. Returns where the set lies, and each split's totals.
+    """
+    written = {split: [Written.open(place, split, dtype) for place in places] for split in SPLITS}
+    job.split = mend(job.split, {split: [part.documents["hash"] for part in parts] for split, parts in written.items()})
+    limit = np.uint64(job.split.threshold)
+    masks: dict[str, list[tuple[Written, np.ndarray]]] = {split: [] for split in SPLITS}
+    dropped = 0
+    for split, parts in written.items():
+        keep = [np.ones(len(part.documents), bool) for part in parts]
+        if job.args.dedup:
+            keep = store.first_ones([np.asarray(part.documents["hash"]) for part in parts])
+            dropped += sum(int((~mask).sum()) for mask in keep)
+        for part, mask in zip(parts, keep, strict=True):
+            in_val = np.full(len(mask), split == "val")
+            if job.split.cut_byte is None:
+                in_val = part.documents["hash"] < limit
+            masks["train"].append((part, mask & ~in_val))
+            masks["val"].append((part, mask & in_val))
+    if job.args.dedup:
+        job.progress.say(f"doubles left out: {several(dropped, 'document')}")
+    as_it_is = list(places) == [job.folder.work] and all(
+        bool(mask.all()) if part.path.stem == split else not mask.any()
+        for split, chosen in masks.items() for part, mask in chosen)
+    if as_it_is:
+        return job.folder.work, job.journal["encoded"]["splits"]
+    new = job.folder.work / "new"  # apart, so that a run killed here can do it again
+    new.mkdir(exist_ok=True)
+    totals = {}
+    for split in SPLITS:
+        writer = TokenWriter(new, split, dtype)
+        for part, mask in masks[split]:
+            store.copy_documents(part, mask, writer, job.signals)
+        writer.close()
+        totals[split] = writer.state
+    return new, totals
+
+
+def lay_out(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype: str) -> dict[str, list[Path]]:
+    """The files of each split in the layout asked for, still in the work folder; those of the native one are there."""
+    layout, new, files = job.args.format, job.folder.work / "new", {}
+    shard_tokens = job.args.shard_tokens or (LLMC_SHARD_TOKENS if layout == "llmc" else None)
+    new.mkdir(exist_ok=True)
+    for split in SPLITS:
+        total, path, numpy_dtype = totals[split]["tokens"], place / f"{split}.bin", formats.DTYPES[dtype]
+        if not totals[split]["documents"]:
+            continue
+        files[split] = [path]
+        if shard_tokens is not None:
+            files[split] = []
+            for number, start in enumerate(range(0, total, shard_tokens), int(layout == "llmc" and split == "train")):
+                stop = min(total, start + shard_tokens)
+                name = f"tokens_{split}_{number:06}.bin" if layout == "llmc" else f"{split}_{number:06}.bin"
+                files[split].append(new / name)
+                with (new / name).open("wb") as file:
+                    file.write(formats.llmc_header(stop - start, dtype) if layout == "llmc" else b"")
+                    for tokens in store.blocks_of_tokens(path, numpy_dtype, start, stop):
+                        job.signals.look()
+                        file.write(tokens.tobytes())
+        if layout == "megatron":
+            ends = Written.open(place, split, dtype).ends
+            index = new / f"{split}.megatron"
+            with index.open("wb") as file:
+                formats.write_megatron_index(file, ends, dtype)
+            files[split].append(index)
+        elif layout == "native":
+            files[split].append(place / f"{split}.idx")
+    return files
+
+
+def commit(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype: str, tokenizer: Tokenizer, end_id: int,
+           trained_here: bool) -> dict[str, Any]:
+    """Reads all files back, gives them their names, and writes metadata.json; returns it."""
+    files = lay_out(job, place, totals, dtype)
+    splits: dict[str, Any] = {}
+    names = {"tokenizer.json": "tokenizer.json"}  # as it will be called: where it lies in the work folder
+    for split, paths in files.items():
+        described = []
+        for path in paths:
+            job.signals.look()
+            name = f"{split}.idx" if path.suffix == ".megatron" else path.name
+            names[name] = path.relative_to(job.folder.work).as_posix()
+            if path.suffix != ".bin":
+                continue
+            cli.sync(path)
+            sha256, crc = store.digest_of(path)
+            if len(paths) <= 2 and path.stem == split and crc != totals[split]["crc"]:
+                raise UserError(Exit.MACHINE, f"{printable(str(path))} reads back otherwise than written. Check the disk, "
+                                              "or take another --output_dir.")
+            status = path.stat()
+            header = 1024 if job.args.format == "llmc" else 0
+            described.append({"name": name, "tokens": (status.st_size - header) // formats.DTYPES[dtype].itemsize,
+                              "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns, "sha256": sha256})
+        splits[split] = {key: totals[split][key] for key in ("tokens", "documents", "bytes", "largest_id")}
+        if len(described) == 1 and job.args.format != "llmc" and described[0]["name"] == f"{split}.bin":
+            splits[split] |= {key: described[0][key] for key in ("file_bytes", "modified_ns", "sha256")}
         else:
-            content = text.encode()
-            seen += len(content)
-            while before < len(content) and content[before] & 0xC0 == 0x80:  # forward to the next character
-                before += 1
-            yield "train", content[:before].decode(), before <= len(content)
-            if before < len(content):
-                yield "val", content[before:].decode(), last
-        index += last
+            splits[split]["files"] = described
+    sources = [Path(source.shown).name for source in job.sources]
+    if job.args.demo:
+        sources = [f"Python {sys.version.split()[0]} standard library"]
+    metadata = {
+        "format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "layout": job.args.format,
+        "vocab_size": data.vocab_size_of(tokenizer), "largest_id": max(total["largest_id"] for total in totals.values()),
+        "end_of_text_id": end_id, "end_of_text": tokenizer.id_to_token(end_id), "dtype": dtype, "splits": splits,
+        "tokenizer": {"trained_here": trained_here, "sha256": cli.sha256_of(job.folder.work / "tokenizer.json")},
+        "sources": sources[:MAX_SOURCES_LISTED], "num_sources": len(sources), "split_rule": job.split.rule,
+        "created": time.strftime("%Y-%m-%d", time.gmtime())}
+    job.folder.commit(job.journal, names, metadata)
+    return metadata
 
 
-# ---------------------------------------------------------------- the tokenizer
+# ---------------------------------------------------------------- looking inside
+
+
+def read_set(folder: Path) -> tuple[data.Corpus, dict[str, Any], Tokenizer]:
+    """A finished folder: its token files, metadata and tokenizer. Raises UserError (exit 3)."""
+    metadata = data.read_metadata(folder / "metadata.json")
+    train, val = formats.find_splits(folder)
+    tokenizer = data.load_tokenizer(folder / "tokenizer.json")
+    corpus = data.open_corpus(train, val or None, folder / "metadata.json", folder / "tokenizer.json")
+    return corpus, metadata, tokenizer
+
+
+def verify(folder: Path, signals: cli.Signals, progress: cli.Progress) -> None:
+    """Checks all that a finished folder says of itself. Raises UserError (exit 3) at the first thing that is not so."""
+    shown = printable(str(folder))
+    corpus, metadata, _ = read_set(folder)
+    if not isinstance(metadata.get("tokenizer"), dict) or metadata["tokenizer"].get("sha256") != corpus.tokenizer_sha256:
+        raise UserError(Exit.DATA, f"{shown}/tokenizer.json is not the one the tokens were made with: its sha256 is not "
+                                   "that of metadata.json. Run pretokenize.py again.")
+    for split, stream in (("train", corpus.train), ("val", corpus.val)):
+        if stream is None:
+            continue
+        recorded = metadata["splits"][split]
+        for part, told in zip(stream.parts, recorded.get("files", [recorded]), strict=True):
+            with progress.phase(f"reading {part.path.name}"):
+                signals.look()
+                if store.digest_of(part.path)[0] != told["sha256"]:
+                    raise UserError(Exit.DATA, f"{printable(str(part.path))}: its sha256 is not that of metadata.json, "
+                                               "so its bytes have changed. Run pretokenize.py again.")
+        data.scan(stream, corpus.vocab_size)
+        documents = recorded["documents"]
+        ends = formats.document_ends(stream.parts[0].path, formats.WRITTEN[metadata.get("layout", "native")], stream.length)
+        if ends is not None:
+            check_ends(f"{shown}/{split}", ends, documents, stream, metadata["end_of_text_id"])
+        progress.say(f"{split}: {stream.length:,} tokens, {documents:,} documents, {several(len(stream.parts), 'file')}: "
+                     "sizes, sha256, ids" + (", document ends" if ends is not None else "") + " as recorded")
+    progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
+
+
+def check_ends(name: str, ends: np.ndarray, documents: int, stream: formats.TokenStream, end_id: int) -> None:
+    """Raises UserError (exit 3) unless each document ends, in order, with the end-of-text id."""
+    if len(ends) != documents or (documents and int(ends[-1]) != stream.length):
+        raise UserError(Exit.DATA, f"{name}.idx: {len(ends):,} documents up to token {int(ends[-1]) if len(ends) else 0:,}, "
+                                   f"not {documents:,} up to {stream.length:,}. Run pretokenize.py again.")
+    done = 0
+    for part in stream.parts:
+        tokens = np.memmap(part.path, formats.DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
+        for first in range(0, part.length, 2**24):
+            block = tokens[first:first + 2**24]
+            low = int(np.searchsorted(ends, done + first, "right"))
+            high = int(np.searchsorted(ends, done + first + len(block), "right"))
+            mine = ends[low:high].astype(np.int64) - done - first - 1
+            if not np.array_equal(np.flatnonzero(block == end_id), mine):
+                raise UserError(Exit.DATA, f"{name}.idx: documents {low:,} to {high:,} do not end where the end-of-text id "
+                                           f"{end_id} stands. Run pretokenize.py again.")
+        done += part.length
+
+
+def peek(folder: Path, number: int, progress: cli.Progress) -> None:
+    """Shows the first documents of a finished folder, decoded, each up to 400 characters."""
+    corpus, _, tokenizer = read_set(folder)
+    tokens = data.load_tokens(corpus.train.slice(0, min(corpus.train.length, 2**22)), "ram", None)
+    ids = np.asarray(tokens).astype(np.int64) & (0xFFFF if corpus.train.dtype == "uint16" else -1)
+    ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist()
+    if len(ends) < number and len(ids):
+        ends = [*ends, len(ids)] if not ends or ends[-1] != len(ids) - 1 else ends
+    start = 0
+    for count, end in enumerate(ends, 1):
+        shown = tokenizer.decode(ids[start:min(end, start + 400)].tolist(), skip_special_tokens=False)
+        progress.say(f"document {count}, {end - start:,} tokens: {printable(shown[:400])}" + "..." * (len(shown) > 400))
+        start = end + 1
+
+
+# ---------------------------------------------------------------- the command, in the order of events
+
+
+def report_findings(report: Report, reading: Reading, progress: cli.Progress) -> None:
+    """Says what was replaced, skipped or recognised in the text, and which wish had no effect."""
+    if report.replaced:
+        progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(report.replaced, 'place')}, the first: "
+                      f"{report.first_replaced}")
+    if report.latin_1:
+        name, others = report.latin_1[0], len(report.latin_1) - 1
+        progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: Latin-1 or the like, it seems: beyond ASCII "
+                      f"hardly anything is UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(name)} > utf8.txt")
+    if report.bad_lines:
+        progress.warn(f"skipped: {several(report.bad_lines, 'line')} of JSON, the first: {report.first_bad_line}")
+    if report.short_documents:
+        kind = f"document of fewer than {reading.min_chars:,} characters" if reading.min_chars > 1 else "blank document"
+        progress.say(f"skipped: {several(report.short_documents, kind)}")
+    if reading.separator is not None and not report.separators:
+        progress.warn(f"--document_separator {reading.separator!r} does not occur in any text file")
+    if reading.text_field != "text" and not any(source.kind != "text" for source in report.sources):
+        progress.warn(f"--text_field {printable(reading.text_field)} has no effect: no .jsonl file is read")
+
+
+def nothing_there(report: Report) -> UserError:
+    """What to say of text without a document."""
+    names = ", ".join(Path(source.shown).name for source in report.sources[:3]) + ", ..." * (len(report.sources) > 3)
+    why = "Without what is blank it holds less than 2 bytes. Give a file with text."
+    if report.bad_lines:
+        why = f"{several(report.bad_lines, 'line')} skipped, the first: {report.first_bad_line}. Give --text_field."
+    return UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")
 
 
 def auto_vocab_size(train_bytes: int) -> int:
@@ -569,56 +803,9 @@ def auto_vocab_size(train_bytes: int) -> int:
     return min(32_000, max(512, round(32_000 * (train_bytes / 1e8) ** 0.75 / 128) * 128))
 
 
-def spread_sample(texts: Iterable[str], total_bytes: int, sample_bytes: int, meter: Meter) -> Iterator[str]:
-    """At most sample_bytes of the texts, evenly spread: what is owed grows with the text and is paid in slices."""
-    share = min(1.0, sample_bytes / max(1, total_bytes))
-    smallest = min(2**14, max(1, sample_bytes // 64))
-    owed, given = 0.0, 0
-    for text in texts:
-        owed += len(text) * share
-        part = text if share == 1 else ""
-        if share < 1 and owed >= min(smallest, len(text)):
-            part = text[:int(owed)]
-            part = part[:last_safe_place(part) or len(part)] if len(part) < len(text) else text
-        given += len(part.encode())
-        meter.add(len(text.encode()))
-        if given > sample_bytes and share < 1:
-            return
-        owed -= len(part)
-        if part:
-            yield from short_runs(part)
-
-
-def short_runs(text: str) -> Iterator[str]:
-    """The text, in slices if it holds a very long run: the trainer takes time that grows with the square of a run."""
-    longest = max(map(len, text.split()), default=0)
-    if longest < MAX_TRAINED_RUN_CHARS and not LONG_BLANK.search(text):
-        yield text
-    else:
-        for at in range(0, len(text), MAX_TRAINED_RUN_CHARS):
-            yield text[at:at + MAX_TRAINED_RUN_CHARS]
-
-
-def train_tokenizer(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokenizer: id 0 ends a document, no byte is ever unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
-                                  special_tokens=[data.END_OF_TEXT],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.encode_special_tokens = True  # the text <|endoftext|> stays text
-    return tokenizer
-
-
 def load_tokenizer(path: str) -> tuple[Tokenizer, int]:
     """An existing tokenizer and its end-of-text id. Raises UserError (exit 3)."""
     tokenizer = data.load_tokenizer(path)
-    tokenizer.no_truncation()  # some tokenizer.json cut or fill up every text to a length
-    tokenizer.no_padding()
     end_id = data.end_of_text_id(tokenizer)
     if end_id is None:
         raise UserError(Exit.DATA, f"tokenizer {printable(path)} has no end-of-text token. Documents could not be told "
@@ -626,299 +813,401 @@ def load_tokenizer(path: str) -> tuple[Tokenizer, int]:
     return tokenizer, end_id
 
 
-# ---------------------------------------------------------------- the output folder
-
-
-class Output:
-    """A file that is written under a temporary name; its sha256 is computed on the way."""
-
-    def __init__(self, path: Path, name: str):
-        self.path, self.name, self.digest = path, name, hashlib.sha256()
-        self.file = path.open("wb", buffering=2**22)
-
-    def write(self, content: bytes) -> None:
-        """Appends."""
-        self.file.write(content)
-        self.digest.update(content)
-
-
-class Folder:
-    """The output folder while it is filled: one run at a time, temporary names, one commit. A context manager."""
-
-    def __init__(self, path: Path, overwrite: bool):
-        self.path, self.shown = path, printable(str(path))
-        self.outputs: list[Output] = []
-        there = [name for name in ("metadata.json", *OUTPUTS) if (path / name).exists()]
-        if there and not overwrite:
-            raise UserError(Exit.DATA, f"--output_dir {self.shown} holds {', '.join(there)} already. Give "
-                                       "--overwrite to replace them, or another --output_dir.")
-        self.made = not path.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self.lock = (path / LOCK).open("a+")
-            if fcntl is not None:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # dies with its process
-            for entry in path.iterdir():
-                if TEMPORARY.fullmatch(entry.name):  # a dead run's, since there is no living one
-                    entry.unlink()
-        except BlockingIOError as error:
-            raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or take "
-                                       "another --output_dir.") from error
-        except OSError as error:
-            raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {error.strerror}. Give a folder that can be "
-                                          "written.") from error
-
-    def __enter__(self) -> Folder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            for output in self.outputs:
-                with contextlib.suppress(OSError):
-                    output.file.close()
-                output.path.unlink(missing_ok=True)
-            self.temporary("stdin").unlink(missing_ok=True)
-            (self.path / LOCK).unlink(missing_ok=True)
-            if self.made:
-                self.path.rmdir()  # fails, as it should, once it holds anything
-        self.lock.close()
-
-    def temporary(self, name: str) -> Path:
-        """Where a file lies until the commit."""
-        return self.path / f".{name}.{os.getpid()}.tmp"
-
-    def create(self, name: str) -> Output:
-        """A new file, under its temporary name."""
-        self.outputs.append(Output(self.temporary(name), name))
-        return self.outputs[-1]
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """While inside, a full disk and its like are named (exit 5)."""
-        try:
-            yield
-        except OSError as error:
-            free = cli.size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
-            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some, or take "
-                                          "another --output_dir.") from error
-
-    def commit(self, metadata: dict[str, Any]) -> None:
-        """Gives all files their names, reads them back, and writes metadata.json last.
-
-        From the removal of the old metadata.json on the folder holds no set until the new one is there.
-        """
-        for output in self.outputs:
-            output.file.close()
-            cli.sync(output.path)
-        (self.path / "metadata.json").unlink(missing_ok=True)
-        cli.sync(self.path)
-        for name in {*OUTPUTS} - {output.name for output in self.outputs}:
-            (self.path / name).unlink(missing_ok=True)  # a val.bin of the set that is replaced
-        for output in self.outputs:
-            path = output.path.replace(self.path / output.name)
-            status, sha256 = path.stat(), cli.sha256_of(path)
-            if sha256 != output.digest.hexdigest():
-                raise UserError(Exit.MACHINE, f"{printable(str(path))} reads back otherwise than "
-                                              "written. Check the disk, or take another --output_dir.")
-            part, _, kind = output.name.partition(".")
-            if kind == "bin":
-                metadata["splits"][part] |= {"file_bytes": status.st_size, "modified_ns": status.st_mtime_ns,
-                                             "sha256": sha256}
-            elif part == "tokenizer":
-                metadata["tokenizer"]["sha256"] = sha256
-        cli.sync(self.path)
-        cli.write_whole(self.path / "metadata.json", json.dumps(metadata, indent=2) + "\n")
-
-
-def check_disk(folder: Folder, text_bytes: int, itemsize: int) -> None:
-    """Raises UserError (exit 5) if the tokens will hardly fit: one for every 2.5 bytes of text, and 64 MiB to spare."""
-    needed, free = int(text_bytes / 2.5 * itemsize) + 2**26, shutil.disk_usage(folder.path).free
-    if needed > free:
-        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {cli.size(free)} are free, about "
-                                      f"{cli.size(needed)} are needed ({itemsize} bytes for every 2.5 bytes of text). "
-                                      "Free some, or take another --output_dir.")
-
-
-def spool_stdin(path: Path) -> None:
-    """Copies stdin into a file, to be read three times; unbuffered: a reader left waiting must hold no lock at exit."""
-    if sys.stdin is None:
-        raise UserError(Exit.DATA, "stdin is closed. Pipe text into it, or name a file.")
-    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream, path.open("wb") as file:
-        shutil.copyfileobj(stream, file, BLOCK_BYTES)
-
-
-# ---------------------------------------------------------------- text into ids
-
-
-def batches(pieces: Iterable[tuple[str, str, bool]]) -> Iterator[tuple[list[tuple[str, str, bool, int]], int]]:
-    """Pieces, each with its UTF-8 bytes, gathered until there are BATCH_BYTES of them; and their sum."""
-    batch, total = [], 0
-    for split, text, last in pieces:
-        batch.append((split, text, last, len(text.encode())))
-        total += batch[-1][3]
-        if total >= BATCH_BYTES:
-            yield batch, total
-            batch, total = [], 0
-    yield batch, total
-
-
-def encode(pieces: Iterable[tuple[str, str, bool]], tokenizer: Tokenizer, end_id: int, folder: Folder,
-           meter: Meter) -> dict[str, dict[str, int]]:
-    """Writes the ids of each split, and the ends of its documents; returns what each holds."""
-    vocab_size = data.vocab_size_of(tokenizer)
-    dtype = data.DTYPES[data.dtype_for(vocab_size)]
-    totals: dict[str, dict[str, int]] = {}
-    files: dict[str, tuple[Output, Output]] = {}
-    for batch, num_bytes in batches(pieces):
-        encodings = tokenizer.encode_batch_fast([text for _, text, _, _ in batch], add_special_tokens=False)
-        for (split, _, last, text_bytes), encoding in zip(batch, encodings, strict=True):
-            if split not in files:
-                files[split] = folder.create(f"{split}.bin"), folder.create(f"{split}.idx")
-                totals[split] = {"tokens": 0, "bytes": 0, "documents": 0, "largest_id": -1}
-            ids = np.array([*encoding.ids, end_id] if last else encoding.ids, np.int64)
-            largest = int(ids.max(initial=-1))
-            assert largest < vocab_size <= 2 ** (8 * dtype.itemsize), "an id would wrap"
-            files[split][0].write(ids.astype(dtype).tobytes())
-            totals[split]["largest_id"] = max(totals[split]["largest_id"], largest)
-            totals[split]["tokens"] += len(ids)
-            totals[split]["bytes"] += text_bytes
-            totals[split]["documents"] += last
-            if last:
-                files[split][1].write(totals[split]["tokens"].to_bytes(8, "little"))
-        meter.add(num_bytes)
-    return totals
-
-
-# ---------------------------------------------------------------- the command, in the order of events
-
-
-def several(number: int, noun: str) -> str:
-    """'1 file', '2,000 files'."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def report_findings(found: Findings, text: Text, progress: cli.Progress) -> None:
-    """Says what was replaced, skipped or recognised in the text, and which wish had no effect."""
-    if found.replaced:
-        progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(found.replaced, 'place')}, the first: "
-                      f"{found.first_replaced}")
-    if found.latin_1:
-        name, others = found.latin_1[0], len(found.latin_1) - 1
-        progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: Latin-1 or the like, it seems: beyond ASCII "
-                      f"hardly anything is UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(name)} > utf8.txt")
-    if found.bad_lines:
-        progress.warn(f"skipped: {several(found.bad_lines, 'line')} of JSON, the first: {found.first_bad_line}")
-    if found.blank_documents:
-        progress.say(f"skipped: {several(found.blank_documents, 'blank document')}")
-    if text.separator is not None and not found.separators:
-        progress.warn(f"--document_separator {text.separator!r} does not occur in any text file")
-    if text.text_field != "text" and not any(source.is_jsonl for source in text.sources):
-        progress.warn(f"--text_field {printable(text.text_field)} has no effect: no .jsonl file is read")
-
-
-def read_and_split(text: Text, file_bytes: int, args: Namespace, signals: cli.Signals, progress: cli.Progress) -> Split:
-    """The first reading, and all there is to say about it. Raises UserError (exit 3) if there is no text."""
-    names = ", ".join(Path(source.shown).name for source in text.sources[:3]) + ", ..." * (len(text.sources) > 3)
-    progress.say(f"reading {names} ({several(len(text.sources), 'file')}, {cli.size(file_bytes)})")
-    found = Findings(args.strict_utf8)
-    split = survey(text.pieces(found), args.val_fraction, Meter(progress, signals, "read", file_bytes))
-    if split.num_bytes < 2:
-        why = f"Without what is blank it holds {several(split.num_bytes, 'byte')}. Give a file with text."
-        if found.bad_lines:
-            why = f"{several(found.bad_lines, 'line')} skipped, the first: {found.first_bad_line}. Give --text_field."
-        raise UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")
-    report_findings(found, text, progress)
-    progress.say(f"{several(len(split.in_val), 'document')}, {split.num_bytes:,} bytes")
-    share = f"{100 * split.val_bytes / split.num_bytes:.2g}% of the text"
-    progress.say(f"validation: {split.rule}: {share if split.val_bytes else 'no val.bin is written'}")
-    return split
-
-
-def new_tokenizer(text: Text, split: Split, args: Namespace, signals: cli.Signals, progress: cli.Progress) -> Tokenizer:
-    """The second reading: a tokenizer trained on a sample of the training part."""
-    num_bytes, sampled = split.train_bytes, min(split.train_bytes, args.train_sample_bytes)
+def new_tokenizer(job: Job, known: Survey) -> Tokenizer:
+    """A tokenizer trained on a sample of the training part; it lies in the work folder as tokenizer.json then."""
+    args, progress = job.args, job.progress
+    in_val = known.documents["hash"] < np.uint64(job.split.threshold)
+    train_bytes = job.split.cut_byte or int(known.documents["bytes"][~in_val].sum())
+    sampled = min(train_bytes, args.train_sample_bytes)
     wanted = args.vocab_size
     if wanted == "auto":
-        wanted = auto_vocab_size(num_bytes)
-        progress.say(f"vocabulary: {wanted:,} ids, for {num_bytes / 1e6:,.1f} MB of training text (32,000 from 100 MB)")
-    progress.say(f"training the tokenizer on {sampled:,} bytes{' spread over the text' * (sampled < num_bytes)}")
-    meter = Meter(progress, signals, "read for the tokenizer", num_bytes)
-    texts = (piece for part, piece, _ in assign(text.pieces(Findings()), split) if part == "train")
-    sample = spread_sample(texts, num_bytes, args.train_sample_bytes, meter)
+        wanted = auto_vocab_size(train_bytes)
+        progress.say(f"vocabulary: {wanted:,} ids, for {train_bytes / 1e6:,.1f} MB of training text (32,000 from 100 MB)")
+    progress.say(f"training the tokenizer on {sampled:,} bytes{' spread over the text' * (sampled < train_bytes)}")
+    path = job.folder.work / "sample"
+    with job.folder.writing(), job.stage("sampling"):
+        sampled = write_sample(job, path, sampled / max(1, train_bytes), known.long_hashes)
     possible = min(wanted, 257 + sampled)  # a byte brings at most one merge; memory is reserved for all
-    with progress.phase("training the tokenizer"):
-        tokenizer = in_thread(lambda: train_tokenizer(sample, possible, args.min_frequency), signals)
+    with job.stage("training the tokenizer"):
+        content = ""
+        if engine.choose_trainer(args.engine, sampled, possible) == "gigatoken":
+            fence = engine.fence_ranges(progress.say)
+            content = in_child(job.signals, engine.train_fast, path, possible, args.min_frequency, fence,
+                               seconds=max(30.0, sampled / 2e6))
+        content = content or in_child(job.signals, engine.train, path, possible, args.min_frequency)
+    path.unlink()
+    tokenizer = engine.parse(content)
     if data.vocab_size_of(tokenizer) < wanted:
         progress.say(f"the text supports {data.vocab_size_of(tokenizer):,} ids, not {wanted:,}: no other pair occurs "
                      f"{args.min_frequency:,} times")
+    with job.folder.writing():
+        cli.write_whole(job.folder.work / "tokenizer.json", content)
+    job.journal["trained"] = {"split": asdict(job.split), "report": known.report.state()}
+    job.folder.write_journal(job.journal)
     return tokenizer
 
 
-def pretokenize(args: Namespace, folder: Folder, signals: cli.Signals, progress: cli.Progress) -> None:
-    """Text to a committed set of token files."""
+def only_document(job: Job) -> list[Source]:
+    """The only document of a text that might have held many, as a file of its own."""
+    path = job.folder.work / "only"
+    if not path.exists():
+        with Workers(1, Reader, job.setup("text"), job.signals) as workers, path.with_suffix(".new").open("wb") as file:
+            for _, answer in workers.answers(job.blocks(), is_heavy):
+                file.write(answer.sample)
+        path.with_suffix(".new").replace(path)
+    status = path.stat()
+    return [Source(path, job.sources[0].shown, status.st_size, status.st_mtime_ns)]
+
+
+def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
+    """The bytes of a source's text, without a byte order mark, and those of its last character."""
+    with text.Feed(source) as feed:
+        mark = len(text.MARK) if feed.window(0, 3) == text.MARK else 0
+        end = 0 if source.packing else max(0, source.num_bytes - 4)
+        tail = b""
+        while block := feed.window(end, 2**20):
+            end, tail = end + len(block), (tail + block)[-4:]
+            feed.forget(end)
+            meter.at(feed.on_disk)
+    last = next((back for back in range(1, len(tail)) if tail[-back] & 0xC0 != 0x80), 1)
+    return end - mark, last
+
+
+def say_split(job: Job, num_bytes: int, val_bytes: int) -> None:
+    """One line about the validation part."""
+    share = f"{100 * val_bytes / max(1, num_bytes):.2g}% of the text"
+    job.progress.say(f"validation: {job.split.rule}: {share if val_bytes else 'no val.bin is written'}")
+
+
+def spool_stdin(path: Path) -> None:
+    """Copies stdin into a file, to be read several times; unbuffered: a reader left waiting must hold no lock at exit."""
+    if sys.stdin is None:
+        raise UserError(Exit.DATA, "stdin is closed. Pipe text into it, or name a file.")
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream, path.open("wb") as file:
+        shutil.copyfileobj(stream, file, 2**20)
+
+
+def check_disk(folder: Folder, text_bytes: int, args: Namespace, itemsize: int) -> None:
+    """Raises UserError (exit 5) if the tokens will hardly fit: one for every 2.5 bytes of text, and 64 MiB to spare."""
+    copies = 1 + (args.format in ("llmc",) or args.shard_tokens is not None or args.dedup)
+    needed, free = int(text_bytes / 2.5 * itemsize * copies) + 2**26, shutil.disk_usage(folder.path).free
+    if needed > free:
+        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {cli.size(free)} are free, about {cli.size(needed)} "
+                                      f"are needed ({itemsize * copies} bytes for every 2.5 bytes of text). Free some, or "
+                                      "take another --output_dir.")
+
+
+def fingerprint_of(args: Namespace, sources: Sequence[Source], tokenizer: str) -> str:
+    """What decides the bytes that are written; of a run's machine, nothing."""
+    flags = {key: value for key, value in sorted(vars(args).items())
+             if key not in ("overwrite", "num_workers", "debug", "peek", "output_dir", "files", "tokenizer_file")}
+    what = [PROGRAM_VERSION, flags, hashlib.sha256(tokenizer.encode()).hexdigest(),
+            [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def shard_of(args: Namespace, progress: cli.Progress) -> tuple[int, int] | None:
+    """The share to do: --shard, or what a Slurm array says. Raises UserError (exit 2) where that cannot be."""
+    count, task = os.environ.get("SLURM_ARRAY_TASK_COUNT", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    if args.shard is not None or not (count.isdecimal() and task.isdecimal() and int(count) > 1):
+        return args.shard
+    first = os.environ.get("SLURM_ARRAY_TASK_MIN", "0")
+    shard = int(task) - int(first if first.isdecimal() else 0), int(count)
+    progress.say(f"this is task {task} of a Slurm array of {count}: --shard {shard[0]}/{shard[1]}")
+    if args.tokenizer_file is None or not 0 <= shard[0] < shard[1] or args.dedup or args.format != "native":
+        raise UserError(Exit.FLAGS, "in a Slurm array a share of the work is done, as with --shard: give the "
+                                    "--tokenizer_file of all shares; --dedup, --format, --shard_tokens go with --finalize.")
+    return shard
+
+
+def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, signals: cli.Signals,
+                progress: cli.Progress) -> dict[str, Any]:
+    """Text to a committed set of token files; returns its metadata."""
     began = time.monotonic()
+    half_committed = "commit" in folder.peek_journal()
+    if not half_committed:
+        folder.refuse_old(args.overwrite)
     tokenizer, end_id = load_tokenizer(args.tokenizer_file) if args.tokenizer_file is not None else (None, 0)
-    sources = demo_sources() if args.demo else find_sources(args.files, progress)
-    if any(source.is_stdin for source in sources):
+    piped = folder.work / "stdin" if "-" in args.files else None
+    if piped is not None:
         with progress.phase("reading stdin"), folder.writing():
-            in_thread(lambda: spool_stdin(folder.temporary("stdin")), signals)
-        sources = [Source(folder.temporary("stdin"), "stdin") if s.is_stdin else s for s in sources]
-    file_bytes = sum(check_source(source) for source in sources)
+            in_thread(lambda: spool_stdin(piped), signals)
+    sources = text.demo_sources() if args.demo else text.find_sources(args.files, progress.say, piped)
+    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
+                      tokenizer is not None and not engine.splits_as_gpt2(tokenizer))
+    content = "" if tokenizer is None else tokenizer.to_str(pretty=True)
+    fingerprint = fingerprint_of(args, sources, content)
+    journal = folder.read_journal(hashlib.sha256(
+        f"{fingerprint} {shard} {[source.modified_ns for source in sources]}".encode()).hexdigest())
+    if "commit" in journal:
+        names, metadata = journal["commit"]["names"], journal["commit"]["metadata"]
+        if folder.end_commit(names, metadata):
+            progress.say("an earlier run had written all of it; it has its place now")
+            return metadata
+        folder.sweep()
+        journal = {"fingerprint": journal["fingerprint"]}
+    if half_committed:
+        folder.refuse_old(args.overwrite)
+    job = Job(args, folder, signals, progress, sources, text.spans_of(sources, reading, *(shard or (0, 1))), reading,
+              split_by_hash(args.val_fraction), journal, args.num_workers or num_cores())
     expected = data.vocab_size_of(tokenizer) if tokenizer else 0 if args.vocab_size == "auto" else args.vocab_size
-    check_disk(folder, file_bytes, data.DTYPES[data.dtype_for(expected)].itemsize)
-    may_cut = tokenizer is None or cuts_are_safe(tokenizer)
-    text = Text(tuple(sources), args.text_field, args.document_separator, may_cut)
-
-    split = read_and_split(text, file_bytes, args, signals, progress)
+    check_disk(folder, job.file_bytes, args, formats.DTYPES[formats.dtype_for(expected, args.format)].itemsize)
+    names = ", ".join(Path(source.shown).name for source in sources[:3]) + ", ..." * (len(sources) > 3)
+    progress.say(f"reading {names} ({several(len(sources), 'file')}, {cli.size(job.file_bytes)})"
+                 + (f", shard {shard[0]} of {shard[1]}: {cli.size(job.file_bytes)} of it" if shard else ""))
+    if len(sources) == 1 and sources[0].kind == "text" and reading.separator is None:
+        if shard is not None:
+            raise UserError(Exit.DATA, f"--shard: {sources[0].shown} is a single document, which cannot be shared. Give "
+                                       "--document_separator, or run without --shard.")
+        measure(job)
     trained_here = tokenizer is None
-    tokenizer = tokenizer or new_tokenizer(text, split, args, signals, progress)
-    vocab_size = data.vocab_size_of(tokenizer)
-    dtype = data.dtype_for(vocab_size)
-    progress.say(f"encoding with {vocab_size:,} ids, {dtype}")
-    with folder.writing():
-        folder.create("tokenizer.json").write(tokenizer.to_str(pretty=True).encode())
-        with progress.phase("encoding"):
-            meter = Meter(progress, signals, "encoded", split.num_bytes, bar=True)
-            totals = encode(assign(text.pieces(Findings()), split), tokenizer, end_id, folder, meter)
-        sums = {key: sum(total[key] for total in totals.values()) for key in ("documents", "bytes", "tokens")}
-        if sums["bytes"] != split.num_bytes:
-            raise UserError(Exit.DATA, "the text changed while it was read. Run again when nothing writes to it.")
-        names = [Path(source.shown).name for source in sources]
-        if args.demo:
-            names = [f"Python {sys.version.split()[0]} standard library"]
-        with progress.phase("writing to the disk"):
-            folder.commit({
-                "format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "vocab_size": vocab_size,
-                "largest_id": max(total["largest_id"] for total in totals.values()), "end_of_text_id": end_id,
-                "end_of_text": tokenizer.id_to_token(end_id),
-                "dtype": dtype, "splits": totals, "tokenizer": {"trained_here": trained_here},
-                "sources": names[:MAX_SOURCES_LISTED], "num_sources": len(sources), "split_rule": split.rule,
-                "created": time.strftime("%Y-%m-%d", time.gmtime())})
+    if tokenizer is None:
+        tokenizer = tokenizer_of(job)
+        if args.tokenizer_only:
+            (folder.work / "tokenizer.json").replace(folder.path / "tokenizer.json")
+            progress.say(f"vocabulary: {data.vocab_size_of(tokenizer):,} ids\nnext: python pretokenize.py ... "
+                         f"--tokenizer_file {shlex.quote(printable(str(folder.path / 'tokenizer.json')))}")
+            return {}
+    else:
+        with folder.writing():
+            cli.write_whole(folder.work / "tokenizer.json", content)
+    dtype = formats.dtype_for(data.vocab_size_of(tokenizer), args.format)
+    report = encoded(job, tokenizer, end_id, dtype)
+    if shard is not None:
+        return commit_shard(job, shard, fingerprint, report, dtype, tokenizer)
+    documents = sum(state["documents"] for state in journal["encoded"]["splits"].values())
+    if documents == 1 and job.split.cut_byte is None and job.split.threshold:
+        job.sources, job.spans = only_document(job), [Span(0)]
+        job.reading = replace(reading, separator=None)
+        measure(job)
+        del journal["encoded"]
+        encoded(job, tokenizer, end_id, dtype)
+    with folder.writing(), job.stage("writing to the disk"):
+        place, totals = put_together(job, [folder.work], dtype)
+        if sum(total["bytes"] for total in totals.values()) < 2:
+            raise nothing_there(report)
+        report_findings(report, reading, progress)
+        metadata = commit(job, place, totals, dtype, tokenizer, end_id, trained_here)
+    summarise(job, metadata, time.monotonic() - began)
+    return metadata
 
-    seconds = time.monotonic() - began
+
+def measure(job: Job) -> None:
+    """A single document's split: its length must be known before."""
+    with job.stage("measuring"):
+        size, last = unpacked_bytes(job.sources[0], Meter(job.progress, job.signals, "measured", job.file_bytes))
+    job.split = split_of_one(size, job.args.val_fraction, last)
+
+
+def tokenizer_of(job: Job) -> Tokenizer:
+    """The new tokenizer: an earlier run's of the same command, or one trained now."""
+    trained, path = job.journal.get("trained"), job.folder.work / "tokenizer.json"
+    if trained is not None and path.is_file():
+        job.progress.say("the tokenizer was trained by an earlier run")
+        job.split = Split(**trained["split"])
+        return data.load_tokenizer(path)
+    with job.stage("reading"):
+        known = survey(job)
+    if len(known.documents) == 1 and job.split.cut_byte is None and job.split.threshold:
+        job.sources, job.spans = only_document(job), [Span(0)]
+        job.reading = replace(job.reading, separator=None)
+        measure(job)
+        known = replace(known, long_hashes=[])
+    if int(known.documents["bytes"].sum()) < 2:
+        raise nothing_there(known.report)
+    job.split = mend(job.split, {"train": [known.documents["hash"]]})
+    return new_tokenizer(job, known)
+
+
+def encoded(job: Job, tokenizer: Tokenizer, end_id: int, dtype: str) -> Report:
+    """The ids of all the text in the work folder, by the fastest engine that proves right."""
+    content = tokenizer.to_str(pretty=True)
+    chosen = engine.choose(job.args.engine, content, end_id, job.progress.say)
+    job.progress.say(f"encoding with {data.vocab_size_of(tokenizer):,} ids, {dtype}, by {chosen}")
+    with job.folder.writing(), job.stage("encoding"):
+        try:
+            return encode(job, content, end_id, chosen, dtype)
+        except engine.Differs as error:
+            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. All is done again by "
+                              "tokenizers.")
+            job.journal.pop("encoded", None)
+            return encode(job, content, end_id, "tokenizers", dtype)
+
+
+def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
+    """The closing block."""
+    progress, splits = job.progress, metadata["splits"]
+    sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
+    say_split(job, sums["bytes"], splits.get("val", {}).get("bytes", 0))
     for key, value in sums.items():
-        parts = ", ".join(f"{part} {total[key]:,}" for part, total in sorted(totals.items()))
+        parts = ", ".join(f"{split} {total[key]:,}" for split, total in sorted(splits.items()))
         progress.say(f"{key}: {value:,} ({parts})")
-    progress.say(f"vocabulary: {vocab_size:,} ids ({dtype})\nbytes per token: {sums['bytes'] / sums['tokens']:.3f}")
-    progress.say(f"seconds: {seconds:.1f}\nMB/s: {sums['bytes'] / 1e6 / seconds:.2f}\noutput: {folder.shown}")
-    where = "" if str(folder.path) == "data" else f" --data_dir {shlex.quote(folder.shown)}"
+    progress.say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
+                 f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}")
+    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in job.seconds.items())
+    progress.say(f"seconds: {seconds:.1f} ({stages})\nMB/s: {sums['bytes'] / 1e6 / seconds:.2f}")
+    if resource is not None:
+        unit = 1 if sys.platform == "darwin" else 1024
+        here, child = (resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        progress.say(f"peak memory: {cli.size(here)}" + f", the largest process beside it {cli.size(child)}" * bool(child))
+    progress.say(f"output: {job.folder.shown}")
+    where = "" if str(job.folder.path) == "data" else f" --data_dir {shlex.quote(job.folder.shown)}"
     progress.say(f"next: python train.py{where}")
+
+
+# ---------------------------------------------------------------- many machines
+
+
+def shard_folder(output_dir: Path, shard: int, num_shards: int) -> Path:
+    """Where one shard lies."""
+    return output_dir / f"shard-{shard:05}-of-{num_shards:05}"
+
+
+def commit_shard(job: Job, shard: tuple[int, int], plan: str, report: Report, dtype: str,
+                 tokenizer: Tokenizer) -> dict[str, Any]:
+    """Gives a shard's files their names, and writes shard.json last; returns it."""
+    names, files = {}, {}
+    with job.folder.writing(), job.stage("writing to the disk"):
+        for name in ("tokenizer.json", *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "idx", "docs"))):
+            names[name] = name
+            path = job.folder.work / name
+            files[name] = {"file_bytes": path.stat().st_size, "sha256": store.digest_of(path)[0]}
+        totals = job.journal["encoded"]["splits"]
+        report_findings(report, job.reading, job.progress)
+        metadata = {"format": "gpt-token-shard", "version": PROGRAM_VERSION, "plan": plan, "shard": shard[0],
+                    "num_shards": shard[1], "dtype": dtype, "val_fraction": job.args.val_fraction, "files": files,
+                    "splits": totals, "sources": [Path(source.shown).name for source in job.sources][:MAX_SOURCES_LISTED],
+                    "num_sources": len(job.sources)}
+        job.folder.commit(job.journal, names, metadata)
+    tokens = sum(total["tokens"] for total in totals.values())
+    job.progress.say(f"shard {shard[0]} of {shard[1]}: {tokens:,} tokens, output: {job.folder.shown}")
+    job.progress.say("next, when all shards are there: python pretokenize.py --finalize --output_dir "
+                     f"{shlex.quote(printable(str(job.folder.path.parent)))}")
+    return metadata
+
+
+def read_shards(output_dir: Path, signals: cli.Signals, progress: cli.Progress) -> tuple[list[Path], list[dict[str, Any]]]:
+    """All shards of a folder, each checked byte for byte. Raises UserError (exit 3) for what is missing or does not fit."""
+    shown = printable(str(output_dir))
+    found = sorted(path for path in output_dir.glob("shard-*-of-*") if (path / "shard.json").is_file())
+    shards = []
+    for path in found:
+        fields = data.read_metadata(path / "shard.json")
+        if fields.get("format") != "gpt-token-shard" or fields.get("version") != PROGRAM_VERSION:
+            raise UserError(Exit.DATA, f"{printable(str(path))}/shard.json is not one of this program. Run that shard again.")
+        shards.append(fields)
+    plans = {(fields["plan"], fields["num_shards"]) for fields in shards}
+    if len(plans) > 1:
+        raise UserError(Exit.DATA, f"{shown} holds shards of {len(plans)} different commands or texts "
+                                   f"({', '.join(path.name for path in found[:4])}, ...). Remove those that do not belong.")
+    number = shards[0]["num_shards"] if shards else 0
+    missing = sorted(set(range(number)) - {fields["shard"] for fields in shards})
+    if missing or not shards:
+        what = f"{len(missing):,} of {number:,} shards: {', '.join(map(str, missing[:8]))}" if shards else "any shard"
+        raise UserError(Exit.DATA, f"{shown} lacks {what}{', ...' * (len(missing) > 8)}. Run "
+                                   f"--shard {missing[0]}/{number} first." if shards else
+                        f"{shown} holds no shard. Run pretokenize.py FILE --tokenizer_file T --shard 0/N first.")
+    for path, fields in zip(found, shards, strict=True):
+        with progress.phase(f"checking {path.name}"):
+            for name, told in fields["files"].items():
+                signals.look()
+                file = path / Path(name).name
+                if not file.is_file() or file.stat().st_size != told["file_bytes"] or store.digest_of(file)[0] != told["sha256"]:
+                    raise UserError(Exit.DATA, f"{printable(str(file))} is not what was written: its size or sha256 is not "
+                                               "that of shard.json. Run that shard again.")
+    return found, shards
+
+
+def finalize(args: Namespace, folder: Folder, signals: cli.Signals, progress: cli.Progress) -> dict[str, Any]:
+    """All shards as one set of token files; returns its metadata."""
+    began = time.monotonic()
+    folder.sweep()
+    folder.refuse_old(args.overwrite)
+    places, shards = read_shards(folder.path, signals, progress)
+    tokenizer, end_id = load_tokenizer(str(places[0] / "tokenizer.json"))
+    shutil.copyfile(places[0] / "tokenizer.json", folder.work / "tokenizer.json")
+    dtype = formats.dtype_for(data.vocab_size_of(tokenizer), args.format)
+    if formats.DTYPES[dtype].itemsize != formats.DTYPES[shards[0]["dtype"]].itemsize:
+        raise UserError(Exit.FLAGS, f"--format {args.format} holds {dtype}, the shards {shards[0]['dtype']}. Finalize them in "
+                                    "the native format.")
+    sources = [Source(Path(name), name) for name in shards[0]["sources"]]
+    job = Job(args, folder, signals, progress, sources, [], Reading(), split_by_hash(shards[0]["val_fraction"]),
+              {"fingerprint": ""}, 1)
+    progress.say(f"putting {several(len(places), 'shard')} together")
+    with folder.writing(), job.stage("writing to the disk"):
+        place, totals = put_together(job, places, dtype)
+        if sum(total["documents"] for total in totals.values()) == 1 and shards[0]["val_fraction"]:
+            raise UserError(Exit.DATA, "all shards together hold a single document, which is split at a byte of its text. "
+                                       "Run pretokenize.py without --shard.")
+        if sum(total["bytes"] for total in totals.values()) < 2:
+            raise UserError(Exit.DATA, f"the shards in {folder.shown} hold no text. Give pretokenize.py files with text.")
+        metadata = commit(job, place, totals, dtype, tokenizer, end_id, False)
+    summarise(job, metadata, time.monotonic() - began)
+    progress.say("the shard-* folders are no longer needed")
+    return metadata
+
+
+def tokenize_shard(files: Sequence[str], tokenizer_file: str, output_dir: str, shard: int = 0, num_shards: int = 1,
+                   **flags: Any) -> dict[str, Any]:
+    """One share of a text, for schedulers that call functions (Ray, multiprocessing): what --shard does, in this process.
+
+    flags are those of the command, text_field="content" say. Returns shard.json; finalize with the command.
+    Raises UserError, whose code is the exit code the command would have.
+    """
+    words = [*files, "--tokenizer_file", tokenizer_file, "--output_dir", output_dir, "--shard", f"{shard}/{num_shards}",
+             "--num_workers", "1", "--overwrite"]
+    for name, value in flags.items():
+        words += [] if value is False else [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    args, progress = read_flags(words), cli.Progress(open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        with Folder(shard_folder(Path(output_dir), shard, num_shards), "shard.json") as folder:
+            return pretokenize(args, folder, (shard, num_shards), cli.Signals(), progress)
+    finally:
+        progress.close()
+
+
+# ---------------------------------------------------------------- main
+
+
+def num_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(args: Namespace, signals: cli.Signals, progress: cli.Progress) -> None:
+    """Does what the flags ask for."""
+    output_dir = Path(args.output_dir)
+    if args.verify is not None:
+        verify(Path(args.verify), signals, progress)
+    elif args.finalize:
+        with Folder(output_dir) as folder:
+            finalize(args, folder, signals, progress)
+    elif args.files or args.demo:
+        shard = shard_of(args, progress)
+        path, mark = (output_dir, "metadata.json") if shard is None else (shard_folder(output_dir, *shard), "shard.json")
+        with Folder(path, mark) as folder:
+            try:
+                pretokenize(args, folder, shard, signals, progress)
+            except BaseException:
+                folder.keep = "-" not in args.files and folder.has_progress()  # a pipe is not read again
+                raise
+    if args.peek is not None:
+        peek(Path(args.verify or args.output_dir), args.peek, progress)
 
 
 def main(argv: Sequence[str]) -> int:
     """The whole command; returns the exit code."""
     args = read_flags(argv)
-    if args.num_workers is not None:  # the tokenizers library reads both when it is first used
-        os.environ["RAYON_NUM_THREADS"] = str(args.num_workers)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false" if args.num_workers == 1 else "true"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
+    os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
     progress = cli.Progress()
     try:
         with cli.Signals() as signals:
             try:
-                with Folder(Path(args.output_dir), args.overwrite) as folder:
-                    pretokenize(args, folder, signals, progress)
-            except Stopped:
-                progress.warn(f"stopped by {signals.name}, nothing was written to {printable(args.output_dir)}")
+                run(args, signals, progress)
+            except cli.Stopped:
+                kept = "; the same command goes on where it was" if (Path(args.output_dir) / WORK).exists() else ""
+                progress.warn(f"stopped by {signals.name}, no token file was written to {printable(args.output_dir)}{kept}")
                 return 128 + (signals.number or 0)
     finally:
         progress.close()

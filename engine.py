@@ -1,0 +1,385 @@
+"""What turns text into ids, and a sample into a tokenizer: the tokenizers library, and gigatoken where it proves equal.
+
+gigatoken is some forty times faster. It differs from tokenizers in one thing that is known: characters that are newer than
+tokenizers' Unicode tables are letters to the one and symbols to the other. Text with one of them goes to tokenizers, and so
+does all text of a tokenizer that is not of the one kind which was compared throughout. What is not known would be found:
+by hard text at the start, and by a few kilobytes of every block, which both of them encode.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import data
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 has this byte
+LONGEST_RUN = 1000
+LONG_RUN = re.compile(rb"\S{%d}|\s{%d}" % (LONGEST_RUN, LONGEST_RUN))
+ENCODED_AT_ONCE = 2**20  # an encoding takes some 100 bytes a token while it lives
+CHECKED_BYTES = 2**11  # of each block, twice
+CACHE_BYTES = 2**27  # what gigatoken may remember of words before it is made anew
+SMALLEST_SAMPLE = 10_000_000  # below, gigatoken's trainer may be the slower one: it loses itself in ties
+
+# Code points that gigatoken 0.10.0 (Unicode 17) takes for letters or numbers and tokenizers (Unicode 16) does not, found
+# by comparing both on every code point (differing_code_points); and the versions that were compared.
+COMPARED = {"gigatoken": {"0.10.0"}, "tokenizers": {"0.23.3"}}
+NEWER = ((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4),
+         (0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9),
+         (0x16EA0, 0x16EB8), (0x16EBB, 0x16ED3), (0x16FF2, 0x16FF6), (0x187F8, 0x187FF), (0x18D09, 0x18D1E),
+         (0x18D80, 0x18DF2), (0x1E6C0, 0x1E6DE), (0x1E6E0, 0x1E6E2), (0x1E6E4, 0x1E6E5), (0x1E6E7, 0x1E6ED),
+         (0x1E6F0, 0x1E6F4), (0x1E6FE, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479))
+
+
+class Differs(Exception):
+    """The engine gave other ids than tokenizers for some text."""
+
+
+def parse(content: str) -> Tokenizer:
+    """A tokenizer from its JSON, whose special tokens are never found in text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(content)
+    tokenizer.no_truncation()  # some tokenizer.json cut or fill up every text to a length
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def splits_as_gpt2(tokenizer: Tokenizer) -> bool:
+    """True if the tokenizer splits text as GPT-2's does: no normalizer, ByteLevel with its pattern, no added words."""
+    fields = json.loads(tokenizer.to_str())
+    pre = fields["pre_tokenizer"] or {}
+    return (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
+            and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
+
+
+# ---------------------------------------------------------------- the fence
+
+
+class Fence:
+    """Finds text with characters that two engines may take for different things, at gigabytes a second."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]):
+        points = [chr(point).encode() for low, high in ranges for point in range(low, high + 1)]
+        self.leads = sorted({point[:1] for point in points})
+        # The last byte of four is left open: a few neighbours more, a pattern of one page.
+        heads = sorted({point if len(point) < 4 else point[:3] for point in points})
+        self.pattern = re.compile(b"|".join(map(re.escape, heads)) or rb"(?!)")
+
+    def holds(self, content: bytes) -> bool:
+        """True if the UTF-8 may hold such a character."""
+        return any(lead in content for lead in self.leads) and self.pattern.search(content) is not None
+
+
+def byte_alphabet() -> list[str]:
+    """The characters that stand for the bytes 0 to 255 in GPT-2's vocabulary (openai/gpt-2, encoder.py)."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def differing_code_points() -> list[tuple[int, int]]:
+    """Ranges of code points beyond ASCII that the two libraries' pre-tokenizers class differently: about 10 seconds."""
+    import gigatoken
+    from tokenizers import pre_tokenizers
+
+    reference: Any = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    points = [chr(point) for point in range(0x80, 0x110000) if not 0xD800 <= point < 0xE000]
+    found: list[int] = []
+    for first in range(0, len(points), 20_000):
+        block = points[first:first + 20_000]
+        text = "".join(f"a{point}1{point}.{point}" for point in block)  # where is it split from a letter, digit, mark?
+        ends = [end for _, (_, end) in reference.pre_tokenize_str(text)]
+        others = np.cumsum([len(piece.decode()) for piece in gigatoken.pretokenizer(text.encode())]).tolist()
+        found += [ord(block[place // 6]) for place in {(end - 1) for end in {*ends} ^ {*others}}]
+    ranges: list[tuple[int, int]] = []
+    for point in sorted({*found}):
+        if ranges and ranges[-1][1] == point - 1:
+            ranges[-1] = ranges[-1][0], point
+        else:
+            ranges.append((point, point))
+    return ranges
+
+
+# ---------------------------------------------------------------- encoding
+
+
+def is_known_kind(tokenizer: Tokenizer) -> bool:
+    """True for the kind of tokenizer on which both engines were compared: GPT-2's, with merges in the order of ids."""
+    fields = json.loads(tokenizer.to_str())
+    model = fields["model"]
+    if model["type"] != "BPE" or not splits_as_gpt2(tokenizer) or fields["truncation"] or fields["padding"]:
+        return False
+    vocab, merges = model["vocab"], [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    results = [vocab.get(left + right, -1) for left, right in merges]
+    unusual = ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+    return (not any(model.get(name) for name in unusual) and all(char in vocab for char in byte_alphabet())
+            and all(low < high for low, high in zip(results, results[1:], strict=False)))
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of the two engines."""
+    return {name: importlib.metadata.version(name) for name in COMPARED}
+
+
+def choose(wish: str, tokenizer: str, end_id: int, say: Callable[[str], None]) -> str:
+    """The engine to encode with: the wish, unless it cannot be fulfilled, which is said. Raises ImportError never."""
+    if wish == "tokenizers":
+        return wish
+    why = ""
+    if importlib.util.find_spec("gigatoken") is None:
+        why = "it is not installed; python -m pip install gigatoken" if wish == "gigatoken" else "-"
+    elif not is_known_kind(parse(tokenizer)):
+        why = "this tokenizer is not of GPT-2's kind"
+    elif difference := encoder_for(tokenizer, end_id, "gigatoken", fence_ranges(say)).prove():
+        why = f"it gives other ids for {difference}"
+    if why not in ("", "-"):
+        say(f"gigatoken is not used: {why}")
+    return "tokenizers" if why else "gigatoken"
+
+
+@functools.lru_cache(1)
+def fence_ranges(say: Callable[[str], None]) -> tuple[tuple[int, int], ...]:
+    """What to route to tokenizers: known for the versions that were compared, else found out now."""
+    installed = versions()
+    if all(installed[name] in compared for name, compared in COMPARED.items()):
+        return NEWER
+    say(f"comparing {' and '.join(f'{name} {version}' for name, version in installed.items())} on every character (10 s)")
+    return tuple(differing_code_points())
+
+
+@functools.lru_cache(1)
+def encoder_for(tokenizer: str, end_id: int, engine: str, fence: tuple[tuple[int, int], ...]) -> Encoder:
+    """An Encoder; processes that are begun as copies of this one have it already."""
+    return Encoder(tokenizer, end_id, engine, fence)
+
+
+class Encoder:
+    """Text into ids, the same whichever engine does it."""
+
+    def __init__(self, tokenizer: str, end_id: int, engine: str, fence: tuple[tuple[int, int], ...] = NEWER):
+        self.reference, self.end_id, self.engine = parse(tokenizer), end_id, engine
+        self.json, self.fence = tokenizer, Fence(fence)
+        self.fast: Any = None
+        self._before = 0
+        self._random = random.Random(0)
+        if engine == "gigatoken":
+            self._make_fast()
+
+    def _make_fast(self) -> None:
+        """gigatoken with two special tokens of its own, the ends of documents and of other pieces, and no others."""
+        import gigatoken
+
+        fields = json.loads(self.json)
+        vocab = fields["model"]["vocab"]
+        self.end, self.joint = b"\0<end of document>\0", b"\0<joint>\0"
+        self.joint_id = data.vocab_size_of(self.reference)
+        kept = {token: number for token, number in vocab.items() if number != self.end_id}
+        added = ((self.end.decode(), self.end_id), (self.joint.decode(), self.joint_id))
+        fields["model"]["vocab"] = {**kept, **dict(added)}
+        fields["added_tokens"] = [{"id": number, "content": content, "single_word": False, "lstrip": False,
+                                   "rstrip": False, "normalized": False, "special": True} for content, number in added]
+        self.fast = gigatoken.Tokenizer.from_json(json.dumps(fields))
+        self._before = resident_bytes()
+
+    def prove(self) -> str:
+        """A few words about hard text for which the engine gives other ids than tokenizers; none if there is none."""
+        for name, text in hard_texts():
+            if self._differs(text.encode()):
+                return name
+        return ""
+
+    def _differs(self, content: bytes) -> bool:
+        ids, _ = self._fast([content], [False])
+        return not np.array_equal(ids, self._slow([content], [False])[0])
+
+    def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray, str]:
+        """The ids of all pieces, uint32, with end_id after each that ends a document; where these documents end, int64;
+        and what showed that the engine differs from the reference, if anything did."""
+        if self.fast is None:
+            return *self._slow(pieces, lasts), ""
+        ids, ends = self._fast(pieces, lasts)
+        if resident_bytes() - self._before > CACHE_BYTES:  # it never forgets a word
+            self._make_fast()
+        for content in self._chosen(pieces):
+            if self._differs(content):
+                return ids, ends, repr(content.decode(errors="replace")[:60])
+        return ids, ends, ""
+
+    def _chosen(self, pieces: list[bytes]) -> Iterator[bytes]:
+        """Some text of a block to be encoded by both: from any place, and from a place with more than ASCII."""
+        if not pieces:
+            return
+        for is_rare in (False, True):
+            piece = pieces[self._random.randrange(len(pieces))]
+            at = self._random.randrange(max(1, len(piece)))
+            if is_rare:
+                found = re.compile(rb"[\xc2-\xf4]").search(piece, at)
+                if found is None:
+                    return
+                at = found.start()
+            yield piece[at:at + CHECKED_BYTES].decode(errors="ignore").encode()
+
+    def _fast(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+        whole = b"".join([piece + (self.end if last else self.joint) for piece, last in zip(pieces, lasts, strict=True)])
+        if not self.fence.holds(whole):
+            ids = self.fast.encode(whole)
+            if not all(lasts):
+                ids = ids[ids != self.joint_id]
+            ends = np.flatnonzero(ids == self.end_id) + 1
+            if len(ends) == sum(lasts):
+                return ids, ends
+        if len(pieces) == 1:  # a character behind the fence, or the text of our own end
+            return self._slow(pieces, lasts)
+        half = len(pieces) // 2
+        ids, ends = self._fast(pieces[:half], lasts[:half])
+        more, more_ends = self._fast(pieces[half:], lasts[half:])
+        return np.concatenate([ids, more]), np.concatenate([ends, more_ends + len(ids)])
+
+    def _slow(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+        ids, lengths, held, held_bytes = [], [], [], 0
+        for number, piece in enumerate(pieces):
+            held.append(piece.decode())
+            held_bytes += len(piece)
+            if held_bytes >= ENCODED_AT_ONCE or number == len(pieces) - 1:
+                for encoding in self.reference.encode_batch_fast(held, add_special_tokens=False):
+                    mine = encoding.ids
+                    if lasts[len(ids)]:
+                        mine.append(self.end_id)
+                    lengths.append(len(mine))
+                    ids.append(np.array(mine, np.uint32))
+                held, held_bytes = [], 0
+        ends = np.cumsum(lengths, dtype=np.int64)[np.array(lasts, bool)] if ids else np.zeros(0, np.int64)
+        return np.concatenate(ids) if ids else np.zeros(0, np.uint32), ends
+
+
+def resident_bytes() -> int:
+    """The memory this process holds; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
+def hard_texts() -> Iterator[tuple[str, str]]:
+    """Text on which tokenizers have been found to differ, with a name."""
+    yield "the text of special tokens", "<|endoftext|>a<|endoftext|> </s><s>[PAD]<|im_start|>" * 3
+    yield "contractions", "it's IT'S we'll I'm they've you'd 'tis ''re '' ' s 'S d'\u00e9t\u00e9 \u2019s it\u2019s"
+    yield "blanks", " a  b   c\n\n\n d \t\te\r\n\r\nf\u00a0g\u3000h\u2028i\u0085j\x1ck\u180el\u200bm \n \n  "
+    yield "control characters", "".join(map(chr, range(128))) * 2
+    yield "long runs", "a" * 3000 + " " * 3000 + "\n" * 999 + "ab" * 999 + "1" * 2000 + "=" * 2000 + "\u00e9" * 999
+    yield "numbers", "1 12 123 1234567890 \u0661\u0662\u0663 \u00bd\u00b2\u2168 1a2b 3.14e-10 0xFF"
+    yield "marks and joiners", "a\u0301e\u0308\u200d\U0001f468\u200d\U0001f469\u200d\U0001f467\ufe0f\u202e\u200f\ufeffx"
+    blocks = [0x80, 0x370, 0x400, 0x530, 0x590, 0x600, 0x900, 0xE00, 0x10A0, 0x1100, 0x1F00, 0x2000, 0x2190, 0x2C00, 0x3040,
+              0x3100, 0x4E00, 0xA000, 0xA640, 0xAC00, 0xF900, 0xFB00, 0xFE00, 0xFF00, 0x10000, 0x10400, 0x11000, 0x1D400,
+              0x1F300, 0x1F900, 0x20000, 0x30000]
+    for first in blocks:
+        points = [chr(point) for point in range(first, first + 96)]
+        yield f"characters from U+{first:04X} on", "".join(f"a{point}1 {point}.{point}{point}\n" for point in points)
+
+
+# ---------------------------------------------------------------- training
+
+
+def choose_trainer(wish: str, sample_bytes: int, vocab_size: int) -> str:
+    """The engine to train with: gigatoken where it is installed and the sample is large enough to be free of ties."""
+    if wish == "tokenizers" or importlib.util.find_spec("gigatoken") is None:
+        return "tokenizers"
+    return "gigatoken" if sample_bytes >= max(SMALLEST_SAMPLE, 1000 * vocab_size) else "tokenizers"
+
+
+def train(sample: Path, vocab_size: int, min_frequency: int) -> str:
+    """A byte-level BPE with GPT-2's pre-tokenizer, as JSON: id 0 ends a document, no byte is ever unknown."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
+                                  special_tokens=[data.END_OF_TEXT],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator((text.decode() for text in sampled(sample)), trainer)
+    return tokenizer.to_str(pretty=True)
+
+
+def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequence[tuple[int, int]]) -> str:
+    """The same by gigatoken: the JSON that train() would give, or an empty string where that is not certain.
+
+    It has no least frequency and does not know when to stop; but counts fall from merge to merge, so if the last pair
+    occurs often enough, all do.
+    """
+    import gigatoken
+
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)  # it prints; this process has nothing to say
+    os.dup2(quiet, 2)
+    guard = Fence(fence)
+    if any(guard.holds(text) for text in sampled(sample)):
+        return ""
+    _, merges = gigatoken.train_bpe(str(sample), vocab_size, [data.END_OF_TEXT], "huggingface", SEPARATOR)
+    if len(merges) != vocab_size - 257 or len({left + right for left, right in merges}) != len(merges):
+        return ""
+    content = tokenizer_json(merges)
+    encoder, found = Encoder(content, 0, "gigatoken", tuple(fence)), 0
+    for text in sampled(sample):
+        found += int(np.count_nonzero(encoder._fast([text], [False])[0] == vocab_size - 1))
+        if found >= min_frequency or not merges:
+            return content
+    return ""
+
+
+def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
+    """What tokenizers' BpeTrainer writes for these merges: the end of text, 256 bytes by code point, merges in order."""
+    from tokenizers import Tokenizer
+
+    alphabet = byte_alphabet()
+
+    def spelt(token: bytes) -> str:
+        return "".join([alphabet[byte] for byte in token])
+
+    pairs = [(spelt(left), spelt(right)) for left, right in merges]
+    tokens = [data.END_OF_TEXT, *sorted(alphabet), *(left + right for left, right in pairs)]
+    level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    fields = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": 0, "content": data.END_OF_TEXT, "single_word": False, "lstrip": False, "rstrip": False,
+                          "normalized": False, "special": True}],
+        "pre_tokenizer": {**level, "add_prefix_space": False}, "decoder": {**level, "add_prefix_space": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": {token: number for number, token in enumerate(tokens)}, "merges": pairs}}
+    return Tokenizer.from_str(json.dumps(fields)).to_str(pretty=True)
+
+
+def short_runs(content: bytes) -> bytes:
+    """A text and a SEPARATOR; one with a very long run in slices: a trainer's time grows with the square of a run."""
+    if not LONG_RUN.search(content):
+        return content + SEPARATOR
+    text = content.decode()
+    slices = [text[at:at + LONGEST_RUN] for at in range(0, len(text), LONGEST_RUN)]
+    return b"".join(piece.encode() + SEPARATOR for piece in slices)
+
+
+def sampled(path: Path) -> Iterator[bytes]:
+    """The texts of a sample, in UTF-8."""
+    held = b""
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            *texts, held = (held + block).split(SEPARATOR)
+            yield from texts
