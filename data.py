@@ -5,10 +5,14 @@ B is the batch, T a window's length in tokens. torch is imported where tensors b
 
 from __future__ import annotations
 
+import bisect
 import concurrent.futures
 import contextlib
 import hashlib
+import itertools
 import json
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import formats
 from cli import Exit, UserError, printable, sha256_of, size
+from formats import DTYPES, Part, TokenStream, dtype_for
 
 if TYPE_CHECKING:
     import torch
@@ -24,17 +30,12 @@ if TYPE_CHECKING:
 
 METADATA_FORMAT = "gpt-tokens"
 METADATA_VERSION = 1
+TOKEN_COUNTS = ("tokens", "num_tokens", "total_tokens", "n_tokens", "token_count")  # ours first, then strangers'
 END_OF_TEXT = "<|endoftext|>"
+ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # what tokenizers call the end of a document
 MAX_VOCAB_SIZE = 2**24  # as in checkpoint.py: what is trained can be opened
 MAX_TOKENIZER_BYTES = 256 * 2**20
 IGNORED = -1  # a target that takes no part in the loss
-DTYPES = {"int16": np.dtype("<i2"), "uint16": np.dtype("<u2"), "int32": np.dtype("<i4")}
-
-
-def dtype_for(vocab_size: int) -> str:
-    """The narrowest token type for ids below vocab_size: 'int16', 'uint16' or 'int32'."""
-    return "int16" if vocab_size <= 2**15 else "uint16" if vocab_size <= 2**16 else "int32"
-
 
 # ---------------------------------------------------------------- the tokenizer
 
@@ -112,7 +113,7 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
     """The id that ends a document, by the names tokenizers use for it; None if there is none."""
-    for name in (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>"):
+    for name in ENDS_OF_TEXT:
         if (found := tokenizer.token_to_id(name)) is not None:
             return found
     return None
@@ -141,25 +142,14 @@ def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
 
 
 @dataclass(frozen=True)
-class TokenFile:
-    """A run of tokens in a raw file: length tokens from the start-th on."""
-
-    path: Path
-    dtype: str
-    length: int
-    start: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self.length * DTYPES[self.dtype].itemsize
-
-
-@dataclass(frozen=True)
 class Corpus:
-    """What train.py trains on. identity is the sha256 of the training tokens, notes say what was assumed."""
+    """What train.py trains on; notes say what was assumed.
 
-    train: TokenFile
-    val: TokenFile | None
+    identity is the sha256 of the training file; of several, the sha256 of theirs in hex, one after the other.
+    """
+
+    train: TokenStream
+    val: TokenStream | None
     vocab_size: int
     end_of_text_id: int | None
     tokenizer_path: Path | None
@@ -198,17 +188,68 @@ def _whole(fields: dict[str, Any], keys: tuple[str, ...], path: Path, low: int, 
     return None
 
 
-def open_corpus(bin_file: Path, val_bin_file: Path | None, metadata_file: Path | None, tokenizer_file: Path | None,
+def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, tokenizer_file: Path | None,
                 vocab_size: int | None = None, val_fraction: float = 0.005) -> Corpus:
-    """Finds out what the token files hold and checks it: sizes, type, vocabulary, every id.
+    """Finds out what the token files hold and checks it: layout, sizes, type, vocabulary, every id.
 
-    With our metadata.json a file of the recorded size and time is trusted, any other is read once. Without one
-    (nanoGPT's raw uint16) the vocabulary comes from the tokenizer or vocab_size, and what is assumed goes to the notes.
-    Raises UserError (exit 3).
+    train and val are each a file, a folder or a glob; in a folder the names in our metadata count, else what others
+    call theirs, and without val its own validation files are taken. With our metadata.json a file of the recorded size
+    and time is trusted, any other is read once. Without one the vocabulary comes from the tokenizer or vocab_size, the
+    layout is recognised, and what is assumed goes to the notes. Raises UserError (exit 3).
     """
     fields = read_metadata(metadata_file) if metadata_file is not None else {}
     ours, notes = fields.get("format") == METADATA_FORMAT, []
-    where = metadata_file or bin_file
+    where = metadata_file or train
+    known_size, end_id = _vocabulary(fields, where, tokenizer_file, vocab_size)
+    dtype = fields.get("dtype")
+    is_recorded = dtype is not None
+    if not is_recorded:
+        dtype = dtype_for(known_size) if ours else "uint16" if known_size <= 2**16 else "int32"
+    elif isinstance(dtype, str) and dtype.split(".")[-1] in DTYPES:
+        dtype = dtype.split(".")[-1]
+    else:
+        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: dtype is {printable(repr(dtype))[:60]}, not one "
+                                   f"of {', '.join(DTYPES)}. Run pretokenize.py again.")
+    layout = fields.get("layout", "native") if ours else None
+    if ours and (not isinstance(layout, str) or layout not in formats.WRITTEN):
+        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: layout is {printable(repr(layout))[:60]}, not "
+                                   f"one of {', '.join(formats.WRITTEN)}. Run pretokenize.py again.")
+    splits = fields.get("splits") if ours else {}
+    if not isinstance(splits, dict):
+        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits is missing. Run pretokenize.py again.")
+
+    train_files, val_files = _find_files(train, val, splits, where)
+    reader = _Reader(formats.WRITTEN[layout] if layout else None, dtype, known_size, splits, where)
+    train_stream, identity, found = reader.open(train_files, "train")
+    expected = _whole({} if ours else fields, TOKEN_COUNTS, where, 0, 2**62)
+    if expected is not None and expected != train_stream.length:
+        raise _miscounted(train_files[0], train_stream.length, expected, where)
+    if not ours and found != "raw":
+        notes.append(f"{train_stream.name}: {formats.WHOSE[found]} layout, {train_stream.dtype}, "
+                     f"{train_stream.length:,} tokens")
+    elif not is_recorded:
+        notes.append(f"{train_stream.name}: no type recorded, read as raw {dtype} (nanoGPT's layout)")
+    val_stream = None
+    if val_files:
+        val_stream, _, val_found = reader.open(val_files, "val")
+        if val_found != found:
+            notes.append(f"{val_stream.name}: {formats.WHOSE[val_found]} layout, {val_stream.dtype}, "
+                         f"{val_stream.length:,} tokens")
+        if val_stream.length < 2:
+            notes.append(f"{val_stream.name}: one token leaves nothing to predict, it is not used")
+            val_stream = None
+    elif not ours and train_stream.length >= 64:  # ours has one unless the user wanted none
+        whole, tail = train_stream, max(32, int(train_stream.length * val_fraction))
+        val_stream = whole.slice(whole.length - tail, tail)
+        train_stream = whole.slice(0, whole.length - tail)
+        notes.append(f"no validation file: the last {tail:,} tokens of {whole.name} are kept for validation")
+    return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file,
+                  sha256_of(tokenizer_file) if tokenizer_file else None, identity, tuple(notes))
+
+
+def _vocabulary(fields: dict[str, Any], where: Path, tokenizer_file: Path | None,
+                vocab_size: int | None) -> tuple[int, int | None]:
+    """The vocabulary's size and the end-of-text id, by metadata, tokenizer and flag. Raises UserError (exit 3)."""
     known_size = _whole(fields, ("vocab_size", "vocabulary_size", "n_vocab"), where, 1, MAX_VOCAB_SIZE)
     end_id = _whole(fields, ("end_of_text_id", "eot_token_id", "eos_token_id", "eot_id", "eos_id"), where, 0,
                     MAX_VOCAB_SIZE)
@@ -223,86 +264,118 @@ def open_corpus(bin_file: Path, val_bin_file: Path | None, metadata_file: Path |
         end_id = end_of_text_id(tokenizer) if end_id is None else end_id
     if known_size is None:
         if vocab_size is None:
-            raise UserError(Exit.DATA, f"{printable(str(bin_file))} comes without its vocabulary. A raw token file "
-                                       "needs one. Give --metadata_file, --tokenizer_file or --vocab_size.")
+            raise UserError(Exit.DATA, f"{printable(str(where))} comes without its vocabulary. Token files need one. "
+                                       "Give --metadata_file, --tokenizer_file or --vocab_size.")
         known_size = vocab_size
     if end_id is not None and end_id >= known_size:
         raise UserError(Exit.DATA, f"metadata {printable(str(where))}: end_of_text_id is {end_id:,}, the vocabulary "
                                    f"has {known_size:,} ids. Run pretokenize.py again.")
-    dtype = fields.get("dtype")
-    if dtype is None:
-        dtype = dtype_for(known_size) if ours else "uint16" if known_size <= 2**16 else "int32"
-        notes.append(f"{bin_file.name}: no type recorded, read as raw {dtype} (nanoGPT's layout)")
-    elif isinstance(dtype, str) and dtype.split(".")[-1] in DTYPES:
-        dtype = dtype.split(".")[-1]
-    else:
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: dtype is {printable(repr(dtype))[:60]}, not one "
-                                   f"of {', '.join(DTYPES)}. Run pretokenize.py again.")
-    splits = fields.get("splits") if ours else None
-    if ours and not isinstance(splits, dict):
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits is missing. Run pretokenize.py again.")
-    train, identity = _token_file(bin_file, dtype, known_size, splits, "train", fields, where)
-    val = None
-    if val_bin_file is not None:
-        val, _ = _token_file(val_bin_file, dtype, known_size, splits, "val", {}, where)
-        if val.length < 2:
-            notes.append(f"{val_bin_file.name}: one token leaves nothing to predict, it is not used")
-            val = None
-    elif not ours and train.length >= 64:  # ours has one unless the user wanted none
-        tail = max(32, int(train.length * val_fraction))
-        val = TokenFile(train.path, dtype, tail, train.length - tail)
-        train = TokenFile(train.path, dtype, train.length - tail)
-        notes.append(f"no validation file: the last {tail:,} tokens of {bin_file.name} are kept for validation")
-    return Corpus(train, val, known_size, end_id, tokenizer_file, sha256_of(tokenizer_file) if tokenizer_file else None,
-                  identity, tuple(notes))
+    return known_size, end_id
 
 
-def _token_file(path: Path, dtype: str, vocab_size: int, splits: Any, split: str, fields: dict[str, Any],
-                where: Path) -> tuple[TokenFile, str]:
-    """One token file, checked, and its sha256. Raises UserError (exit 3)."""
-    name = printable(str(path))
-    try:
-        if not path.is_file():
-            raise UserError(Exit.DATA, f"token file {name} is {'not a file' if path.exists() else 'missing'}. "
-                                       "Run: python pretokenize.py corpus.txt")
-        status = path.stat()
-        with path.open("rb") as file:
-            head = file.read(8)
-    except OSError as error:
-        raise UserError(Exit.DATA, f"token file {name}: {error.strerror}. Check its permissions.") from error
-    if head[:6] == b"\x93NUMPY":
-        raise UserError(Exit.DATA, f"token file {name} is a .npy array, not raw tokens. Run pretokenize.py instead.")
-    if int.from_bytes(head[:4], "little") in (20240520, 20240801):
-        raise UserError(Exit.DATA, f"token file {name} has llm.c's header, raw tokens are read. Drop its first 1,024 "
-                                   "bytes: tail -c +1025 FILE > raw.bin")
-    itemsize = DTYPES[dtype].itemsize
-    if status.st_size == 0 or status.st_size % itemsize:
-        raise UserError(Exit.DATA, f"token file {name} has {status.st_size:,} bytes, not a positive multiple of "
-                                   f"{itemsize} ({dtype}). Run pretokenize.py again.")
-    length = status.st_size // itemsize
-    recorded = splits.get(split) if isinstance(splits, dict) else None
-    recorded = recorded if isinstance(recorded, dict) else {}
-    expected = _whole(recorded or fields, ("tokens", "num_tokens", "total_tokens", "n_tokens", "token_count"), where, 0,
-                      2**62)
-    if expected is not None and expected != length:
-        raise UserError(Exit.DATA, f"token file {name} holds {length:,} tokens, metadata {printable(str(where))} says "
-                                   f"{expected:,}. Run pretokenize.py again.")
-    found = TokenFile(path, dtype, length)
-    if recorded.get("modified_ns") == status.st_mtime_ns and isinstance(recorded.get("sha256"), str):
-        return found, recorded["sha256"]
-    return found, scan(found, vocab_size)
+def _find_files(train: Path, val: Path | None, splits: dict[str, Any], where: Path) -> tuple[list[Path], list[Path]]:
+    """The files of both splits in their order: those our metadata names, if any, in a folder, else those found."""
+
+    def in_place(place: Path) -> tuple[list[Path], list[Path]]:
+        if splits and place.is_dir():
+            named = {split: list(_recorded(splits, split, where) or [f"{split}.bin"] * (split in splits))
+                     for split in ("train", "val")}
+            return [place / name for name in named["train"] or ["train.bin"]], [place / name for name in named["val"]]
+        return formats.find_splits(place)
+
+    train_files, val_files = in_place(train)
+    if not train_files:  # all are named as one would name validation files, and are asked for nevertheless
+        train_files, val_files = val_files, []
+    if val is not None:
+        others, val_files = in_place(val)
+        val_files = val_files or others
+    return train_files, val_files
 
 
-def scan(file: TokenFile, vocab_size: int) -> str:
+def _recorded(splits: dict[str, Any], split: str, where: Path) -> dict[str, dict[str, Any]]:
+    """What our metadata records of each of a split's files, by name in their order; nothing of an only one.
+
+    A name is never followed as a path: it must be one that pretokenize.py gives. Raises UserError (exit 3).
+    """
+    record = splits.get(split)
+    files = record.get("files") if isinstance(record, dict) else None
+    if files is None:
+        return {}
+    if not isinstance(files, list) or not files:
+        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits.{split}.files is "
+                                   f"{printable(repr(files))[:60]}, not a list of files. Run pretokenize.py again.")
+    found: dict[str, dict[str, Any]] = {}
+    for at, file in enumerate(files):
+        name = file.get("name") if isinstance(file, dict) else None
+        if not isinstance(name, str) or not re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name):
+            raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits.{split}.files[{at}].name is "
+                                       f"{printable(repr(name))[:60]}, not one like {split}_000000.bin. Run "
+                                       "pretokenize.py again.")
+        if name in found:
+            raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits.{split}.files names {name} twice. "
+                                       "Run pretokenize.py again.")
+        found[name] = file
+    return found
+
+
+def _miscounted(path: Path, length: int, expected: int, where: Path) -> UserError:
+    return UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
+                                f"{printable(str(where))} says {expected:,}. Run pretokenize.py again.")
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Opens the files of a split: in our metadata's layout those it names, others in what is recognised.
+
+    dtype is the tokens' type where the layout itself does not tell.
+    """
+
+    layout: str | None
+    dtype: str
+    vocab_size: int
+    splits: dict[str, Any]
+    where: Path
+
+    def open(self, files: list[Path], split: str) -> tuple[TokenStream, str, str]:
+        """The files as one checked stream, its identity and its layout. Raises UserError (exit 3)."""
+        of_all = self.splits.get(split)
+        of_all = of_all if isinstance(of_all, dict) else {}
+        of_each = _recorded(self.splits, split, self.where)
+        parts, digests, layouts = [], [], []
+        for path in files:
+            record = of_each.get(path.name, {}) if of_each else of_all
+            layouts.append((record and self.layout) or formats.recognise(path))
+            if layouts[-1] != layouts[0]:
+                raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has "
+                                           f"{formats.WHOSE[layouts[0]]}, {printable(path.name)} "
+                                           f"{formats.WHOSE[layouts[-1]]}. One of them is damaged, or does not belong "
+                                           "there. Name the files with a narrower pattern.")
+            part = formats.read_part(path, layouts[0], self.dtype)
+            expected = _whole(record, TOKEN_COUNTS, self.where, 0, 2**62)
+            if expected is not None and expected != part.length:
+                raise _miscounted(path, part.length, expected, self.where)
+            is_trusted = record.get("modified_ns") == path.stat().st_mtime_ns and isinstance(record.get("sha256"), str)
+            digests.append(record["sha256"] if is_trusted else scan(part, self.vocab_size))
+            parts.append(part)
+        stream = TokenStream(tuple(parts))
+        expected = _whole(of_all, TOKEN_COUNTS, self.where, 0, 2**62)
+        if len(files) == len(of_each) and expected is not None and expected != stream.length:
+            raise _miscounted(files[0], stream.length, expected, self.where)
+        identity = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        return stream, identity, layouts[0]
+
+
+def scan(part: Part, vocab_size: int) -> str:
     """Reads every token once: the file's sha256. Raises UserError (exit 3) at the first id outside the vocabulary."""
     digest, block, seen = hashlib.sha256(), 2**22, 0
-    with file.path.open("rb") as raw:
-        while content := raw.read(block * DTYPES[file.dtype].itemsize):
+    with part.path.open("rb") as raw:
+        digest.update(raw.read(part.offset_bytes))
+        while content := raw.read(block * DTYPES[part.dtype].itemsize):
             digest.update(content)
-            ids = np.frombuffer(content, DTYPES[file.dtype])
+            ids = np.frombuffer(content, DTYPES[part.dtype])
             if ids.min() < 0 or ids.max() >= vocab_size:
                 bad = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-                raise UserError(Exit.DATA, f"token file {printable(str(file.path))}: id {int(ids[bad[0]]):,} at "
+                raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: id {int(ids[bad[0]]):,} at "
                                            f"position {seen + int(bad[0]):,} is outside the vocabulary of "
                                            f"{vocab_size:,} ids. Give the tokenizer or metadata it was made with, or "
                                            "run pretokenize.py again.")
@@ -394,17 +467,94 @@ def choose_preload(wish: str, num_bytes: int, device_free_bytes: int | None, ram
     return wish, "as asked"
 
 
-def load_tokens(file: TokenFile, where: str, device: torch.device) -> torch.Tensor:
-    """The tokens as a 1-d tensor, int16 or int32 ('uint16' as its int16 bits), on the device for 'gpu', else here."""
+class Tokens:
+    """The tokens of a stream where training reads them: one tensor in memory, or one mapped tensor for each part.
+
+    Stored as int16 or int32 bits ('uint16' as int16), read as windows; the windows do not depend on the parts.
+    Raises UserError (exit 3) for a file that has become shorter.
+    """
+
+    def __init__(self, stream: TokenStream, where: str, device: torch.device):
+        """where is 'gpu', then they live on the device, 'ram' or 'mmap'."""
+        import torch
+
+        self.dtype, self.length, self._torch = stream.dtype, stream.length, torch
+        kind = torch.int16 if DTYPES[stream.dtype].itemsize == 2 else torch.int32
+        if where == "mmap":
+            self._pieces = [_mapped(part, kind) for part in stream.parts]
+        else:  # filled in place: never a second copy, neither here nor on the device
+            self._pieces = [torch.empty(stream.length, dtype=kind, device=device if where == "gpu" else "cpu")]
+            at = 0
+            for block in _blocks(stream, np.dtype(f"<i{kind.itemsize}")):
+                self._pieces[0][at:at + len(block)].copy_(torch.from_numpy(block))
+                at += len(block)
+        self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))
+
+    @property
+    def device(self) -> torch.device:
+        return self._pieces[0].device
+
+    def windows(self, starts: np.ndarray, width: int) -> torch.Tensor:
+        """As stored, [B, width]: row i is the width tokens from starts[i], int64 [B], on."""
+        if len(self._pieces) > 1:
+            return self._torch.stack([self._run(start, width) for start in starts.tolist()])
+        tokens, rows = self._pieces[0], self._torch.from_numpy(starts)
+        if tokens.is_cuda:
+            rows = rows.pin_memory().to(tokens.device, non_blocking=True)
+        overlapping = tokens.as_strided((len(tokens) - width + 1, width), (1, 1))  # no copy
+        return overlapping.index_select(0, rows)
+
+    def _run(self, start: int, length: int) -> torch.Tensor:
+        """As stored: length tokens from start on, put together where they lie in several parts."""
+        which, runs = bisect.bisect_right(self._firsts, start) - 1, []
+        low = start - self._firsts[which]
+        while length:
+            runs.append(self._pieces[which][low:low + length])
+            length -= len(runs[-1])
+            which, low = which + 1, 0
+        return runs[0] if len(runs) == 1 else self._torch.cat(runs)
+
+    def at(self, positions: np.ndarray) -> torch.Tensor:
+        """As stored: the tokens at the positions, int64, same shape."""
+        from_numpy = self._torch.from_numpy
+        if len(self._pieces) == 1:
+            return self._pieces[0][from_numpy(positions).to(self.device)]
+        which = np.searchsorted(self._firsts, positions, side="right") - 1
+        found = self._pieces[0].new_empty(positions.shape)
+        for piece in np.unique(which):
+            here = which == piece
+            found[from_numpy(here)] = self._pieces[piece][from_numpy(positions[here] - self._firsts[piece])]
+        return found
+
+
+def _mapped(part: Part, kind: torch.dtype) -> torch.Tensor:
+    """The tokens of a part in a private map of its file."""
     import torch
 
-    dtype = np.dtype("<i4") if file.dtype == "int32" else np.dtype("<i2")
-    offset = file.start * dtype.itemsize
-    if where == "mmap":  # copy-on-write, since torch wants writable memory; nobody writes
-        tokens = torch.from_numpy(np.memmap(file.path, dtype, "c", offset, (file.length,)))
-    else:
-        tokens = torch.from_numpy(np.fromfile(file.path, dtype, file.length, offset=offset))
-    return tokens.to(device) if where == "gpu" else tokens
+    first, path = part.offset_bytes // kind.itemsize, os.fsencode(part.path)  # bytes: a name need not be UTF-8
+    try:  # numpy's map keeps its file open: a thousand shards would reach the limit that most systems set
+        whole = torch.from_file(path, shared=False, size=first + part.length, dtype=kind)  # type: ignore[arg-type]
+    except RuntimeError as error:
+        raise _became_shorter(part) from error
+    return whole[first:]
+
+
+def _blocks(stream: TokenStream, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """The tokens of a stream in blocks that need little memory."""
+    for part in stream.parts:
+        with part.path.open("rb") as file:
+            file.seek(part.offset_bytes)
+            for first in range(0, part.length, 2**23):
+                num = min(2**23, part.length - first)
+                block = np.fromfile(file, dtype, num)
+                if len(block) < num:
+                    raise _became_shorter(part)
+                yield block
+
+
+def _became_shorter(part: Part) -> UserError:
+    return UserError(Exit.DATA, f"token file {printable(str(part.path))} cannot be read to its end. It had "
+                                f"{part.length:,} tokens when it was checked. Let nothing write to it and run again.")
 
 
 def _as_ids(tokens: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -420,24 +570,16 @@ class Batches:
     next batch ahead, so that a cold page never holds the step back.
     """
 
-    def __init__(self, file: TokenFile, where: str, order: WindowOrder, batch_size: int, device: torch.device,
+    def __init__(self, stream: TokenStream, where: str, order: WindowOrder, batch_size: int, device: torch.device,
                  rank: int = 0, world_size: int = 1):
-        import torch
-
         self.order, self.batch_size, self.rank, self.world_size = order, batch_size, rank, world_size
-        self._dtype, self._device, self._torch = file.dtype, device, torch
-        tokens = load_tokens(file, where, device)
-        width = order.seq_length + 1
-        self._windows = tokens.as_strided((file.length - width + 1, width), (1, 1))  # overlapping rows, no copy
+        self._device, self._tokens = device, Tokens(stream, where, device)
         self._ahead = concurrent.futures.ThreadPoolExecutor(1, "read-ahead") if where == "mmap" else None
         self._next: tuple[int, concurrent.futures.Future[torch.Tensor]] | None = None
 
     def _gather(self, first_sample: int) -> torch.Tensor:
         samples = np.arange(first_sample, first_sample + self.batch_size)
-        starts = self._torch.from_numpy(self.order.starts(samples))
-        if self._windows.is_cuda:
-            starts = starts.pin_memory().to(self._device, non_blocking=True)
-        return self._windows.index_select(0, starts)
+        return self._tokens.windows(self.order.starts(samples), self.order.seq_length + 1)
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This process's inputs and targets, int64 [B, T] each, of the micro-th micro-batch after samples_seen ones."""
@@ -450,11 +592,11 @@ class Batches:
             self._next = first + stride, self._ahead.submit(self._gather, first + stride)
         if self._device.type == "cuda" and not rows.is_cuda:
             rows = rows.pin_memory().to(self._device, non_blocking=True)
-        ids_BT1 = _as_ids(rows, self._dtype)
+        ids_BT1 = _as_ids(rows, self._tokens.dtype)
         return ids_BT1[:, :-1].contiguous(), ids_BT1[:, 1:].contiguous()
 
 
-def validation_batches(file: TokenFile, tokens: torch.Tensor, seq_length: int, batch_size: int, max_batches: int,
+def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_batches: int,
                        ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The same inputs and targets every time, int64 [B, T]: all windows, or max_batches of them spread evenly.
 
@@ -462,14 +604,14 @@ def validation_batches(file: TokenFile, tokens: torch.Tensor, seq_length: int, b
     """
     import torch
 
-    num_windows = -(-(file.length - 1) // seq_length)
+    num_windows = -(-(tokens.length - 1) // seq_length)
     chosen = np.arange(num_windows)
     if num_windows > max_batches * batch_size:
         chosen = np.arange(max_batches * batch_size) * num_windows // (max_batches * batch_size)
     for first in range(0, len(chosen), batch_size):
         rows = chosen[first:first + batch_size] * seq_length
-        rows = np.concatenate([rows, np.full(batch_size - len(rows), file.length)])
-        index = torch.from_numpy(rows[:, None] + np.arange(seq_length + 1)).to(tokens.device)
-        ids = _as_ids(tokens[index.clamp(max=file.length - 1)], file.dtype)
-        ids[:, 1:][index[:, 1:] >= file.length] = IGNORED
+        rows = np.concatenate([rows, np.full(batch_size - len(rows), tokens.length)])
+        positions = rows[:, None] + np.arange(seq_length + 1)
+        ids = _as_ids(tokens.at(positions.clip(max=tokens.length - 1)), tokens.dtype)
+        ids[:, 1:][torch.from_numpy(positions[:, 1:] >= tokens.length).to(ids.device)] = IGNORED
         yield ids[:, :-1].clamp(min=0), ids[:, 1:].contiguous()

@@ -24,9 +24,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     whole, real, text, one_of = cli.whole, cli.real, cli.text, cli.one_of
     parser = cli.Parser("train.py", "Trains a GPT-2-class model. A step is one optimizer step; losses are in nats.")
     g = parser.group("data")
-    g.flag("--data_dir", text("DIR"), "data", "folder written by pretokenize.py; the next four override its parts")
-    g.flag("--bin_file", text(), None, "training tokens", "train.bin in --data_dir")
-    g.flag("--val_bin_file", text(), None, "validation tokens", "val.bin in --data_dir, or the tail of --bin_file")
+    g.flag("--data_dir", text("DIR"), "data", "folder of token files, ours or others'; the next four override it")
+    g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir")
+    g.flag("--val_bin_file", text(), None, "validation tokens, alike", "those beside, or the tail of --bin_file")
     g.flag("--tokenizer_file", text(), None, "the tokens' tokenizer", "tokenizer.json in --data_dir")
     g.flag("--metadata_file", text(), None, "the tokens' metadata", "metadata.json in --data_dir")
     g.flag("--vocab_size", whole(1, 2**24), None, "ids, where neither metadata nor tokenizer tells", "from those")
@@ -342,7 +342,7 @@ class Run:
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler
     batches: data.Batches
-    val_tokens: torch.Tensor | None
+    val_tokens: data.Tokens | None
     tokenizer: Any
     bytes_per_id: torch.Tensor | None
     state: State
@@ -405,10 +405,10 @@ def save(run: Run, stays: bool) -> bool:
 
 def validate(run: Run, metrics: cli.Metrics) -> None:
     """Measures the validation loss, remembers the best, and makes sure that the best is on disk."""
-    if run.corpus.val is None or run.val_tokens is None:
+    if run.val_tokens is None:
         return
     state, where = run.state, run.machine.device
-    windows = data.validation_batches(run.corpus.val, run.val_tokens, run.config.seq_length, run.recipe.batch_size,
+    windows = data.validation_batches(run.val_tokens, run.config.seq_length, run.recipe.batch_size,
                                       run.args.eval_batches)
     with run.out.phase("validating"), run.clock.pause():
         found = evaluate(run.model, ((x.to(where), y.to(where)) for x, y in windows), run.bytes_per_id,
@@ -478,9 +478,11 @@ def open_corpus(args: argparse.Namespace) -> data.Corpus:
 
     metadata = part(args.metadata_file, "metadata.json")
     if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size):
-        metadata = folder / "metadata.json"  # its absence means that pretokenize.py did not finish
-    return data.open_corpus(Path(args.bin_file or folder / "train.bin"), part(args.val_bin_file, "val.bin"), metadata,
-                            part(args.tokenizer_file, "tokenizer.json"), args.vocab_size)
+        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} has no metadata.json: pretokenize.py did "
+                                   "not finish, or the tokens are another program's. Those need their vocabulary. Run: "
+                                   "python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
+    return data.open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
+                            metadata, part(args.tokenizer_file, "tokenizer.json"), args.vocab_size)
 
 
 def find_resume(args: argparse.Namespace, out: cli.Progress) -> tuple[Path, dict[str, Any]] | None:
@@ -563,7 +565,7 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
     with out.phase("loading the tokens"):
         order = data.WindowOrder(corpus.train.length, config.seq_length, args.seed)
         batches = data.Batches(corpus.train, where, order, recipe.batch_size, machine.device)
-        val_tokens = data.load_tokens(corpus.val, "mmap", machine.device) if corpus.val else None
+        val_tokens = data.Tokens(corpus.val, "mmap", machine.device) if corpus.val else None
         tokenizer = data.load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
         bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None

@@ -1,6 +1,8 @@
 """data.py: an order that visits all and remembers nothing, batches that are pure functions, files that are checked."""
 
+import hashlib
 import json
+import os
 import random
 import tracemalloc
 from dataclasses import replace
@@ -10,11 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+import cli
 import data
+import formats
 from cli import Exit, UserError
-from data import IGNORED, Batches, TokenFile, WindowOrder
+from data import IGNORED, Batches, Part, Tokens, TokenStream, WindowOrder
 
 CPU = torch.device("cpu")
+
+
+def stream(path: Path, dtype: str, length: int, start: int = 0) -> TokenStream:
+    """The tokens of one raw file from the start-th on."""
+    return TokenStream((Part(path, dtype, length, start * data.DTYPES[dtype].itemsize),))
 
 # ---------------------------------------------------------------- the order of windows
 
@@ -101,15 +110,15 @@ def test_the_order_of_a_trillion_tokens_takes_no_memory():
 def counting(tmp_path):
     """A function: a token file of which token i is first + i, so that a value tells its position."""
 
-    def make(length: int = 600, dtype: str = "int32", first: int = 0) -> TokenFile:
+    def make(length: int = 600, dtype: str = "int32", first: int = 0) -> TokenStream:
         path = tmp_path / f"{dtype}-{first}.bin"
         (np.arange(length) + first).astype(data.DTYPES[dtype]).tofile(path)
-        return TokenFile(path, dtype, length)
+        return stream(path, dtype, length)
 
     return make
 
 
-def batches(file: TokenFile, where: str = "ram", batch_size: int = 4, rank: int = 0, world_size: int = 1) -> Batches:
+def batches(file: TokenStream, where: str = "ram", batch_size: int = 4, rank: int = 0, world_size: int = 1) -> Batches:
     return Batches(file, where, WindowOrder(file.length, 16, 5), batch_size, CPU, rank, world_size)
 
 
@@ -142,9 +151,9 @@ def test_the_largest_ids_of_a_type_come_back_as_they_are(counting, dtype, first,
 
 def test_a_part_of_a_file_begins_where_it_says(counting):
     whole = counting(600)
-    part = replace(whole, start=100, length=300)
+    part = whole.slice(100, 300)
     for where in ("ram", "mmap"):
-        assert data.load_tokens(part, where, CPU).tolist() == list(range(100, 400))
+        assert Tokens(part, where, CPU).at(np.arange(300)).tolist() == list(range(100, 400))
     inputs_BT, _ = batches(part, "mmap").get(0, 0)
     assert inputs_BT.min() >= 100
     assert inputs_BT.max() < 400
@@ -171,11 +180,83 @@ def test_the_smallest_corpus_gives_its_one_window_for_ever(counting):
     assert targets_BT.tolist() == [list(range(1, 17))] * 4
 
 
+def divided(file: TokenStream, cuts: list[int]) -> TokenStream:
+    """The same tokens as files of their own, each behind a header of another length."""
+    parts, source = [], file.parts[0]
+    kind = data.DTYPES[file.dtype]
+    values = np.fromfile(source.path, kind, file.length, offset=source.offset_bytes)
+    for at, (low, high) in enumerate(zip([0, *cuts], [*cuts, file.length], strict=True)):
+        path = source.path.with_name(f"{source.path.stem}-{len(cuts)}-{at}.bin")
+        path.write_bytes(b"h" * kind.itemsize * (at % 3) + values[low:high].tobytes())
+        parts.append(Part(path, file.dtype, high - low, kind.itemsize * (at % 3)))
+    return TokenStream(tuple(parts))
+
+
+CUTS = {"1 part": [], "2 parts": [301], "5 parts": [100, 116, 117, 400], "all short": list(range(5, 600, 5)),
+        "a sliver at each end": [1, 599]}
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("where", ["ram", "mmap"])
+@pytest.mark.parametrize(("dtype", "first"), [("int16", 0), ("uint16", 64_000), ("int32", 2**20), ("uint32", 2**30)])
+def test_batches_do_not_depend_on_how_the_tokens_are_divided(counting, cuts, where, dtype, first):
+    file = counting(600, dtype, first)
+    parts = divided(file, cuts)
+    asked, plain = batches(parts, where), batches(counting(600))
+    for samples_seen in range(0, 80, 4):
+        for found, expected in zip(asked.get(samples_seen, 0), plain.get(samples_seen, 0), strict=True):
+            assert torch.equal(found, expected + first)
+            assert found.is_contiguous()
+    for seq_length, batch_size, most in ((16, 4, 100), (16, 4, 3), (700, 2, 5), (1, 7, 4)):
+        mine, theirs = (list(data.validation_batches(Tokens(stream, where, CPU), seq_length, batch_size, most))
+                        for stream in (parts, file))
+        assert all(torch.equal(a, b) for x, y in zip(mine, theirs, strict=True) for a, b in zip(x, y, strict=True))
+    inner = parts.slice(95, 320)
+    assert (Tokens(inner, where, CPU).at(np.arange(320)).long() & 0xFFFF).tolist() == [
+        (first + i) & 0xFFFF for i in range(95, 415)]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sets the limit of open files")
+def test_more_shards_than_files_may_be_open_are_mapped(counting):
+    import resource
+
+    many = divided(counting(600), list(range(2, 600, 2)))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, before[1]))
+    try:
+        tokens = Tokens(many, "mmap", CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert tokens.at(np.arange(600)).tolist() == list(range(600))
+
+
+@pytest.mark.parametrize("where", ["ram", "mmap"])
+def test_a_file_that_has_become_shorter_is_noticed(counting, where):
+    file = counting(600)
+    with file.parts[0].path.open("r+b") as raw:
+        raw.truncate(599 * 4)
+    with pytest.raises(UserError, match=r"cannot be read to its end\. It had 600 tokens") as caught:
+        Tokens(file, where, CPU)
+    assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names there are Unicode")
+def test_a_name_that_is_no_text_is_mapped(counting):
+    file = counting(40)
+    odd = Path(os.fsdecode(os.fsencode(file.parts[0].path) + b"\xff"))
+    try:
+        file.parts[0].path.rename(odd)
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    moved = TokenStream((replace(file.parts[0], path=odd),))
+    assert Tokens(moved, "mmap", CPU).at(np.arange(40)).tolist() == list(range(40))
+
+
 # ---------------------------------------------------------------- validation
 
 
-def validation(file: TokenFile, batch_size: int = 4, max_batches: int = 10**6):
-    return list(data.validation_batches(file, data.load_tokens(file, "ram", CPU), 16, batch_size, max_batches))
+def validation(file: TokenStream, batch_size: int = 4, max_batches: int = 10**6):
+    return list(data.validation_batches(Tokens(file, "ram", CPU), 16, batch_size, max_batches))
 
 
 @pytest.mark.parametrize("length", [2, 16, 17, 18, 33, 64, 65, 66, 129, 600])
@@ -240,8 +321,8 @@ def test_a_sound_folder_is_taken_at_its_word(corpus_folder, monkeypatch):
     corpus = open_folder(corpus_folder)
     recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
     assert corpus.identity == recorded["train"]["sha256"]
-    assert corpus.train == TokenFile(corpus_folder / "train.bin", "int16", 1000)
-    assert corpus.val == TokenFile(corpus_folder / "val.bin", "int16", 100)
+    assert corpus.train == stream(corpus_folder / "train.bin", "int16", 1000)
+    assert corpus.val == stream(corpus_folder / "val.bin", "int16", 100)
     assert (corpus.vocab_size, corpus.end_of_text_id, corpus.notes) == (400, 0, ())
 
 
@@ -283,9 +364,9 @@ BAD_CORPORA = {
     "large val id": (write("val.bin", tokens([401] + [1] * 99)), "val.bin: id 401 at position 0"),
     "missing bin": (lambda folder: (folder / "train.bin").unlink(), "is missing. Run: python pretokenize.py"),
     "missing val": (lambda folder: (folder / "val.bin").unlink(), "val.bin is missing"),
-    "folder as bin": (swap_for_a_folder, "is not a file"),
-    "npy": (lambda folder: np.save((folder / "train.bin").open("wb"), np.ones(8)), "is a .npy array"),
-    "llm.c": (write("train.bin", tokens([20240520] + [0] * 499, "<i4")), "llm.c's header"),
+    "folder as bin": (swap_for_a_folder, "train.bin is missing"),
+    "npy": (lambda folder: np.save((folder / "train.bin").open("wb"), np.ones(8)), "holds 96 tokens, metadata"),
+    "llm.c": (write("train.bin", tokens([20240520] + [0] * 499, "<i4")), "id -10,104 at position 0"),
     "no metadata": (lambda folder: (folder / "metadata.json").unlink(), "No such file or directory. Run: python"),
     "empty metadata": (write("metadata.json", ""), "is not JSON"),
     "cut metadata": (write("metadata.json", '{"format": "gpt-tok'), "is not JSON"),
@@ -324,6 +405,172 @@ def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, case):
     assert len(str(caught.value)) < 500
 
 
+# ---------------------------------------------------------------- several files
+
+
+def sharded(folder: Path, layout: str = "native", cuts: tuple[int, ...] = (400, 401)) -> Path:
+    """Turns a corpus folder into one of shards as pretokenize.py would write them."""
+    metadata = json.loads((folder / "metadata.json").read_text())
+    dtype = formats.dtype_for(metadata["vocab_size"], layout)
+    metadata |= {"layout": layout, "dtype": dtype}
+    for split, record in metadata["splits"].items():
+        values = np.fromfile(folder / f"{split}.bin", "<i2").astype(data.DTYPES[dtype])
+        (folder / f"{split}.bin").unlink()
+        files = []
+        for at, piece in enumerate(np.split(values, cuts if split == "train" else ())):
+            llmc = layout == "llmc"
+            name = f"tokens_{split}_{at + (split == 'train'):06}.bin" if llmc else f"{split}_{at:06}.bin"
+            path = folder / name
+            path.write_bytes((formats.llmc_header(len(piece), dtype) if llmc else b"") + piece.tobytes())
+            files.append({"name": name, "tokens": len(piece), "file_bytes": path.stat().st_size,
+                          "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)})
+        metadata["splits"][split] = {"tokens": record["tokens"], "files": files}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    return folder
+
+
+def open_shards(folder: Path, **more) -> data.Corpus:
+    return data.open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json", **more)
+
+
+def all_ids(stream: TokenStream | None) -> list[int]:
+    assert stream is not None
+    return Tokens(stream, "ram", CPU).at(np.arange(stream.length)).tolist()
+
+
+@pytest.mark.parametrize("layout", ["native", "llmc"])
+def test_our_shards_are_one_stream_and_taken_at_their_word(corpus_folder, monkeypatch, layout):
+    whole = open_folder(corpus_folder)
+    expected = all_ids(whole.train), all_ids(whole.val)
+    corpus_folder = sharded(corpus_folder, layout)
+    recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["files"]
+    with monkeypatch.context() as patched:
+        patched.setattr(data, "scan", None)  # sizes and times are as recorded: nothing is read
+        corpus = open_shards(corpus_folder)
+    assert (all_ids(corpus.train), all_ids(corpus.val)) == expected
+    assert [part.path.name for part in corpus.train.parts] == [file["name"] for file in recorded]
+    assert corpus.identity == hashlib.sha256("".join(file["sha256"] for file in recorded).encode()).hexdigest()
+    assert corpus.notes == ()
+    for path in corpus_folder.glob("*.bin"):
+        os.utime(path, ns=(0, 0))  # copied, say: read again, and found to be the same
+    assert open_shards(corpus_folder).identity == corpus.identity
+
+
+def test_a_single_file_in_a_folder_is_opened_as_the_file_is(corpus_folder):
+    assert open_shards(corpus_folder) == open_folder(corpus_folder)
+
+
+def test_a_folder_without_recorded_validation_has_none(corpus_folder):
+    splits = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
+    change(corpus_folder, splits={"train": splits["train"]})
+    assert open_shards(corpus_folder).val is None
+
+
+def damage_files(split: str, **fields):
+    """A function that changes the record of a split's first file, or of the split itself."""
+    def damage(folder: Path) -> None:
+        splits = json.loads((folder / "metadata.json").read_text())["splits"]
+        (splits[split] if "files" in fields or "tokens_in_all" in fields else splits[split]["files"][0]).update(
+            {"tokens" if key == "tokens_in_all" else key: value for key, value in fields.items()})
+        change(folder, splits=splits)
+    return damage
+
+
+def named(name: object) -> tuple:
+    return damage_files("train", name=name), r"splits.train.files\[0\].name is .*not one like train_000000.bin"
+
+
+BAD_SHARDS = {
+    **{f"name {name!r}": named(name) for name in (
+        "../train_000000.bin", "/etc/passwd", "a/train_000000.bin", "train_000000.bin/..", "val_000000.bin", "", None,
+        5, "train_000000.bin\n", "train_00000\u0661.bin", "..", "metadata.json", ["train_000000.bin"],
+        "train_000000.bin\0", "\x1b[2Jtrain_000000.bin", "C:\\train_000000.bin", "x" * 5000)},
+    "name twice": (damage_files("train", name="train_000001.bin"), "names train_000001.bin twice"),
+    "no files": (damage_files("train", files=[]), r"splits.train.files is \[\], not a list of files"),
+    "files a text": (damage_files("train", files="train_000000.bin"), "not a list of files"),
+    "files of numbers": (damage_files("train", files=[7]), "name is None"),
+    "tokens of a file": (damage_files("train", tokens=401), "train_000000.bin holds 400 tokens, metadata .* says 401"),
+    "tokens text": (damage_files("val", tokens="100"), "tokens is '100', not a whole number"),
+    "tokens in all": (damage_files("train", tokens_in_all=999), "holds 1,000 tokens, metadata .* says 999"),
+    "a shard is missing": (lambda folder: (folder / "train_000001.bin").unlink(), "train_000001.bin is missing"),
+    "a shard is shorter": (write("train_000002.bin", tokens([1] * 598)), "train_000002.bin holds 598 tokens"),
+    "a large id": (write("train_000002.bin", tokens([1] * 598 + [400])), "train_000002.bin: id 400 at position 598"),
+    "val is missing": (lambda folder: (folder / "val_000000.bin").unlink(), "val_000000.bin is missing"),
+    "layout": (lambda folder: change(folder, layout="zip"), "layout is 'zip', not one of native, nanogpt, llmc, "),
+    "layout list": (lambda folder: change(folder, layout=["native"]), "layout is \\['native'\\]"),
+    "layout of others": (lambda folder: change(folder, layout="llmc"), "has 800 bytes. llm.c's header alone takes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SHARDS)
+def test_bad_shards_are_refused_in_one_line_that_says_why(corpus_folder, case):
+    damage, reason = BAD_SHARDS[case]
+    damage(sharded(corpus_folder))
+    with pytest.raises(UserError, match=reason) as caught:
+        open_shards(corpus_folder)
+    assert caught.value.code == Exit.DATA
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+def test_random_metadata_is_refused_or_read_and_never_a_crash(corpus_folder):
+    """Any value anywhere in the metadata of shards: a corpus of the right length, or a UserError."""
+    folder, rng, refused, read = sharded(corpus_folder), random.Random(2), 0, 0
+    sound = (folder / "metadata.json").read_text()
+    for _ in range(500):
+        fields = json.loads(sound)
+        place = fields
+        while True:
+            key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            if not isinstance(place[key], dict | list) or not place[key] or rng.random() < 0.2:
+                break
+            place = place[key]
+        place[key] = rng.choice([None, True, -1, 0, 1, 2**70, 1.5, "", "x", "llmc", [], {}, [[]], {"files": [{}]}])
+        (folder / "metadata.json").write_text(json.dumps(fields))
+        try:
+            corpus = open_shards(folder, vocab_size=400)
+        except UserError as error:
+            refused += error.code == Exit.DATA
+        else:
+            assert corpus.train.length in (1000, 968)
+            read += 1
+    assert 200 < refused == 500 - read
+
+
+def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
+    ids = np.arange(300) % 50
+    for name, low, high in (("x_train_000001", 0, 100), ("x_train_000002", 100, 270), ("x_val_000000", 270, 300)):
+        (tmp_path / f"{name}.bin").write_bytes(formats.llmc_header(high - low, "uint16")
+                                               + ids[low:high].astype("<u2").tobytes())
+    corpus = data.open_corpus(tmp_path, None, None, None, vocab_size=50)
+    assert all_ids(corpus.train) == ids[:270].tolist()
+    assert all_ids(corpus.val) == ids[270:].tolist()
+    assert corpus.notes == ("x_train_000001.bin and 1 more: llm.c's layout, uint16, 270 tokens",)
+    again = data.open_corpus(tmp_path / "*_train_*", tmp_path / "*_val_*", None, None, vocab_size=50)
+    assert again == corpus
+    alone = data.open_corpus(tmp_path / "*_val_*", None, None, None, vocab_size=50)
+    assert (alone.train.length, alone.val) == (30, None)
+    with pytest.raises(UserError, match=r"x_train_000001\.bin: id 49 at position 49 is outside the vocabulary of 49"):
+        data.open_corpus(tmp_path, None, None, None, vocab_size=49)
+    tail = data.open_corpus(tmp_path / "*_train_*", None, None, None, vocab_size=50, val_fraction=0.99)
+    assert tail.val is not None
+    assert (tail.train.length, tail.val.length) == (3, 267)
+    assert tail.notes[1] == ("no validation file: the last 267 tokens of x_train_000001.bin and 1 more are kept for "
+                             "validation")
+
+
+def test_a_shard_of_another_layout_is_refused(tmp_path):
+    for at in (1, 2):
+        (tmp_path / f"x_train_{at}.bin").write_bytes(formats.llmc_header(4, "uint16") + b"\0" * 8)
+    (tmp_path / "x_train_2.bin").write_bytes(b"\1" + (tmp_path / "x_train_2.bin").read_bytes()[1:])
+    with pytest.raises(UserError, match=r"x_train_1\.bin has llm\.c's, x_train_2\.bin nanoGPT's") as caught:
+        data.open_corpus(tmp_path, None, None, None, vocab_size=50_257)
+    assert caught.value.code == Exit.DATA
+
+
+# ---------------------------------------------------------------- files of others
+
+
 def test_a_raw_file_without_its_vocabulary_is_refused(corpus_folder):
     with pytest.raises(UserError, match="comes without its vocabulary") as caught:
         data.open_corpus(corpus_folder / "train.bin", None, None, None)
@@ -332,11 +579,11 @@ def test_a_raw_file_without_its_vocabulary_is_refused(corpus_folder):
 
 def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation(corpus_folder):
     corpus = data.open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
-    assert corpus.train == TokenFile(corpus_folder / "train.bin", "uint16", 968)
-    assert corpus.val == TokenFile(corpus_folder / "train.bin", "uint16", 32, 968)
+    assert corpus.train == stream(corpus_folder / "train.bin", "uint16", 968)
+    assert corpus.val == stream(corpus_folder / "train.bin", "uint16", 32, 968)
     assert len(corpus.notes) == 2
     big = data.open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300, val_fraction=0.2)
-    assert big.val == TokenFile(corpus_folder / "train.bin", "uint16", 200, 800)
+    assert big.val == stream(corpus_folder / "train.bin", "uint16", 200, 800)
 
 
 def test_a_file_too_short_to_share_is_all_for_training(corpus_folder):

@@ -236,17 +236,17 @@ def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows():
 
 def test_evaluation_is_the_exact_mean_over_all_targets(tmp_path):
     model = small_model()
-    np.arange(75, dtype="<i2").__mod__(70).tofile(tmp_path / "val.bin")
-    file = data.TokenFile(tmp_path / "val.bin", "int16", 75)
-    tokens = data.load_tokens(file, "ram", torch.device("cpu"))
+    (np.arange(75) % 70).astype("<i2").tofile(tmp_path / "val.bin")
+    file = data.TokenStream((data.Part(tmp_path / "val.bin", "int16", 75),))
+    tokens = data.Tokens(file, "ram", torch.device("cpu"))
     lengths = torch.arange(70)
     found = train.evaluate(
-        model, data.validation_batches(file, tokens, 8, 4, 100), lengths, contextlib.nullcontext, lambda: False
+        model, data.validation_batches(tokens, 8, 4, 100), lengths, contextlib.nullcontext, lambda: False
     )
     total, targets = 0.0, []
     with torch.no_grad():
         for start in range(0, 74, 8):
-            window = tokens[start : start + 9].long()[None]
+            window = tokens.at(np.arange(start, min(start + 9, 75))).long()[None]
             total += F.cross_entropy(model(window[:, :-1])[0], window[0, 1:], reduction="sum").item()
             targets += window[0, 1:].tolist()
     assert found is not None
