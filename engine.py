@@ -1,9 +1,9 @@
-"""What turns text into ids, and a sample into a tokenizer: the tokenizers library, and gigatoken where it proves equal.
+"""Text into ids, and a sample into a tokenizer: by the tokenizers library, and by gigatoken where it proves equal.
 
-gigatoken is some forty times faster. It differs from tokenizers in one thing that is known: characters that are newer than
-tokenizers' Unicode tables are letters to the one and symbols to the other. Text with one of them goes to tokenizers, and so
-does all text of a tokenizer that is not of the one kind which was compared throughout. What is not known would be found:
-by hard text at the start, and by a few kilobytes of every block, which both of them encode.
+gigatoken is some forty times faster. It differs from tokenizers in one thing that is known: characters that are newer
+than tokenizers' Unicode tables are letters to the one and symbols to the other. Text with one of them goes to
+tokenizers, and so does all text of a tokenizer that is not of the one kind which was compared throughout. What is not
+known would be found: by hard text at the start, and by a few kilobytes of every block, which both of them encode.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import operator
 import os
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import data
+from cli import Exit, UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 has this byte
 LONGEST_RUN = 1000
-LONG_RUN = re.compile(rb"\S{%d}|\s{%d}" % (LONGEST_RUN, LONGEST_RUN))
+IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 ENCODED_AT_ONCE = 2**20  # an encoding takes some 100 bytes a token while it lives
 CHECKED_BYTES = 2**11  # of each block, twice
 CACHE_BYTES = 2**27  # what gigatoken may remember of words before it is made anew
 SMALLEST_SAMPLE = 10_000_000  # below, gigatoken's trainer may be the slower one: it loses itself in ties
 
-# Code points that gigatoken 0.10.0 (Unicode 17) takes for letters or numbers and tokenizers (Unicode 16) does not, found
-# by comparing both on every code point (differing_code_points); and the versions that were compared.
+# Code points that gigatoken 0.10.0 (Unicode 17) takes for letters or numbers and tokenizers (Unicode 16) does not,
+# found by comparing both on every code point (differing_code_points); and the versions that were compared.
 COMPARED = {"gigatoken": {"0.10.0"}, "tokenizers": {"0.23.3"}}
 NEWER = ((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4),
          (0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9),
@@ -59,12 +62,38 @@ def parse(content: str) -> Tokenizer:
     return tokenizer
 
 
-def splits_as_gpt2(tokenizer: Tokenizer) -> bool:
-    """True if the tokenizer splits text as GPT-2's does: no normalizer, ByteLevel with its pattern, no added words."""
-    fields = json.loads(tokenizer.to_str())
-    pre = fields["pre_tokenizer"] or {}
-    return (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
-            and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer.json, and what is often asked of it."""
+
+    content: str
+    size: int  # one more than the largest id
+    end_id: int  # the end of a document
+    end: str
+    splits_as_gpt2: bool  # no normalizer, ByteLevel with its pattern, no added words
+    is_known_kind: bool  # GPT-2's, merges in the order of their ids: what both engines were compared on
+
+
+def vocabulary_of(content: str) -> Vocabulary:
+    """Reads a tokenizer.json. Raises UserError (exit 3) for one without an end of text."""
+    fields = json.loads(content)
+    model, pre, added = fields["model"], fields["pre_tokenizer"] or {}, fields["added_tokens"]
+    vocab = model["vocab"]
+    ids = dict(vocab) if isinstance(vocab, dict) else {token: number for number, (token, _) in enumerate(vocab)}
+    ids |= {token["content"]: token["id"] for token in added}
+    end = next((name for name in data.ENDS_OF_TEXT if name in ids), None)
+    if end is None:
+        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token. Documents could not be told apart. Add "
+                                   f"{data.END_OF_TEXT} to it, or leave out --tokenizer_file.")
+    as_gpt2 = (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
+               and pre.get("use_regex", True) and all(token["special"] for token in added))
+    unusual = ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+    is_known = as_gpt2 and model["type"] == "BPE" and not any(model.get(name) for name in unusual)
+    if is_known:
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        results = [vocab.get(left + right, -1) for left, right in merges]
+        is_known = all(map(operator.lt, results, results[1:])) and all(char in vocab for char in byte_alphabet())
+    return Vocabulary(content, max(ids.values()) + 1, ids[end], end, as_gpt2, is_known)
 
 
 # ---------------------------------------------------------------- the fence
@@ -118,38 +147,26 @@ def differing_code_points() -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- encoding
 
 
-def is_known_kind(tokenizer: Tokenizer) -> bool:
-    """True for the kind of tokenizer on which both engines were compared: GPT-2's, with merges in the order of ids."""
-    fields = json.loads(tokenizer.to_str())
-    model = fields["model"]
-    if model["type"] != "BPE" or not splits_as_gpt2(tokenizer) or fields["truncation"] or fields["padding"]:
-        return False
-    vocab, merges = model["vocab"], [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    results = [vocab.get(left + right, -1) for left, right in merges]
-    unusual = ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
-    return (not any(model.get(name) for name in unusual) and all(char in vocab for char in byte_alphabet())
-            and all(low < high for low, high in zip(results, results[1:], strict=False)))
-
-
 def versions() -> dict[str, str]:
     """The installed versions of the two engines."""
     return {name: importlib.metadata.version(name) for name in COMPARED}
 
 
-def choose(wish: str, tokenizer: str, end_id: int, say: Callable[[str], None]) -> str:
-    """The engine to encode with: the wish, unless it cannot be fulfilled, which is said. Raises ImportError never."""
+def choose(wish: str, vocabulary: Vocabulary, say: Callable[[str], None]) -> str:
+    """The engine to encode with: the wish, unless it cannot be fulfilled, which is said."""
     if wish == "tokenizers":
         return wish
-    why = ""
     if importlib.util.find_spec("gigatoken") is None:
-        why = "it is not installed; python -m pip install gigatoken" if wish == "gigatoken" else "-"
-    elif not is_known_kind(parse(tokenizer)):
+        why = "it is not installed; python -m pip install gigatoken" * (wish == "gigatoken")
+    elif not vocabulary.is_known_kind:
         why = "this tokenizer is not of GPT-2's kind"
-    elif difference := encoder_for(tokenizer, end_id, "gigatoken", fence_ranges(say)).prove():
+    elif difference := encoder_for(vocabulary, "gigatoken", fence_ranges(say)).prove():
         why = f"it gives other ids for {difference}"
-    if why not in ("", "-"):
+    else:
+        return "gigatoken"
+    if why:
         say(f"gigatoken is not used: {why}")
-    return "tokenizers" if why else "gigatoken"
+    return "tokenizers"
 
 
 @functools.lru_cache(1)
@@ -158,25 +175,24 @@ def fence_ranges(say: Callable[[str], None]) -> tuple[tuple[int, int], ...]:
     installed = versions()
     if all(installed[name] in compared for name, compared in COMPARED.items()):
         return NEWER
-    say(f"comparing {' and '.join(f'{name} {version}' for name, version in installed.items())} on every character (10 s)")
+    say(f"comparing {' and '.join(map(' '.join, installed.items()))} on every character, about 10 s")
     return tuple(differing_code_points())
 
 
 @functools.lru_cache(1)
-def encoder_for(tokenizer: str, end_id: int, engine: str, fence: tuple[tuple[int, int], ...]) -> Encoder:
+def encoder_for(vocabulary: Vocabulary, engine: str, fence: tuple[tuple[int, int], ...]) -> Encoder:
     """An Encoder; processes that are begun as copies of this one have it already."""
-    return Encoder(tokenizer, end_id, engine, fence)
+    return Encoder(vocabulary, engine, fence)
 
 
 class Encoder:
     """Text into ids, the same whichever engine does it."""
 
-    def __init__(self, tokenizer: str, end_id: int, engine: str, fence: tuple[tuple[int, int], ...] = NEWER):
-        self.reference, self.end_id, self.engine = parse(tokenizer), end_id, engine
-        self.json, self.fence = tokenizer, Fence(fence)
-        self.fast: Any = None
-        self._before = 0
+    def __init__(self, vocabulary: Vocabulary, engine: str, fence: tuple[tuple[int, int], ...] = NEWER):
+        self.reference, self.vocabulary, self.end_id = parse(vocabulary.content), vocabulary, vocabulary.end_id
+        self.fence, self.fast = Fence(fence), None
         self._random = random.Random(0)
+        self._before = 0
         if engine == "gigatoken":
             self._make_fast()
 
@@ -184,16 +200,17 @@ class Encoder:
         """gigatoken with two special tokens of its own, the ends of documents and of other pieces, and no others."""
         import gigatoken
 
-        fields = json.loads(self.json)
-        vocab = fields["model"]["vocab"]
+        fields = json.loads(self.vocabulary.content)
         self.end, self.joint = b"\0<end of document>\0", b"\0<joint>\0"
-        self.joint_id = data.vocab_size_of(self.reference)
-        kept = {token: number for token, number in vocab.items() if number != self.end_id}
-        added = ((self.end.decode(), self.end_id), (self.joint.decode(), self.joint_id))
-        fields["model"]["vocab"] = {**kept, **dict(added)}
-        fields["added_tokens"] = [{"id": number, "content": content, "single_word": False, "lstrip": False,
-                                   "rstrip": False, "normalized": False, "special": True} for content, number in added]
-        self.fast = gigatoken.Tokenizer.from_json(json.dumps(fields))
+        self.joint_id = self.vocabulary.size
+        vocab = fields["model"]["vocab"]
+        vocab.pop(self.vocabulary.end, None)
+        for content, number in ((self.end.decode(), self.end_id), (self.joint.decode(), self.joint_id)):
+            vocab[content] = number
+        fields["added_tokens"] = [{"id": vocab[content.decode()], "content": content.decode(), "single_word": False,
+                                   "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+                                  for content in (self.end, self.joint)]
+        self.fast: Any = gigatoken.Tokenizer.from_json(json.dumps(fields))
         self._before = resident_bytes()
 
     def prove(self) -> str:
@@ -235,14 +252,16 @@ class Encoder:
             yield piece[at:at + CHECKED_BYTES].decode(errors="ignore").encode()
 
     def _fast(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
-        whole = b"".join([piece + (self.end if last else self.joint) for piece, last in zip(pieces, lasts, strict=True)])
+        whole = b"".join([part for piece, last in zip(pieces, lasts, strict=True)
+                          for part in (piece, self.end if last else self.joint)])
         if not self.fence.holds(whole):
             ids = self.fast.encode(whole)
-            if not all(lasts):
-                ids = ids[ids != self.joint_id]
-            ends = np.flatnonzero(ids == self.end_id) + 1
-            if len(ends) == sum(lasts):
-                return ids, ends
+            ends, joints = np.flatnonzero(ids == self.end_id) + 1, ids == self.joint_id
+            if len(ends) == sum(lasts) and np.count_nonzero(joints) == len(lasts) - len(ends):
+                if all(lasts):
+                    return ids, ends
+                ids = ids[~joints]
+                return ids, np.flatnonzero(ids == self.end_id) + 1
         if len(pieces) == 1:  # a character behind the fence, or the text of our own end
             return self._slow(pieces, lasts)
         half = len(pieces) // 2
@@ -285,11 +304,11 @@ def hard_texts() -> Iterator[tuple[str, str]]:
     yield "long runs", "a" * 3000 + " " * 3000 + "\n" * 999 + "ab" * 999 + "1" * 2000 + "=" * 2000 + "\u00e9" * 999
     yield "numbers", "1 12 123 1234567890 \u0661\u0662\u0663 \u00bd\u00b2\u2168 1a2b 3.14e-10 0xFF"
     yield "marks and joiners", "a\u0301e\u0308\u200d\U0001f468\u200d\U0001f469\u200d\U0001f467\ufe0f\u202e\u200f\ufeffx"
-    blocks = [0x80, 0x370, 0x400, 0x530, 0x590, 0x600, 0x900, 0xE00, 0x10A0, 0x1100, 0x1F00, 0x2000, 0x2190, 0x2C00, 0x3040,
-              0x3100, 0x4E00, 0xA000, 0xA640, 0xAC00, 0xF900, 0xFB00, 0xFE00, 0xFF00, 0x10000, 0x10400, 0x11000, 0x1D400,
-              0x1F300, 0x1F900, 0x20000, 0x30000]
+    blocks = (0x80, 0x370, 0x400, 0x530, 0x590, 0x600, 0x900, 0xE00, 0x10A0, 0x1100, 0x1F00, 0x2000, 0x2190, 0x2C00,
+              0x3040, 0x4E00, 0xA000, 0xA640, 0xAC00, 0xF900, 0xFE00, 0xFF00, 0x10000, 0x10400, 0x11000, 0x1D400,
+              0x1F300, 0x1F900, 0x20000, 0x30000)
     for first in blocks:
-        points = [chr(point) for point in range(first, first + 96)]
+        points = [chr(point) for point in range(first, first + 64)]
         yield f"characters from U+{first:04X} on", "".join(f"a{point}1 {point}.{point}{point}\n" for point in points)
 
 
@@ -336,7 +355,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequenc
     if len(merges) != vocab_size - 257 or len({left + right for left, right in merges}) != len(merges):
         return ""
     content = tokenizer_json(merges)
-    encoder, found = Encoder(content, 0, "gigatoken", tuple(fence)), 0
+    encoder, found = Encoder(vocabulary_of(content), "gigatoken", tuple(fence)), 0
     for text in sampled(sample):
         found += int(np.count_nonzero(encoder._fast([text], [False])[0] == vocab_size - 1))
         if found >= min_frequency or not merges:
@@ -345,7 +364,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequenc
 
 
 def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
-    """What tokenizers' BpeTrainer writes for these merges: the end of text, 256 bytes by code point, merges in order."""
+    """What tokenizers' BpeTrainer writes for these merges: ids for the end of text, the 256 bytes, then each merge."""
     from tokenizers import Tokenizer
 
     alphabet = byte_alphabet()
@@ -368,8 +387,13 @@ def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
 
 
 def short_runs(content: bytes) -> bytes:
-    """A text and a SEPARATOR; one with a very long run in slices: a trainer's time grows with the square of a run."""
-    if not LONG_RUN.search(content):
+    """A text and a SEPARATOR; one with a very long run in slices: a trainer's time grows with the square of a run.
+
+    A run is seen by its covering LONGEST_RUN bytes counted from the front: from twice that length on it always does.
+    """
+    aligned = len(content) // LONGEST_RUN * LONGEST_RUN
+    blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, LONGEST_RUN)
+    if (blank.any(1) & ~blank.all(1)).all():
         return content + SEPARATOR
     text = content.decode()
     slices = [text[at:at + LONGEST_RUN] for at in range(0, len(text), LONGEST_RUN)]

@@ -102,7 +102,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                     "train a new one")
     vocabulary.switch("--tokenizer_only", False, "write tokenizer.json alone, to be used by many shards")
     vocabulary.flag("--engine", cli.one_of("auto", "tokenizers", "gigatoken"), "auto",
-                    "what encodes; auto: gigatoken where it is installed and its ids prove equal to those of tokenizers")
+                    "what encodes; auto: gigatoken where it is installed and proves equal to tokenizers")
     output = parser.group("the output")
     output.flag("--output_dir", cli.text(), "data", "folder for what is written")
     output.switch("--overwrite", False, "replace the token files that are there")
@@ -118,7 +118,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     looking = parser.group("looking inside")
     looking.flag("--verify", cli.text("DIR"), None, "check a finished folder: sizes, hashes, ids, offsets, tokenizer",
                  "off")
-    looking.flag("--peek", cli.whole(1, 1000), None, "show so many documents, decoded, at the end; without FILE those of "
+    looking.flag("--peek", cli.whole(1, 1000), None, "show so many documents of the outcome; without FILE those of "
                  "--verify or --output_dir", "off")
     looking.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, impossible_together)
@@ -127,8 +127,9 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 def impossible_together(args: Namespace) -> list[str]:
     """What is wrong with flags that are each right."""
     problems = []
-    looks_only = args.verify is not None or args.finalize or (args.peek is not None and not args.files and not args.demo)
-    if looks_only and (args.files or args.demo):
+    has_text = bool(args.files) or args.demo
+    looks_only = args.verify is not None or args.finalize or (args.peek is not None and not has_text)
+    if looks_only and has_text:
         problems.append(f"{'--finalize' if args.finalize else '--verify'}: takes no FILE and no --demo beside it")
     elif not looks_only and bool(args.files) == args.demo:
         problems.append("--demo: takes no FILE beside it" if args.demo else
@@ -171,6 +172,7 @@ import engine
 import formats
 import store
 import text
+from engine import Vocabulary
 from store import DOCUMENT, SPLITS, WORK, Folder, TokenWriter, Written
 from text import Block, Findings, Reading, Report, Source, Span, several
 from workers import Workers, in_child, in_thread
@@ -222,8 +224,7 @@ class Setup:
     task: str  # survey, sample, encode
     threshold: int = 0  # documents whose hash is below it are for validation
     share: float = 1.0  # of the training text, for the sample
-    tokenizer: str = ""
-    end_id: int = 0
+    vocabulary: Vocabulary | None = None
     engine: str = "tokenizers"
     fence: tuple[tuple[int, int], ...] = ()
     dtype: str = "int16"
@@ -254,8 +255,8 @@ class Reader:
     def __init__(self, setup: Setup):
         self.setup = setup
         self.encoder = None
-        if setup.task == "encode":
-            self.encoder = engine.encoder_for(setup.tokenizer, setup.end_id, setup.engine, setup.fence)
+        if setup.vocabulary is not None:
+            self.encoder = engine.encoder_for(setup.vocabulary, setup.engine, setup.fence)
 
     def answer(self, block: Block) -> Answer:
         """Reads a block and does with its documents what the task says."""
@@ -344,12 +345,10 @@ def split_by_hash(val_fraction: float) -> Split:
     return Split(f"documents whose sha256 / 2^256 is below {val_fraction:g}", int(val_fraction * 2**64))
 
 
-def mend(split: Split, hashes: Mapping[str, Sequence[np.ndarray]]) -> Split:
-    """The split once all documents are known: neither part is ever empty while there are two different documents."""
-    if not split.threshold:
+def mend(split: Split, lowest: int, highest: int) -> Split:
+    """The split once the hashes of all documents are known: neither part is empty while two documents differ."""
+    if not split.threshold or highest < 0:
         return split
-    lowest = min((int(h.min()) for part in hashes.values() for h in part if len(h)), default=0)
-    highest = max((int(h.max()) for part in hashes.values() for h in part if len(h)), default=0)
     if lowest == highest:
         return replace(split, rule="none, the documents are all the same", threshold=0)
     if lowest >= split.threshold:
@@ -429,7 +428,8 @@ class LongDocument:
         self.is_blank = self.is_blank and answer.is_blank
         self.num_bytes += int(sum(documents["bytes"].sum() for documents in answer.documents.values()))
         if block.in_val is None:
-            self.digest.update(text.cleaned(block, text.content_of(block, sources), self.reading))
+            content = text.content_of(block, sources)
+            self.digest.update(text.texts_in(block, content, self.reading, Findings())[0].encode())
 
     @property
     def stays(self) -> bool:
@@ -453,32 +453,58 @@ def is_part(block: Block) -> bool:
 
 @dataclass
 class Survey:
-    """What a first reading found: the records of all documents, and of those that came in parts."""
+    """What a first reading found out: how much text there is, and the hashes of documents that came in parts."""
 
-    documents: np.ndarray
-    long_hashes: list[int]
     report: Report
+    num_documents: int = 0
+    num_bytes: int = 0
+    train_bytes: int = 0
+    lowest: tuple[int, int] = 2**64, 0  # the lowest hash, and the bytes of its documents
+    highest: tuple[int, int] = -1, 0
+    long_hashes: list[int] = field(default_factory=list)
+
+    def add(self, documents: np.ndarray, threshold: int) -> None:
+        """Takes in DOCUMENT records."""
+        hashes, sizes = documents["hash"], documents["bytes"]
+        self.num_documents += len(documents)
+        self.num_bytes += int(sizes.sum())
+        self.train_bytes += int(sizes[hashes >= np.uint64(threshold)].sum())
+        for choose, end in ((min, int(hashes.min())), (max, int(hashes.max()))) if len(documents) else ():
+            known = self.lowest if choose is min else self.highest
+            mine = end, int(sizes[hashes == np.uint64(end)].sum())
+            known = (end, known[1] + mine[1]) if end == known[0] else choose(known, mine)
+            self.lowest, self.highest = (known, self.highest) if choose is min else (self.lowest, known)
 
 
 def survey(job: Job) -> Survey:
-    """Reads all once: what documents there are."""
-    report, records, long_hashes = Report(job.sources, job.reading.strict), [], []
-    meter, document = Meter(job.progress, job.signals, "read", job.file_bytes), LongDocument(job.reading)
+    """Reads all once; the split is mended, so that it is the one the ids will be written by."""
+    found, document = Survey(Report(job.sources, job.reading.strict)), LongDocument(job.reading)
+    meter = Meter(job.progress, job.signals, "read", job.file_bytes)
     with Workers(job.num_workers, Reader, job.setup("survey"), job.signals) as workers:
         for block, answer in workers.answers(job.blocks(), is_heavy):
-            report.add(block, answer.found)
+            found.report.add(block, answer.found)
             meter.at(block.on_disk)
             if not is_part(block):
-                records += answer.documents.values()
+                for documents in answer.documents.values():
+                    found.add(documents, job.split.threshold)
                 continue
             document = LongDocument(job.reading) if block.first else document
             document.add(block, answer, job.sources)
             if block.last:
-                long_hashes.append(int(document.record["hash"][0]))
-                report.short_documents += not document.stays
-                records += [document.record] if document.stays else []
-    report.end_source()
-    return Survey(np.concatenate(records) if records else np.zeros(0, DOCUMENT), long_hashes, report)
+                found.long_hashes.append(int(document.record["hash"][0]))
+                found.report.short_documents += not document.stays
+                if document.stays:
+                    found.add(document.record, job.split.threshold)
+    found.report.end_source()
+    mended = mend(job.split, found.lowest[0], found.highest[0])
+    if mended.threshold > job.split.threshold:  # the nearest to it
+        found.train_bytes = found.num_bytes - found.lowest[1]
+    elif mended.threshold < job.split.threshold:  # all documents are the same, or all but the last
+        found.train_bytes = found.highest[1] if mended.threshold else found.num_bytes
+    job.split = mended if found.num_documents > 1 else job.split
+    if job.split.cut_byte is not None:
+        found.train_bytes = job.split.cut_byte
+    return found
 
 
 def write_sample(job: Job, path: Path, share: float, long_hashes: Iterable[int]) -> int:
@@ -501,8 +527,8 @@ def write_sample(job: Job, path: Path, share: float, long_hashes: Iterable[int])
     return num_bytes
 
 
-def encode(job: Job, tokenizer: str, end_id: int, engine_name: str, dtype: str) -> Report:
-    """Writes the ids of each split, going on where the journal ends. Raises engine.Differs if the engine is found wrong."""
+def encode(job: Job, vocabulary: Vocabulary, engine_name: str, dtype: str) -> Report:
+    """Writes the ids of each split, going on where the journal ends. Raises engine.Differs if the engine does."""
     state = job.journal.get("encoded", {"blocks": 0, "splits": {}})
     report = Report(job.sources, job.reading.strict, **state.get("report", {}))
     if state["blocks"]:
@@ -510,7 +536,7 @@ def encode(job: Job, tokenizer: str, end_id: int, engine_name: str, dtype: str) 
     writers = {split: TokenWriter(job.folder.work, split, dtype, state["splits"].get(split)) for split in SPLITS}
     meter = Meter(job.progress, job.signals, "encoded", job.file_bytes, bar=True)
     fence = engine.fence_ranges(job.progress.say) if engine_name == "gigatoken" else ()
-    setup = job.setup("encode", tokenizer=tokenizer, end_id=end_id, engine=engine_name, fence=fence, dtype=dtype)
+    setup = job.setup("encode", vocabulary=vocabulary, engine=engine_name, fence=fence, dtype=dtype)
     done, saved, unsaved = state["blocks"], time.monotonic(), 0
     document, before, home = LongDocument(job.reading), {}, writers["train"]
 
@@ -585,7 +611,9 @@ def put_together(job: Job, places: Sequence[Path], dtype: str) -> tuple[Path, Ma
     Where nothing is to be changed the files stay what they are. Returns where the set lies, and each split's totals.
     """
     written = {split: [Written.open(place, split, dtype) for place in places] for split in SPLITS}
-    job.split = mend(job.split, {split: [part.documents["hash"] for part in parts] for split, parts in written.items()})
+    hashes = [part.documents["hash"] for parts in written.values() for part in parts if len(part.documents)]
+    lowest = min((int(h.min()) for h in hashes), default=0)
+    job.split = mend(job.split, lowest, max((int(h.max()) for h in hashes), default=-1))
     limit = np.uint64(job.split.threshold)
     masks: dict[str, list[tuple[Written, np.ndarray]]] = {split: [] for split in SPLITS}
     dropped = 0
@@ -651,7 +679,7 @@ def lay_out(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtyp
     return files
 
 
-def commit(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype: str, tokenizer: Tokenizer, end_id: int,
+def commit(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype: str, vocabulary: Vocabulary,
            trained_here: bool) -> dict[str, Any]:
     """Reads all files back, gives them their names, and writes metadata.json; returns it."""
     files = lay_out(job, place, totals, dtype)
@@ -668,8 +696,8 @@ def commit(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype
             cli.sync(path)
             sha256, crc = store.digest_of(path)
             if len(paths) <= 2 and path.stem == split and crc != totals[split]["crc"]:
-                raise UserError(Exit.MACHINE, f"{printable(str(path))} reads back otherwise than written. Check the disk, "
-                                              "or take another --output_dir.")
+                raise UserError(Exit.MACHINE, f"{printable(str(path))} reads back otherwise than written. Check the "
+                                              "disk, or take another --output_dir.")
             status = path.stat()
             header = 1024 if job.args.format == "llmc" else 0
             described.append({"name": name, "tokens": (status.st_size - header) // formats.DTYPES[dtype].itemsize,
@@ -684,8 +712,8 @@ def commit(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype
         sources = [f"Python {sys.version.split()[0]} standard library"]
     metadata = {
         "format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "layout": job.args.format,
-        "vocab_size": data.vocab_size_of(tokenizer), "largest_id": max(total["largest_id"] for total in totals.values()),
-        "end_of_text_id": end_id, "end_of_text": tokenizer.id_to_token(end_id), "dtype": dtype, "splits": splits,
+        "vocab_size": vocabulary.size, "largest_id": max(total["largest_id"] for total in totals.values()),
+        "end_of_text_id": vocabulary.end_id, "end_of_text": vocabulary.end, "dtype": dtype, "splits": splits,
         "tokenizer": {"trained_here": trained_here, "sha256": cli.sha256_of(job.folder.work / "tokenizer.json")},
         "sources": sources[:MAX_SOURCES_LISTED], "num_sources": len(sources), "split_rule": job.split.rule,
         "created": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -699,19 +727,18 @@ def commit(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype
 def read_set(folder: Path) -> tuple[data.Corpus, dict[str, Any], Tokenizer]:
     """A finished folder: its token files, metadata and tokenizer. Raises UserError (exit 3)."""
     metadata = data.read_metadata(folder / "metadata.json")
-    train, val = formats.find_splits(folder)
-    tokenizer = data.load_tokenizer(folder / "tokenizer.json")
-    corpus = data.open_corpus(train, val or None, folder / "metadata.json", folder / "tokenizer.json")
-    return corpus, metadata, tokenizer
+    corpus = data.open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json")
+    return corpus, metadata, data.load_tokenizer(folder / "tokenizer.json")
 
 
 def verify(folder: Path, signals: cli.Signals, progress: cli.Progress) -> None:
     """Checks all that a finished folder says of itself. Raises UserError (exit 3) at the first thing that is not so."""
     shown = printable(str(folder))
     corpus, metadata, _ = read_set(folder)
-    if not isinstance(metadata.get("tokenizer"), dict) or metadata["tokenizer"].get("sha256") != corpus.tokenizer_sha256:
-        raise UserError(Exit.DATA, f"{shown}/tokenizer.json is not the one the tokens were made with: its sha256 is not "
-                                   "that of metadata.json. Run pretokenize.py again.")
+    told = metadata.get("tokenizer")
+    if not isinstance(told, dict) or told.get("sha256") != corpus.tokenizer_sha256:
+        raise UserError(Exit.DATA, f"{shown}/tokenizer.json is not the one the tokens were made with: its sha256 is "
+                                   "not that of metadata.json. Run pretokenize.py again.")
     for split, stream in (("train", corpus.train), ("val", corpus.val)):
         if stream is None:
             continue
@@ -722,21 +749,23 @@ def verify(folder: Path, signals: cli.Signals, progress: cli.Progress) -> None:
                 if store.digest_of(part.path)[0] != told["sha256"]:
                     raise UserError(Exit.DATA, f"{printable(str(part.path))}: its sha256 is not that of metadata.json, "
                                                "so its bytes have changed. Run pretokenize.py again.")
-        data.scan(stream, corpus.vocab_size)
-        documents = recorded["documents"]
-        ends = formats.document_ends(stream.parts[0].path, formats.WRITTEN[metadata.get("layout", "native")], stream.length)
+                data.scan(part, corpus.vocab_size)
+        documents, files = recorded["documents"], several(len(stream.parts), "file")
+        layout = formats.WRITTEN[metadata.get("layout", "native")]
+        ends = formats.document_ends(folder / f"{split}.bin", layout, stream.length)
         if ends is not None:
             check_ends(f"{shown}/{split}", ends, documents, stream, metadata["end_of_text_id"])
-        progress.say(f"{split}: {stream.length:,} tokens, {documents:,} documents, {several(len(stream.parts), 'file')}: "
-                     "sizes, sha256, ids" + (", document ends" if ends is not None else "") + " as recorded")
+        progress.say(f"{split}: {stream.length:,} tokens, {documents:,} documents, {files}: sizes, sha256, ids"
+                     f"{', document ends' * (ends is not None)} as recorded")
     progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
 
 
 def check_ends(name: str, ends: np.ndarray, documents: int, stream: formats.TokenStream, end_id: int) -> None:
     """Raises UserError (exit 3) unless each document ends, in order, with the end-of-text id."""
     if len(ends) != documents or (documents and int(ends[-1]) != stream.length):
-        raise UserError(Exit.DATA, f"{name}.idx: {len(ends):,} documents up to token {int(ends[-1]) if len(ends) else 0:,}, "
-                                   f"not {documents:,} up to {stream.length:,}. Run pretokenize.py again.")
+        last = int(ends[-1]) if len(ends) else 0
+        raise UserError(Exit.DATA, f"{name}.idx: {len(ends):,} documents up to token {last:,}, not {documents:,} up to "
+                                   f"{stream.length:,}. Run pretokenize.py again.")
     done = 0
     for part in stream.parts:
         tokens = np.memmap(part.path, formats.DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
@@ -746,19 +775,17 @@ def check_ends(name: str, ends: np.ndarray, documents: int, stream: formats.Toke
             high = int(np.searchsorted(ends, done + first + len(block), "right"))
             mine = ends[low:high].astype(np.int64) - done - first - 1
             if not np.array_equal(np.flatnonzero(block == end_id), mine):
-                raise UserError(Exit.DATA, f"{name}.idx: documents {low:,} to {high:,} do not end where the end-of-text id "
-                                           f"{end_id} stands. Run pretokenize.py again.")
+                raise UserError(Exit.DATA, f"{name}.idx: documents {low:,} to {high:,} do not end where the "
+                                           f"end-of-text id {end_id} stands. Run pretokenize.py again.")
         done += part.length
 
 
 def peek(folder: Path, number: int, progress: cli.Progress) -> None:
     """Shows the first documents of a finished folder, decoded, each up to 400 characters."""
     corpus, _, tokenizer = read_set(folder)
-    tokens = data.load_tokens(corpus.train.slice(0, min(corpus.train.length, 2**22)), "ram", None)
-    ids = np.asarray(tokens).astype(np.int64) & (0xFFFF if corpus.train.dtype == "uint16" else -1)
-    ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist()
-    if len(ends) < number and len(ids):
-        ends = [*ends, len(ids)] if not ends or ends[-1] != len(ids) - 1 else ends
+    part = corpus.train.parts[0]
+    ids = np.fromfile(part.path, formats.DTYPES[part.dtype], min(part.length, 2**22), offset=part.offset_bytes)
+    ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist() or [len(ids)]
     start = 0
     for count, end in enumerate(ends, 1):
         shown = tokenizer.decode(ids[start:min(end, start + 400)].tolist(), skip_special_tokens=False)
@@ -803,26 +830,21 @@ def auto_vocab_size(train_bytes: int) -> int:
     return min(32_000, max(512, round(32_000 * (train_bytes / 1e8) ** 0.75 / 128) * 128))
 
 
-def load_tokenizer(path: str) -> tuple[Tokenizer, int]:
-    """An existing tokenizer and its end-of-text id. Raises UserError (exit 3)."""
-    tokenizer = data.load_tokenizer(path)
-    end_id = data.end_of_text_id(tokenizer)
-    if end_id is None:
-        raise UserError(Exit.DATA, f"tokenizer {printable(path)} has no end-of-text token. Documents could not be told "
-                                   f"apart. Add {data.END_OF_TEXT} to it, or leave out --tokenizer_file.")
-    return tokenizer, end_id
+def given_vocabulary(path: str) -> Vocabulary:
+    """An existing tokenizer. Raises UserError (exit 3)."""
+    return engine.vocabulary_of(data.load_tokenizer(path).to_str(pretty=True))
 
 
-def new_tokenizer(job: Job, known: Survey) -> Tokenizer:
+def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
     """A tokenizer trained on a sample of the training part; it lies in the work folder as tokenizer.json then."""
     args, progress = job.args, job.progress
-    in_val = known.documents["hash"] < np.uint64(job.split.threshold)
-    train_bytes = job.split.cut_byte or int(known.documents["bytes"][~in_val].sum())
+    train_bytes = known.train_bytes
     sampled = min(train_bytes, args.train_sample_bytes)
     wanted = args.vocab_size
     if wanted == "auto":
         wanted = auto_vocab_size(train_bytes)
-        progress.say(f"vocabulary: {wanted:,} ids, for {train_bytes / 1e6:,.1f} MB of training text (32,000 from 100 MB)")
+        progress.say(f"vocabulary: {wanted:,} ids, for {train_bytes / 1e6:,.1f} MB of training text "
+                     "(32,000 from 100 MB)")
     progress.say(f"training the tokenizer on {sampled:,} bytes{' spread over the text' * (sampled < train_bytes)}")
     path = job.folder.work / "sample"
     with job.folder.writing(), job.stage("sampling"):
@@ -836,27 +858,27 @@ def new_tokenizer(job: Job, known: Survey) -> Tokenizer:
                                seconds=max(30.0, sampled / 2e6))
         content = content or in_child(job.signals, engine.train, path, possible, args.min_frequency)
     path.unlink()
-    tokenizer = engine.parse(content)
-    if data.vocab_size_of(tokenizer) < wanted:
-        progress.say(f"the text supports {data.vocab_size_of(tokenizer):,} ids, not {wanted:,}: no other pair occurs "
+    vocabulary = engine.vocabulary_of(content)
+    if vocabulary.size < wanted:
+        progress.say(f"the text supports {vocabulary.size:,} ids, not {wanted:,}: no other pair occurs "
                      f"{args.min_frequency:,} times")
     with job.folder.writing():
         cli.write_whole(job.folder.work / "tokenizer.json", content)
     job.journal["trained"] = {"split": asdict(job.split), "report": known.report.state()}
     job.folder.write_journal(job.journal)
-    return tokenizer
+    return vocabulary
 
 
-def only_document(job: Job) -> list[Source]:
-    """The only document of a text that might have held many, as a file of its own."""
+def take_only_document(job: Job) -> None:
+    """The only document of a text that might have held many becomes a file of its own, to be split at a byte."""
     path = job.folder.work / "only"
-    if not path.exists():
-        with Workers(1, Reader, job.setup("text"), job.signals) as workers, path.with_suffix(".new").open("wb") as file:
-            for _, answer in workers.answers(job.blocks(), is_heavy):
-                file.write(answer.sample)
-        path.with_suffix(".new").replace(path)
+    with Workers(1, Reader, job.setup("text"), job.signals) as workers, path.open("wb") as file:
+        for _, answer in workers.answers(job.blocks(), is_heavy):
+            file.write(answer.sample)
     status = path.stat()
-    return [Source(path, job.sources[0].shown, status.st_size, status.st_mtime_ns)]
+    job.sources, job.spans = [Source(path, job.sources[0].shown, status.st_size, status.st_mtime_ns)], [Span(0)]
+    job.reading = replace(job.reading, separator=None)
+    measure(job)
 
 
 def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
@@ -880,7 +902,7 @@ def say_split(job: Job, num_bytes: int, val_bytes: int) -> None:
 
 
 def spool_stdin(path: Path) -> None:
-    """Copies stdin into a file, to be read several times; unbuffered: a reader left waiting must hold no lock at exit."""
+    """Copies stdin into a file, to be read several times; unbuffered: a reader left waiting must hold no lock."""
     if sys.stdin is None:
         raise UserError(Exit.DATA, "stdin is closed. Pipe text into it, or name a file.")
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream, path.open("wb") as file:
@@ -892,16 +914,16 @@ def check_disk(folder: Folder, text_bytes: int, args: Namespace, itemsize: int) 
     copies = 1 + (args.format in ("llmc",) or args.shard_tokens is not None or args.dedup)
     needed, free = int(text_bytes / 2.5 * itemsize * copies) + 2**26, shutil.disk_usage(folder.path).free
     if needed > free:
-        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {cli.size(free)} are free, about {cli.size(needed)} "
-                                      f"are needed ({itemsize * copies} bytes for every 2.5 bytes of text). Free some, or "
-                                      "take another --output_dir.")
+        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {cli.size(free)} are free, about "
+                                      f"{cli.size(needed)} are needed ({itemsize * copies} bytes for every 2.5 bytes of "
+                                      "text). Free some, or take another --output_dir.")
 
 
-def fingerprint_of(args: Namespace, sources: Sequence[Source], tokenizer: str) -> str:
-    """What decides the bytes that are written; of a run's machine, nothing."""
+def fingerprint_of(args: Namespace, sources: Sequence[Source], vocabulary: Vocabulary | None) -> str:
+    """A hash of all that decides the bytes that are written."""
     flags = {key: value for key, value in sorted(vars(args).items())
-             if key not in ("overwrite", "num_workers", "debug", "peek", "output_dir", "files", "tokenizer_file")}
-    what = [PROGRAM_VERSION, flags, hashlib.sha256(tokenizer.encode()).hexdigest(),
+             if key not in ("overwrite", "num_workers", "debug", "peek", "output_dir", "files", "tokenizer_file", "shard")}
+    what = [PROGRAM_VERSION, flags, vocabulary.content if vocabulary else "",
             [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
@@ -916,7 +938,8 @@ def shard_of(args: Namespace, progress: cli.Progress) -> tuple[int, int] | None:
     progress.say(f"this is task {task} of a Slurm array of {count}: --shard {shard[0]}/{shard[1]}")
     if args.tokenizer_file is None or not 0 <= shard[0] < shard[1] or args.dedup or args.format != "native":
         raise UserError(Exit.FLAGS, "in a Slurm array a share of the work is done, as with --shard: give the "
-                                    "--tokenizer_file of all shares; --dedup, --format, --shard_tokens go with --finalize.")
+                                    "--tokenizer_file of all shares; --dedup, --format and --shard_tokens go with "
+                                    "--finalize.")
     return shard
 
 
@@ -927,19 +950,18 @@ def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, 
     half_committed = "commit" in folder.peek_journal()
     if not half_committed:
         folder.refuse_old(args.overwrite)
-    tokenizer, end_id = load_tokenizer(args.tokenizer_file) if args.tokenizer_file is not None else (None, 0)
+    vocabulary = given_vocabulary(args.tokenizer_file) if args.tokenizer_file is not None else None
     piped = folder.work / "stdin" if "-" in args.files else None
     if piped is not None:
         with progress.phase("reading stdin"), folder.writing():
             in_thread(lambda: spool_stdin(piped), signals)
     sources = text.demo_sources() if args.demo else text.find_sources(args.files, progress.say, piped)
     reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
-                      tokenizer is not None and not engine.splits_as_gpt2(tokenizer))
-    content = "" if tokenizer is None else tokenizer.to_str(pretty=True)
-    fingerprint = fingerprint_of(args, sources, content)
+                      vocabulary is not None and not vocabulary.splits_as_gpt2)
+    fingerprint = fingerprint_of(args, sources, vocabulary)
     journal = folder.read_journal(hashlib.sha256(
         f"{fingerprint} {shard} {[source.modified_ns for source in sources]}".encode()).hexdigest())
-    if "commit" in journal:
+    if "commit" in journal:  # killed between two renames
         names, metadata = journal["commit"]["names"], journal["commit"]["metadata"]
         if folder.end_commit(names, metadata):
             progress.say("an earlier run had written all of it; it has its place now")
@@ -950,44 +972,42 @@ def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, 
         folder.refuse_old(args.overwrite)
     job = Job(args, folder, signals, progress, sources, text.spans_of(sources, reading, *(shard or (0, 1))), reading,
               split_by_hash(args.val_fraction), journal, args.num_workers or num_cores())
-    expected = data.vocab_size_of(tokenizer) if tokenizer else 0 if args.vocab_size == "auto" else args.vocab_size
+    expected = vocabulary.size if vocabulary else 0 if args.vocab_size == "auto" else args.vocab_size
     check_disk(folder, job.file_bytes, args, formats.DTYPES[formats.dtype_for(expected, args.format)].itemsize)
     names = ", ".join(Path(source.shown).name for source in sources[:3]) + ", ..." * (len(sources) > 3)
     progress.say(f"reading {names} ({several(len(sources), 'file')}, {cli.size(job.file_bytes)})"
                  + (f", shard {shard[0]} of {shard[1]}: {cli.size(job.file_bytes)} of it" if shard else ""))
     if len(sources) == 1 and sources[0].kind == "text" and reading.separator is None:
         if shard is not None:
-            raise UserError(Exit.DATA, f"--shard: {sources[0].shown} is a single document, which cannot be shared. Give "
-                                       "--document_separator, or run without --shard.")
+            raise UserError(Exit.DATA, f"--shard: {sources[0].shown} is a single document, which cannot be shared. "
+                                       "Give --document_separator, or run without --shard.")
         measure(job)
-    trained_here = tokenizer is None
-    if tokenizer is None:
-        tokenizer = tokenizer_of(job)
+    trained_here = vocabulary is None
+    if vocabulary is None:
+        vocabulary = trained_vocabulary(job)
         if args.tokenizer_only:
             (folder.work / "tokenizer.json").replace(folder.path / "tokenizer.json")
-            progress.say(f"vocabulary: {data.vocab_size_of(tokenizer):,} ids\nnext: python pretokenize.py ... "
+            progress.say(f"vocabulary: {vocabulary.size:,} ids\nnext: python pretokenize.py ... "
                          f"--tokenizer_file {shlex.quote(printable(str(folder.path / 'tokenizer.json')))}")
             return {}
     else:
         with folder.writing():
-            cli.write_whole(folder.work / "tokenizer.json", content)
-    dtype = formats.dtype_for(data.vocab_size_of(tokenizer), args.format)
-    report = encoded(job, tokenizer, end_id, dtype)
+            cli.write_whole(folder.work / "tokenizer.json", vocabulary.content)
+    dtype = formats.dtype_for(vocabulary.size, args.format)
+    report = encoded(job, vocabulary, dtype)
     if shard is not None:
-        return commit_shard(job, shard, fingerprint, report, dtype, tokenizer)
+        return commit_shard(job, shard, fingerprint, report, dtype)
     documents = sum(state["documents"] for state in journal["encoded"]["splits"].values())
     if documents == 1 and job.split.cut_byte is None and job.split.threshold:
-        job.sources, job.spans = only_document(job), [Span(0)]
-        job.reading = replace(reading, separator=None)
-        measure(job)
+        take_only_document(job)
         del journal["encoded"]
-        encoded(job, tokenizer, end_id, dtype)
+        encoded(job, vocabulary, dtype)
     with folder.writing(), job.stage("writing to the disk"):
         place, totals = put_together(job, [folder.work], dtype)
         if sum(total["bytes"] for total in totals.values()) < 2:
             raise nothing_there(report)
         report_findings(report, reading, progress)
-        metadata = commit(job, place, totals, dtype, tokenizer, end_id, trained_here)
+        metadata = commit(job, place, totals, dtype, vocabulary, trained_here)
     summarise(job, metadata, time.monotonic() - began)
     return metadata
 
@@ -999,39 +1019,35 @@ def measure(job: Job) -> None:
     job.split = split_of_one(size, job.args.val_fraction, last)
 
 
-def tokenizer_of(job: Job) -> Tokenizer:
+def trained_vocabulary(job: Job) -> Vocabulary:
     """The new tokenizer: an earlier run's of the same command, or one trained now."""
     trained, path = job.journal.get("trained"), job.folder.work / "tokenizer.json"
     if trained is not None and path.is_file():
         job.progress.say("the tokenizer was trained by an earlier run")
         job.split = Split(**trained["split"])
-        return data.load_tokenizer(path)
+        return engine.vocabulary_of(path.read_text(encoding="utf-8"))
     with job.stage("reading"):
         known = survey(job)
-    if len(known.documents) == 1 and job.split.cut_byte is None and job.split.threshold:
-        job.sources, job.spans = only_document(job), [Span(0)]
-        job.reading = replace(job.reading, separator=None)
-        measure(job)
-        known = replace(known, long_hashes=[])
-    if int(known.documents["bytes"].sum()) < 2:
+    if known.num_bytes < 2:
         raise nothing_there(known.report)
-    job.split = mend(job.split, {"train": [known.documents["hash"]]})
-    return new_tokenizer(job, known)
+    if known.num_documents == 1 and job.split.cut_byte is None and job.split.threshold:
+        take_only_document(job)
+        known = replace(known, long_hashes=[], train_bytes=job.split.cut_byte or known.num_bytes)
+    return new_vocabulary(job, known)
 
 
-def encoded(job: Job, tokenizer: Tokenizer, end_id: int, dtype: str) -> Report:
+def encoded(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
     """The ids of all the text in the work folder, by the fastest engine that proves right."""
-    content = tokenizer.to_str(pretty=True)
-    chosen = engine.choose(job.args.engine, content, end_id, job.progress.say)
-    job.progress.say(f"encoding with {data.vocab_size_of(tokenizer):,} ids, {dtype}, by {chosen}")
+    chosen = engine.choose(job.args.engine, vocabulary, job.progress.say)
+    job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
     with job.folder.writing(), job.stage("encoding"):
         try:
-            return encode(job, content, end_id, chosen, dtype)
+            return encode(job, vocabulary, chosen, dtype)
         except engine.Differs as error:
-            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. All is done again by "
-                              "tokenizers.")
+            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. All is done "
+                              "again by tokenizers.")
             job.journal.pop("encoded", None)
-            return encode(job, content, end_id, "tokenizers", dtype)
+            return encode(job, vocabulary, "tokenizers", dtype)
 
 
 def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
@@ -1044,12 +1060,13 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
         progress.say(f"{key}: {value:,} ({parts})")
     progress.say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
                  f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}")
-    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in job.seconds.items())
-    progress.say(f"seconds: {seconds:.1f} ({stages})\nMB/s: {sums['bytes'] / 1e6 / seconds:.2f}")
+    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in job.seconds.items() if spent > 0.05)
+    progress.say(f"seconds: {seconds:.1f}{f' ({stages})' * bool(stages)}\nMB/s: {sums['bytes'] / 1e6 / seconds:.2f}")
     if resource is not None:
         unit = 1 if sys.platform == "darwin" else 1024
-        here, child = (resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        progress.say(f"peak memory: {cli.size(here)}" + f", the largest process beside it {cli.size(child)}" * bool(child))
+        here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+        progress.say(f"peak memory: {cli.size(here)}{f', the largest worker {cli.size(child)}' * bool(child)}")
     progress.say(f"output: {job.folder.shown}")
     where = "" if str(job.folder.path) == "data" else f" --data_dir {shlex.quote(job.folder.shown)}"
     progress.say(f"next: python train.py{where}")
@@ -1063,8 +1080,7 @@ def shard_folder(output_dir: Path, shard: int, num_shards: int) -> Path:
     return output_dir / f"shard-{shard:05}-of-{num_shards:05}"
 
 
-def commit_shard(job: Job, shard: tuple[int, int], plan: str, report: Report, dtype: str,
-                 tokenizer: Tokenizer) -> dict[str, Any]:
+def commit_shard(job: Job, shard: tuple[int, int], plan: str, report: Report, dtype: str) -> dict[str, Any]:
     """Gives a shard's files their names, and writes shard.json last; returns it."""
     names, files = {}, {}
     with job.folder.writing(), job.stage("writing to the disk"):
@@ -1076,8 +1092,8 @@ def commit_shard(job: Job, shard: tuple[int, int], plan: str, report: Report, dt
         report_findings(report, job.reading, job.progress)
         metadata = {"format": "gpt-token-shard", "version": PROGRAM_VERSION, "plan": plan, "shard": shard[0],
                     "num_shards": shard[1], "dtype": dtype, "val_fraction": job.args.val_fraction, "files": files,
-                    "splits": totals, "sources": [Path(source.shown).name for source in job.sources][:MAX_SOURCES_LISTED],
-                    "num_sources": len(job.sources)}
+                    "splits": totals, "num_sources": len(job.sources),
+                    "sources": [Path(source.shown).name for source in job.sources][:MAX_SOURCES_LISTED]}
         job.folder.commit(job.journal, names, metadata)
     tokens = sum(total["tokens"] for total in totals.values())
     job.progress.say(f"shard {shard[0]} of {shard[1]}: {tokens:,} tokens, output: {job.folder.shown}")
@@ -1086,20 +1102,23 @@ def commit_shard(job: Job, shard: tuple[int, int], plan: str, report: Report, dt
     return metadata
 
 
-def read_shards(output_dir: Path, signals: cli.Signals, progress: cli.Progress) -> tuple[list[Path], list[dict[str, Any]]]:
-    """All shards of a folder, each checked byte for byte. Raises UserError (exit 3) for what is missing or does not fit."""
+def read_shards(output_dir: Path, signals: cli.Signals,
+                progress: cli.Progress) -> tuple[list[Path], list[dict[str, Any]]]:
+    """All shards of a folder, checked byte for byte. Raises UserError (exit 3) for what is missing or does not fit."""
     shown = printable(str(output_dir))
     found = sorted(path for path in output_dir.glob("shard-*-of-*") if (path / "shard.json").is_file())
     shards = []
     for path in found:
         fields = data.read_metadata(path / "shard.json")
         if fields.get("format") != "gpt-token-shard" or fields.get("version") != PROGRAM_VERSION:
-            raise UserError(Exit.DATA, f"{printable(str(path))}/shard.json is not one of this program. Run that shard again.")
+            raise UserError(Exit.DATA, f"{printable(str(path))}/shard.json is not one of this program. Run that shard "
+                                       "again.")
         shards.append(fields)
     plans = {(fields["plan"], fields["num_shards"]) for fields in shards}
     if len(plans) > 1:
         raise UserError(Exit.DATA, f"{shown} holds shards of {len(plans)} different commands or texts "
-                                   f"({', '.join(path.name for path in found[:4])}, ...). Remove those that do not belong.")
+                                   f"({', '.join(path.name for path in found[:4])}, ...). Remove those that do not "
+                                   "belong.")
     number = shards[0]["num_shards"] if shards else 0
     missing = sorted(set(range(number)) - {fields["shard"] for fields in shards})
     if missing or not shards:
@@ -1112,9 +1131,10 @@ def read_shards(output_dir: Path, signals: cli.Signals, progress: cli.Progress) 
             for name, told in fields["files"].items():
                 signals.look()
                 file = path / Path(name).name
-                if not file.is_file() or file.stat().st_size != told["file_bytes"] or store.digest_of(file)[0] != told["sha256"]:
-                    raise UserError(Exit.DATA, f"{printable(str(file))} is not what was written: its size or sha256 is not "
-                                               "that of shard.json. Run that shard again.")
+                is_whole = file.is_file() and file.stat().st_size == told["file_bytes"]
+                if not is_whole or store.digest_of(file)[0] != told["sha256"]:
+                    raise UserError(Exit.DATA, f"{printable(str(file))} is not what was written: its size or sha256 is "
+                                               "not that of shard.json. Run that shard again.")
     return found, shards
 
 
@@ -1124,12 +1144,12 @@ def finalize(args: Namespace, folder: Folder, signals: cli.Signals, progress: cl
     folder.sweep()
     folder.refuse_old(args.overwrite)
     places, shards = read_shards(folder.path, signals, progress)
-    tokenizer, end_id = load_tokenizer(str(places[0] / "tokenizer.json"))
+    vocabulary = given_vocabulary(str(places[0] / "tokenizer.json"))
     shutil.copyfile(places[0] / "tokenizer.json", folder.work / "tokenizer.json")
-    dtype = formats.dtype_for(data.vocab_size_of(tokenizer), args.format)
+    dtype = formats.dtype_for(vocabulary.size, args.format)
     if formats.DTYPES[dtype].itemsize != formats.DTYPES[shards[0]["dtype"]].itemsize:
-        raise UserError(Exit.FLAGS, f"--format {args.format} holds {dtype}, the shards {shards[0]['dtype']}. Finalize them in "
-                                    "the native format.")
+        raise UserError(Exit.FLAGS, f"--format {args.format} holds {dtype}, the shards {shards[0]['dtype']}. Finalize "
+                                    "them in the native format.")
     sources = [Source(Path(name), name) for name in shards[0]["sources"]]
     job = Job(args, folder, signals, progress, sources, [], Reading(), split_by_hash(shards[0]["val_fraction"]),
               {"fingerprint": ""}, 1)
@@ -1137,11 +1157,11 @@ def finalize(args: Namespace, folder: Folder, signals: cli.Signals, progress: cl
     with folder.writing(), job.stage("writing to the disk"):
         place, totals = put_together(job, places, dtype)
         if sum(total["documents"] for total in totals.values()) == 1 and shards[0]["val_fraction"]:
-            raise UserError(Exit.DATA, "all shards together hold a single document, which is split at a byte of its text. "
-                                       "Run pretokenize.py without --shard.")
+            raise UserError(Exit.DATA, "all shards together hold a single document, which is split at a byte of its "
+                                       "text. Run pretokenize.py without --shard.")
         if sum(total["bytes"] for total in totals.values()) < 2:
-            raise UserError(Exit.DATA, f"the shards in {folder.shown} hold no text. Give pretokenize.py files with text.")
-        metadata = commit(job, place, totals, dtype, tokenizer, end_id, False)
+            raise UserError(Exit.DATA, f"the shards in {folder.shown} hold no text. Give pretokenize.py some.")
+        metadata = commit(job, place, totals, dtype, vocabulary, False)
     summarise(job, metadata, time.monotonic() - began)
     progress.say("the shard-* folders are no longer needed")
     return metadata
@@ -1149,7 +1169,7 @@ def finalize(args: Namespace, folder: Folder, signals: cli.Signals, progress: cl
 
 def tokenize_shard(files: Sequence[str], tokenizer_file: str, output_dir: str, shard: int = 0, num_shards: int = 1,
                    **flags: Any) -> dict[str, Any]:
-    """One share of a text, for schedulers that call functions (Ray, multiprocessing): what --shard does, in this process.
+    """One share of a text, for schedulers that call functions (Ray, multiprocessing): --shard in this process.
 
     flags are those of the command, text_field="content" say. Returns shard.json; finalize with the command.
     Raises UserError, whose code is the exit code the command would have.
@@ -1184,8 +1204,8 @@ def run(args: Namespace, signals: cli.Signals, progress: cli.Progress) -> None:
             finalize(args, folder, signals, progress)
     elif args.files or args.demo:
         shard = shard_of(args, progress)
-        path, mark = (output_dir, "metadata.json") if shard is None else (shard_folder(output_dir, *shard), "shard.json")
-        with Folder(path, mark) as folder:
+        path = output_dir if shard is None else shard_folder(output_dir, *shard)
+        with Folder(path, "metadata.json" if shard is None else "shard.json") as folder:
             try:
                 pretokenize(args, folder, shard, signals, progress)
             except BaseException:
@@ -1207,7 +1227,8 @@ def main(argv: Sequence[str]) -> int:
                 run(args, signals, progress)
             except cli.Stopped:
                 kept = "; the same command goes on where it was" if (Path(args.output_dir) / WORK).exists() else ""
-                progress.warn(f"stopped by {signals.name}, no token file was written to {printable(args.output_dir)}{kept}")
+                progress.warn(f"stopped by {signals.name}, no token file was written to "
+                              f"{printable(args.output_dir)}{kept}")
                 return 128 + (signals.number or 0)
     finally:
         progress.close()

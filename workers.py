@@ -158,8 +158,9 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
     Returns what the work does, None when it takes longer than these seconds.
     """
     began = time.monotonic()
-    ours, theirs = context().Pipe()
-    process = context().Process(target=_call, args=(theirs, work, arguments), daemon=True)
+    anew = multiprocessing.get_context("spawn")  # a copy has the library's threads' locks, and not the threads
+    ours, theirs = anew.Pipe()
+    process = anew.Process(target=_call, args=(theirs, work, arguments), daemon=True)
     process.start()
     theirs.close()
     try:
