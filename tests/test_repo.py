@@ -22,7 +22,12 @@ IMPORTS = {
     "data": {"formats", "cli"},
     "plan": {"model"},
     "checkpoint": {"model", "cli"},
-    "pretokenize": {"data", "cli"},
+    "text": {"cli"},
+    "workers": {"cli"},
+    "engine": {"data", "cli"},
+    "store": {"formats", "cli"},
+    "passes": {"engine", "formats", "store", "text", "workers", "cli"},
+    "pretokenize": {"passes", "data", "engine", "formats", "store", "text", "workers", "cli"},
     "generate": {"model", "data", "device", "checkpoint", "cli"},
     "train": {"model", "data", "device", "checkpoint", "plan", "generate", "cli"},
 }
