@@ -285,9 +285,7 @@ class Reader:
             training = [content for content, is_val in zip(contents, in_val, strict=True) if not is_val]
             answer.sample = sample_of(training, setup.share, setup.reading)
         elif self.encoder is not None:
-            pieces, lasts = pieces_of(contents, setup.reading)
-            if not is_whole:
-                lasts = [block.last]
+            pieces, lasts = pieces_of(contents, setup.reading) if is_whole else (contents, [block.last])
             ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
             ids = ids.astype(formats.DTYPES[setup.dtype])
             if in_val.any() and not in_val.all():
@@ -734,7 +732,11 @@ def read_set(folder: Path) -> tuple[data.Corpus, dict[str, Any], Tokenizer]:
 def verify(folder: Path, signals: cli.Signals, progress: cli.Progress) -> None:
     """Checks all that a finished folder says of itself. Raises UserError (exit 3) at the first thing that is not so."""
     shown = printable(str(folder))
-    corpus, metadata, _ = read_set(folder)
+    corpus, metadata, tokenizer = read_set(folder)
+    if metadata.get("format") != data.METADATA_FORMAT or metadata.get("vocab_size") != data.vocab_size_of(tokenizer):
+        raise UserError(Exit.DATA, f"{shown}/metadata.json is not one that pretokenize.py wrote with this tokenizer: "
+                                   f"vocab_size is {metadata.get('vocab_size')!r}, the tokenizer has "
+                                   f"{data.vocab_size_of(tokenizer):,} ids. Run pretokenize.py again.")
     told = metadata.get("tokenizer")
     if not isinstance(told, dict) or told.get("sha256") != corpus.tokenizer_sha256:
         raise UserError(Exit.DATA, f"{shown}/tokenizer.json is not the one the tokens were made with: its sha256 is "
@@ -742,25 +744,31 @@ def verify(folder: Path, signals: cli.Signals, progress: cli.Progress) -> None:
     for split, stream in (("train", corpus.train), ("val", corpus.val)):
         if stream is None:
             continue
-        recorded = metadata["splits"][split]
+        recorded = metadata["splits"].get(split)
+        if not isinstance(recorded, dict) or not isinstance(recorded.get("documents"), int):
+            raise UserError(Exit.DATA, f"{shown}/metadata.json: splits.{split} holds no number of documents. Run "
+                                       "pretokenize.py again.")
         for part, told in zip(stream.parts, recorded.get("files", [recorded]), strict=True):
             with progress.phase(f"reading {part.path.name}"):
                 signals.look()
-                if store.digest_of(part.path)[0] != told["sha256"]:
+                if store.digest_of(part.path)[0] != told.get("sha256"):
                     raise UserError(Exit.DATA, f"{printable(str(part.path))}: its sha256 is not that of metadata.json, "
                                                "so its bytes have changed. Run pretokenize.py again.")
                 data.scan(part, corpus.vocab_size)
         documents, files = recorded["documents"], several(len(stream.parts), "file")
-        layout = formats.WRITTEN[metadata.get("layout", "native")]
-        ends = formats.document_ends(folder / f"{split}.bin", layout, stream.length)
+        layout = metadata.get("layout", "native")
+        ends = formats.document_ends(folder / f"{split}.bin", formats.WRITTEN[layout], stream.length)
+        if ends is None and layout in ("native", "megatron"):
+            raise UserError(Exit.DATA, f"{shown}/{split}.idx is not there. Run pretokenize.py again.")
         if ends is not None:
-            check_ends(f"{shown}/{split}", ends, documents, stream, metadata["end_of_text_id"])
+            check_ends(f"{shown}/{split}", ends, documents, stream, corpus.end_of_text_id)
         progress.say(f"{split}: {stream.length:,} tokens, {documents:,} documents, {files}: sizes, sha256, ids"
                      f"{', document ends' * (ends is not None)} as recorded")
     progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
 
 
-def check_ends(name: str, ends: np.ndarray, documents: int, stream: formats.TokenStream, end_id: int) -> None:
+def check_ends(name: str, ends: np.ndarray, documents: int, stream: formats.TokenStream,
+               end_id: int | None) -> None:
     """Raises UserError (exit 3) unless each document ends, in order, with the end-of-text id."""
     if len(ends) != documents or (documents and int(ends[-1]) != stream.length):
         last = int(ends[-1]) if len(ends) else 0
@@ -808,8 +816,8 @@ def report_findings(report: Report, reading: Reading, progress: cli.Progress) ->
     if report.bad_lines:
         progress.warn(f"skipped: {several(report.bad_lines, 'line')} of JSON, the first: {report.first_bad_line}")
     if report.short_documents:
-        kind = f"document of fewer than {reading.min_chars:,} characters" if reading.min_chars > 1 else "blank document"
-        progress.say(f"skipped: {several(report.short_documents, kind)}")
+        short = f" of fewer than {reading.min_chars:,} characters" if reading.min_chars > 1 else ""
+        progress.say(f"skipped: {several(report.short_documents, 'document' if short else 'blank document')}{short}")
     if reading.separator is not None and not report.separators:
         progress.warn(f"--document_separator {reading.separator!r} does not occur in any text file")
     if reading.text_field != "text" and not any(source.kind != "text" for source in report.sources):
@@ -915,14 +923,15 @@ def check_disk(folder: Folder, text_bytes: int, args: Namespace, itemsize: int) 
     needed, free = int(text_bytes / 2.5 * itemsize * copies) + 2**26, shutil.disk_usage(folder.path).free
     if needed > free:
         raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {cli.size(free)} are free, about "
-                                      f"{cli.size(needed)} are needed ({itemsize * copies} bytes for every 2.5 bytes of "
+                                      f"{cli.size(needed)} are needed ({itemsize * copies} bytes for every 2.5 of "
                                       "text). Free some, or take another --output_dir.")
 
 
 def fingerprint_of(args: Namespace, sources: Sequence[Source], vocabulary: Vocabulary | None) -> str:
     """A hash of all that decides the bytes that are written."""
-    flags = {key: value for key, value in sorted(vars(args).items())
-             if key not in ("overwrite", "num_workers", "debug", "peek", "output_dir", "files", "tokenizer_file", "shard")}
+    elsewhere = ("files", "tokenizer_file", "output_dir", "shard")
+    without_effect = ("overwrite", "num_workers", "engine", "debug", "peek")
+    flags = {key: value for key, value in sorted(vars(args).items()) if key not in (*elsewhere, *without_effect)}
     what = [PROGRAM_VERSION, flags, vocabulary.content if vocabulary else "",
             [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
@@ -960,7 +969,7 @@ def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, 
                       vocabulary is not None and not vocabulary.splits_as_gpt2)
     fingerprint = fingerprint_of(args, sources, vocabulary)
     journal = folder.read_journal(hashlib.sha256(
-        f"{fingerprint} {shard} {[source.modified_ns for source in sources]}".encode()).hexdigest())
+        f"{fingerprint} {shard} {args.engine} {[source.modified_ns for source in sources]}".encode()).hexdigest())
     if "commit" in journal:  # killed between two renames
         names, metadata = journal["commit"]["names"], journal["commit"]["metadata"]
         if folder.end_commit(names, metadata):
@@ -994,6 +1003,8 @@ def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, 
         with folder.writing():
             cli.write_whole(folder.work / "tokenizer.json", vocabulary.content)
     dtype = formats.dtype_for(vocabulary.size, args.format)
+    if "only" in journal:  # an earlier run has begun to encode it
+        take_only_document(job)
     report = encoded(job, vocabulary, dtype)
     if shard is not None:
         return commit_shard(job, shard, fingerprint, report, dtype)
@@ -1001,6 +1012,7 @@ def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, 
     if documents == 1 and job.split.cut_byte is None and job.split.threshold:
         take_only_document(job)
         del journal["encoded"]
+        journal["only"] = True
         encoded(job, vocabulary, dtype)
     with folder.writing(), job.stage("writing to the disk"):
         place, totals = put_together(job, [folder.work], dtype)
@@ -1024,6 +1036,8 @@ def trained_vocabulary(job: Job) -> Vocabulary:
     trained, path = job.journal.get("trained"), job.folder.work / "tokenizer.json"
     if trained is not None and path.is_file():
         job.progress.say("the tokenizer was trained by an earlier run")
+        if trained["split"]["cut_byte"] is not None and job.split.cut_byte is None:
+            take_only_document(job)
         job.split = Split(**trained["split"])
         return engine.vocabulary_of(path.read_text(encoding="utf-8"))
     with job.stage("reading"):
@@ -1208,8 +1222,9 @@ def run(args: Namespace, signals: cli.Signals, progress: cli.Progress) -> None:
         with Folder(path, "metadata.json" if shard is None else "shard.json") as folder:
             try:
                 pretokenize(args, folder, shard, signals, progress)
-            except BaseException:
-                folder.keep = "-" not in args.files and folder.has_progress()  # a pipe is not read again
+            except BaseException as error:  # a pipe is not read again; text that is wrong stays wrong
+                is_wrong = isinstance(error, UserError) and error.code == Exit.DATA
+                folder.keep = "-" not in args.files and not is_wrong and folder.has_progress()
                 raise
     if args.peek is not None:
         peek(Path(args.verify or args.output_dir), args.peek, progress)

@@ -884,11 +884,13 @@ def spans_of(sources: Sequence[Source], reading: Reading, shard: int = 0, num_sh
     """
     separator = reading.separator or ""
     overlaps = any(separator.endswith(separator[:length]) for length in range(1, len(separator)))
+    num_bytes = sum(source.num_bytes for source in sources)
+    longest = min(SPAN_BYTES, max(2**20, num_bytes // (8 * num_shards)))
     spans: list[tuple[Span, int]] = []
     for index, source in enumerate(sources):
         can_cut = not source.packing and (source.kind == "lines" or bool(
             source.kind == "text" and separator and not overlaps))
-        step = SPAN_BYTES if can_cut and num_shards > 1 else max(1, source.num_bytes)
+        step = longest if can_cut and num_shards > 1 else max(1, source.num_bytes)
         for start in range(0, max(1, source.num_bytes), step):
             stop = start + step if start + step < source.num_bytes else None
             spans.append((Span(index, start, stop), min(step, source.num_bytes - start)))
