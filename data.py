@@ -56,15 +56,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             raise UserError(Exit.DATA, f"tokenizer {name} has {path.stat().st_size:,} bytes. At most "
                                        f"{MAX_TOKENIZER_BYTES:,} are read. Give a tokenizer.json.")
         content = path.read_text(encoding="utf-8")
-        fields = json.loads(content)
     except OSError as error:
         raise UserError(Exit.DATA, f"tokenizer {name}: {error.strerror}. Give --tokenizer_file.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(Exit.DATA, f"tokenizer {name} is not JSON ({printable(str(error))[:120]}). "
                                    "Give a tokenizer.json, or GPT-2's encoder.json.") from error
-    # A bare vocabulary: no tokenizer.json has so many keys, and GPT-2's has a token "model".
-    if isinstance(fields, dict) and len(fields) > 256 and not isinstance(fields.get("model"), dict):
-        return _from_vocab_and_merges(path, fields)
     try:
         tokenizer = Tokenizer.from_str(content)
         tokenizer.no_truncation()
@@ -75,12 +71,26 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is no Exception
-        raise UserError(Exit.DATA, f"tokenizer {name} is not a tokenizer.json of the tokenizers library "
-                                   f"({printable(str(error))[:120]}). Give one of pretokenize.py or "
-                                   "transformers.") from error
+        return _from_other_json(path, content, error)
     if not 1 <= (num_ids := vocab_size_of(tokenizer)) <= MAX_VOCAB_SIZE:
         raise UserError(Exit.DATA, f"tokenizer {name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another.")
     return tokenizer
+
+
+def _from_other_json(path: Path, content: str, error: BaseException) -> Tokenizer:
+    """GPT-2's encoder.json as a tokenizer, where tokenizers found no tokenizer.json. Raises UserError (exit 3)."""
+    name = printable(str(path))
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as why:
+        raise UserError(Exit.DATA, f"tokenizer {name} is not JSON ({printable(str(why))[:120]}). "
+                                   "Give a tokenizer.json, or GPT-2's encoder.json.") from why
+    # A bare vocabulary: no tokenizer.json has so many keys, and GPT-2's has a token "model".
+    if isinstance(fields, dict) and len(fields) > 256 and not isinstance(fields.get("model"), dict):
+        return _from_vocab_and_merges(path, fields)
+    raise UserError(Exit.DATA, f"tokenizer {name} is not a tokenizer.json of the tokenizers library "
+                               f"({printable(str(error))[:120]}). Give one of pretokenize.py or "
+                               "transformers.") from error
 
 
 def _from_vocab_and_merges(path: Path, vocab: dict[str, Any]) -> Tokenizer:

@@ -17,7 +17,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +72,12 @@ class Vocabulary:
     end: str
     splits_as_gpt2: bool  # no normalizer, ByteLevel with its pattern, no added words
     is_known_kind: bool  # GPT-2's, merges in the order of their ids: what both engines were compared on
+    tokenizer: Tokenizer = field(compare=False, repr=False)
 
 
-def vocabulary_of(content: str) -> Vocabulary:
-    """Reads a tokenizer.json. Raises UserError (exit 3) for one without an end of text."""
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """What a tokenizer is. Raises UserError (exit 3) for one without an end of text."""
+    content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
     model, pre, added = fields["model"], fields["pre_tokenizer"] or {}, fields["added_tokens"]
     vocab = model["vocab"]
@@ -93,7 +95,7 @@ def vocabulary_of(content: str) -> Vocabulary:
         merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         results = [vocab.get(left + right, -1) for left, right in merges]
         is_known = all(map(operator.lt, results, results[1:])) and all(char in vocab for char in byte_alphabet())
-    return Vocabulary(content, max(ids.values()) + 1, ids[end], end, as_gpt2, is_known)
+    return Vocabulary(content, max(ids.values()) + 1, ids[end], end, as_gpt2, is_known, tokenizer)
 
 
 # ---------------------------------------------------------------- the fence
@@ -189,7 +191,8 @@ class Encoder:
     """Text into ids, the same whichever engine does it."""
 
     def __init__(self, vocabulary: Vocabulary, engine: str, fence: tuple[tuple[int, int], ...] = NEWER):
-        self.reference, self.vocabulary, self.end_id = parse(vocabulary.content), vocabulary, vocabulary.end_id
+        self.reference, self.vocabulary, self.end_id = vocabulary.tokenizer, vocabulary, vocabulary.end_id
+        self.reference.encode_special_tokens = True  # which is lost on the way to another process
         self.fence, self.fast = Fence(fence), None
         self._random = random.Random(0)
         self._before = 0
@@ -355,7 +358,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequenc
     if len(merges) != vocab_size - 257 or len({left + right for left, right in merges}) != len(merges):
         return ""
     content = tokenizer_json(merges)
-    encoder, found = Encoder(vocabulary_of(content), "gigatoken", tuple(fence)), 0
+    encoder, found = Encoder(vocabulary_of(parse(content)), "gigatoken", tuple(fence)), 0
     for text in sampled(sample):
         found += int(np.count_nonzero(encoder._fast([text], [False])[0] == vocab_size - 1))
         if found >= min_frequency or not merges:

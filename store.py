@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +37,7 @@ class TokenWriter:
 
     def __init__(self, folder: Path, split: str, dtype: str, state: Mapping[str, int] | None = None):
         self.path, self.dtype = folder / f"{split}.bin", formats.DTYPES[dtype]
-        self.state = dict(state or {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1, "crc": 0})
+        self.state = dict(state or {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1})
         self.files = {}
         for kind, length in (("bin", self.state["tokens"] * self.dtype.itemsize), ("idx", 8 * self.state["documents"]),
                              ("docs", DOCUMENT.itemsize * self.state["documents"])):
@@ -50,25 +48,25 @@ class TokenWriter:
 
     def add(self, ids: np.ndarray, ends: np.ndarray, documents: np.ndarray) -> None:
         """Appends ids; ends are those of the documents that end within them, counted from the first of these ids."""
-        state, content = self.state, ids.tobytes()
-        self.files["bin"].write(content)
+        state = self.state
+        self.files["bin"].write(ids.data if len(ids) else b"")
         self.files["idx"].write((ends + state["tokens"]).astype("<u8").tobytes())
         self.files["docs"].write(documents.tobytes())
-        state["crc"] = zlib.crc32(content, state["crc"])
         state["largest_id"] = max(state["largest_id"], int(ids.max()) if len(ids) else -1)
         state["tokens"] += len(ids)
         state["documents"] += len(documents)
         state["bytes"] += int(documents["bytes"].sum())
 
-    def cut_back(self, state: Mapping[str, int]) -> np.ndarray:
-        """Takes back the ids since then and returns them (a copy); no document has ended with them."""
+    def take_back(self, state: Mapping[str, int], other: TokenWriter | None) -> None:
+        """Takes the ids since then back, and gives them to the other writer if there is one; no document has ended."""
         self.files["bin"].flush()
-        start = state["tokens"] * self.dtype.itemsize
-        taken = np.fromfile(self.path, self.dtype, offset=start)
-        self.files["bin"].truncate(start)
-        self.files["bin"].seek(start)
+        start = state["tokens"]
+        if other is not None:
+            for ids in blocks_of_tokens(self.path, self.dtype, start, self.state["tokens"]):
+                other.add(ids, np.zeros(0, np.int64), np.zeros(0, DOCUMENT))
+        self.files["bin"].truncate(start * self.dtype.itemsize)
+        self.files["bin"].seek(start * self.dtype.itemsize)
         self.state = dict(state)
-        return taken
 
     def sync(self) -> None:
         """All that was added is on the disk."""
@@ -262,16 +260,6 @@ def copy_documents(part: Written, mask: np.ndarray, writer: TokenWriter, signals
                     ends = (part.ends[first:until].astype(np.int64) - at) if is_last else np.zeros(0, np.int64)
                     writer.add(ids, ends, part.documents[first:until] if is_last else np.zeros(0, DOCUMENT))
             first = until
-
-
-def digest_of(path: Path) -> tuple[str, int]:
-    """A file's sha256 and its crc32, read back."""
-    sha256, crc = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(2**22):
-            sha256.update(block)
-            crc = zlib.crc32(block, crc)
-    return sha256.hexdigest(), crc
 
 
 def blocks_of_tokens(path: Path, dtype: np.dtype, start: int, stop: int) -> Iterator[np.ndarray]:

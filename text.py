@@ -542,7 +542,8 @@ JSON_BRACKET = re.compile(rb'["{}\[\]]')
 JSON_LITERAL = re.compile(rb"[^\s,\]}]{1,5000}")
 JSON_UNITS = re.compile(rb"(?:[^\\]+|\\u[0-9a-fA-F]{4}|\\[^u])*")
 JSON_CHECKED = 2**24  # a longer list or object that is skipped may be broken inside
-HIGH_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})\Z")
+HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 LONE_SURROGATE = re.compile(rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\[^u])"
                             rb"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
@@ -676,10 +677,13 @@ def decoded(line: mmap.mmap, start: int, end: int) -> Iterator[bytes | None]:
         window = line[start:min(start + PART_BYTES, end)]
         found = JSON_UNITS.match(window)
         whole = window[:found.end()] if found else b""
-        pair = HIGH_SURROGATE.search(whole) if start + len(window) < end else None
-        whole = whole[:pair.start(1)] if pair and pair.start(1) else whole
+        if start + len(window) < end and len(whole) > 6 and HIGH_SURROGATE.fullmatch(whole, len(whole) - 6):
+            before = whole[:-6]
+            if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:  # the other half of the pair comes next
+                whole = before
         start += len(whole)
-        whole = LONE_SURROGATE.sub(lambda found: found[1] or b"\xff", whole)
+        if SURROGATE.search(whole):
+            whole = LONE_SURROGATE.sub(lambda found: found[1] or b"\xff", whole)
         try:
             text = json.loads('"' + whole.decode(errors="surrogateescape") + '"') if whole else None
         except ValueError:
@@ -764,7 +768,8 @@ def line_texts(block: Block, content: bytes, reading: Reading, found: Findings) 
         found.newlines = 1
         found.bad_line(0, "is not JSON" if block.last else f"holds no text as {reading.text_field!r}")
         return
-    decode, field_name, at = json.JSONDecoder().decode, reading.text_field, block.offset
+    decoder, field_name, at = json.JSONDecoder(), reading.text_field, block.offset
+    scan: Any = decoder.scan_once  # type: ignore[attr-defined]
     lines = content.split(b"\n")
     found.newlines = len(lines) - 1
     for number, raw in enumerate(lines):
@@ -776,8 +781,10 @@ def line_texts(block: Block, content: bytes, reading: Reading, found: Findings) 
         if not line or line.isspace():
             continue
         try:
-            fields = decode(line)
-        except (ValueError, RecursionError):
+            fields, end = scan(line, 0) if line[0] == "{" else (None, -1)
+            if end != len(line):  # blanks before or after, or what is no object
+                fields = decoder.decode(line)
+        except (StopIteration, ValueError, RecursionError):
             found.bad_line(number, "is not JSON")
             continue
         text = fields.get(field_name) if isinstance(fields, dict) else None

@@ -49,22 +49,23 @@ def _raise(told: tuple[Exit | None, str]) -> NoReturn:
     raise UserError(code, message)
 
 
-def _serve(pipe: Any, make: Callable[[Any], Answers], setup: Any, not_ours: Sequence[Any]) -> None:
-    """A worker process: answers questions until the pipe ends."""
+def _serve(questions: Any, answers: Any, make: Callable[[Any], Answers], setup: Any, not_ours: Sequence[Any]) -> None:
+    """A worker process: answers questions until their pipe ends."""
     _leave_signals_to_the_parent()
     for other in not_ours:  # else it would not end with the parent
         other.close()
     worker: Answers | None = None
     try:
         while True:
-            number, question = pipe.recv()
+            number, question = questions.recv()
             try:
                 worker = worker or make(setup)
-                pipe.send((number, worker.answer(question), None))
+                told = number, worker.answer(question), None
             except OSError as error:
-                pipe.send((number, None, (Exit.MACHINE, f"{error}. Run again; it goes on where it was.")))
+                told = number, None, (Exit.MACHINE, f"{error}. Run again; it goes on where it was.")
             except BaseException as error:  # a panic of a Rust library is no Exception
-                pipe.send((number, None, _told(error)))
+                told = number, None, _told(error)
+            answers.send(told)
     except (EOFError, OSError):
         pass
 
@@ -75,20 +76,26 @@ class Workers:
     def __init__(self, number: int, make: Callable[[Any], Answers], setup: Any, signals: Signals):
         self.make, self.setup, self.signals = make, setup, signals
         self.processes: list[Any] = []
-        self.pipes: list[Any] = []
+        self.pipes: list[Any] = []  # where answers come out
+        self.to: dict[Any, Any] = {}  # where the questions of the worker that answers there go in
         for _ in range(number if number > 1 else 0):
-            ours, theirs = context().Pipe()
-            process = context().Process(target=_serve, args=(theirs, make, setup, [*self.pipes, ours]), daemon=True)
+            their_questions, questions = context().Pipe(duplex=False)
+            answers, their_answers = context().Pipe(duplex=False)  # faster than one that goes both ways
+            not_theirs = [*self.pipes, *self.to.values(), questions, answers]
+            process = context().Process(target=_serve, args=(their_questions, their_answers, make, setup, not_theirs),
+                                        daemon=True)
             process.start()
-            theirs.close()
-            self.pipes.append(ours)
+            their_questions.close()
+            their_answers.close()
+            self.pipes.append(answers)
+            self.to[answers] = questions
             self.processes.append(process)
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in self.pipes:
+        for pipe in (*self.pipes, *self.to.values()):
             pipe.close()
         for process in self.processes:
             process.terminate()
@@ -118,7 +125,7 @@ class Workers:
                     break
                 waiting[sent] = question
                 try:
-                    pipe.send((sent, question))
+                    self.to[pipe].send((sent, question))
                 except OSError as error:
                     raise self._died(pipe) from error
                 load[pipe] += weight

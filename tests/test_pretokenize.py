@@ -26,6 +26,7 @@ import cli
 import data
 import engine
 import formats
+import passes
 import pretokenize
 import store
 import text
@@ -191,7 +192,7 @@ def test_a_tokenizer_that_splits_otherwise_is_known(change):
     from tokenizers import normalizers, pre_tokenizers
 
     content = trained([words(5000)], 300)
-    assert engine.vocabulary_of(content).splits_as_gpt2
+    assert engine.vocabulary_of(engine.parse(content)).splits_as_gpt2
     tokenizer = engine.parse(content)
     if change == "normalizer":
         tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
@@ -201,7 +202,7 @@ def test_a_tokenizer_that_splits_otherwise_is_known(change):
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     else:
         tokenizer.add_tokens(["two words"])
-    assert not engine.vocabulary_of(tokenizer.to_str()).splits_as_gpt2
+    assert not engine.vocabulary_of(tokenizer).splits_as_gpt2
 
 
 def test_blocks_may_cut_characters_and_separators(monkeypatch, tokenizer_file):
@@ -1116,7 +1117,7 @@ class Mortal:
 
     def __init__(self, monkeypatch):
         self.left, self.encoded = -1, 0
-        inner = pretokenize.Reader.answer
+        inner = passes.Reader.answer
 
         def answer(reader, block):
             self.left -= 1
@@ -1125,7 +1126,7 @@ class Mortal:
             self.encoded += reader.setup.task == "encode"
             return inner(reader, block)
 
-        monkeypatch.setattr(pretokenize.Reader, "answer", answer)
+        monkeypatch.setattr(passes.Reader, "answer", answer)
 
     def run(self, *argv: str, after: int) -> bool:
         """Runs the command until it is killed; True if it was not."""
@@ -1153,8 +1154,7 @@ JOBS = {
 def jobs(monkeypatch, tokenizer_file):
     for name, value in (("BLOCK_BYTES", 900), ("PART_BYTES", 500), ("LONG_LINE_BYTES", 2500), ("WINDOW_BYTES", 100)):
         monkeypatch.setattr(text, name, value)
-    monkeypatch.setattr(pretokenize, "JOURNAL_SECONDS", -1)
-    monkeypatch.setattr(pretokenize, "JOURNAL_BYTES", -1)
+    monkeypatch.setattr(passes, "JOURNAL_SECONDS", -1)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     texts = corpus(20)
     texts = [*texts[:5], " " * 3000, *texts[5:9], words(3000, 5), words(4000, 6), *texts[9:], texts[3]]
@@ -1219,7 +1219,7 @@ def test_a_run_killed_at_any_block_goes_on_and_writes_the_same_bytes(name, jobs,
     [("many", False, 1), ("many", True, 1), ("separated", False, 5), ("one line trained", True, 9)],
 )
 def test_a_run_killed_at_any_write_goes_on_and_writes_the_same_bytes(name, overwrite, step, jobs, monkeypatch):
-    monkeypatch.setattr(pretokenize, "JOURNAL_SECONDS", 99)
+    monkeypatch.setattr(passes, "JOURNAL_SECONDS", 99)
     argv = (*jobs(name), "--num_workers", "1")
     run(*jobs(name), output_dir="whole")
     expected = written("whole")
@@ -1292,7 +1292,7 @@ def test_what_was_piped_is_not_kept(jobs, monkeypatch):
     "stage", ["measuring", "reading", "sampling", "training the tokenizer", "encoding", "writing to the disk"]
 )
 def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_workers, stage, jobs, monkeypatch, capsys):
-    inner, seen = pretokenize.Job.stage, []
+    inner, seen = passes.Job.stage, []
 
     def interrupted(job, stage_name):
         seen.append(stage_name)
@@ -1300,7 +1300,7 @@ def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_wor
             os.kill(os.getpid(), signal.SIGTERM)
         return inner(job, stage_name)
 
-    monkeypatch.setattr(pretokenize.Job, "stage", interrupted)
+    monkeypatch.setattr(passes.Job, "stage", interrupted)
     code = pretokenize.main([*jobs(name), "--num_workers", num_workers])
     if stage not in seen:
         assert code == 0
@@ -1312,7 +1312,7 @@ def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_wor
 
 
 def test_a_worker_that_dies_is_named_and_what_was_done_is_kept(jobs, monkeypatch):
-    inner, here = pretokenize.Reader.answer, os.getpid()
+    inner, here = passes.Reader.answer, os.getpid()
 
     def answer(reader, block):
         if os.getpid() != here and block.offset > 6000:
@@ -1321,7 +1321,7 @@ def test_a_worker_that_dies_is_named_and_what_was_done_is_kept(jobs, monkeypatch
 
     run(*jobs("many"), output_dir="whole")
     with monkeypatch.context() as patch:
-        patch.setattr(pretokenize.Reader, "answer", answer)
+        patch.setattr(passes.Reader, "answer", answer)
         refused(*jobs("many"), "--num_workers", "2", code=Exit.MACHINE, match=r"worker process died \(exit -9\)")
     mortal = Mortal(monkeypatch)
     assert mortal.run(*jobs("many"), after=-1)
