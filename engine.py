@@ -3,7 +3,7 @@
 gigatoken is some forty times faster. It differs from tokenizers in one thing that is known: characters that are newer
 than tokenizers' Unicode tables are letters to the one and symbols to the other. Text with one of them goes to
 tokenizers, and so does all text of a tokenizer that is not of the one kind which was compared throughout. What is not
-known would be found: by hard text at the start, and by a few kilobytes of every block, which both of them encode.
+known would be found: by hard text at the start, and by two kilobytes of every block, which both of them encode.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 has this byte
 LONGEST_RUN = 1000
 IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 ENCODED_AT_ONCE = 2**20  # an encoding takes some 100 bytes a token while it lives
-CHECKED_BYTES = 2**11  # of each block, twice
+CHECKED_BYTES = 2**10  # of each block, twice
 CACHE_BYTES = 2**27  # what gigatoken may remember of words before it is made anew
 SMALLEST_SAMPLE = 10_000_000  # below, gigatoken's trainer may be the slower one: it loses itself in ties
 

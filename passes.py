@@ -109,24 +109,24 @@ class Reader:
         """Reads a block and does with its documents what the task says."""
         setup, found = self.setup, Findings()
         answer = Answer(found)
-        texts = text.texts_in(block, text.content_of(block, setup.sources), setup.reading, found)
+        texts, contents = text.documents_in(block, text.content_of(block, setup.sources), setup.reading, found)
         is_whole = block.kind != "part" or (block.first and block.last)
         if not is_whole:
-            kept = texts
             answer.characters, answer.is_blank = len(texts[0]), not texts[0].strip() and not block.in_val
         elif block.in_val:  # the tail of a single document, which may be blank
-            kept = [t for t in texts if t]
+            contents = [content for content in contents if content]
         else:
-            kept = [t for t in texts if len(t) >= setup.reading.min_chars and t and not t.isspace()]
-            found.short_documents = len(texts) - len(kept)
-        contents = [t.encode(errors="replace") for t in kept]
-        documents = np.zeros(len(kept), DOCUMENT)
+            least = max(1, setup.reading.min_chars)
+            contents = [content for text, content in zip(texts, contents, strict=True)
+                        if len(text) >= least and not text.isspace()]
+            found.short_documents = len(texts) - len(contents)
+        documents = np.zeros(len(contents), DOCUMENT)
         documents["bytes"] = [len(content) for content in contents]
         if is_whole and block.in_val is None:
             documents["hash"] = [hash_of(content) for content in contents]
             in_val = documents["hash"] < np.uint64(setup.threshold)
         else:
-            in_val = np.full(len(kept), bool(block.in_val))
+            in_val = np.full(len(contents), bool(block.in_val))
         answer.documents = {"train": documents[~in_val], "val": documents[in_val]}
         if setup.task == "text":
             answer.sample = b"".join(contents)
@@ -138,10 +138,12 @@ class Reader:
             ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
             ids = ids.astype(formats.DTYPES[setup.dtype])
             if in_val.any() and not in_val.all():
-                lengths = np.diff(ends, prepend=0)
-                mine = np.repeat(in_val, lengths)
-                answer.ids = {"train": ids[~mine], "val": ids[mine]}
-                answer.ends = {"train": np.cumsum(lengths[~in_val]), "val": np.cumsum(lengths[in_val])}
+                lengths, starts = np.diff(ends, prepend=0), np.concatenate([[0], ends[:-1]])
+                for split, mine in (("train", ~in_val), ("val", in_val)):
+                    edges = np.flatnonzero(np.diff(np.concatenate([[False], mine, [False]])))  # of runs of documents
+                    runs = zip(starts[edges[::2]], ends[edges[1::2] - 1], strict=True)
+                    answer.ids[split] = np.concatenate([ids[start:end] for start, end in runs])
+                    answer.ends[split] = np.cumsum(lengths[mine])
             else:
                 split = SPLITS[int(in_val.any())]
                 answer.ids, answer.ends = {split: ids}, {split: ends}
@@ -276,7 +278,7 @@ class LongDocument:
         self.state["bytes"] += int(sum(documents["bytes"].sum() for documents in answer.documents.values()))
         if block.in_val is None:
             content = text.content_of(block, sources)
-            self.digest.update(text.texts_in(block, content, self.reading, Findings())[0].encode())
+            self.digest.update(text.documents_in(block, content, self.reading, Findings())[1][0])
 
     @property
     def stays(self) -> bool:
@@ -394,12 +396,9 @@ def encode(job: Job, vocabulary: Vocabulary, engine_name: str, dtype: str) -> Re
             else:
                 job.signals.look()
 
-    def save() -> None:
-        for writer in writers.values():
-            writer.sync()
+    def note() -> None:
         job.journal["encoded"] = {"blocks": done, "splits": {split: w.state for split, w in writers.items()},
                                   "document": document.state, "report": report.state()}
-        job.folder.write_journal(job.journal)
 
     try:
         with Workers(job.num_workers, Reader, setup, job.signals) as workers:
@@ -423,10 +422,13 @@ def encode(job: Job, vocabulary: Vocabulary, engine_name: str, dtype: str) -> Re
                 # The hash of a document that came in parts cannot be put down: it is begun anew.
                 may_pause = not is_part(block) or block.last or block.in_val is not None
                 if may_pause and time.monotonic() - saved > JOURNAL_SECONDS:
-                    save()
+                    for writer in writers.values():
+                        writer.sync()
+                    note()
+                    job.folder.write_journal(job.journal)
                     saved = time.monotonic()
         report.end_source()
-        save()
+        note()  # on the disk with the commit
     finally:
         for writer in writers.values():
             writer.close()

@@ -739,12 +739,17 @@ def content_of(block: Block, sources: Sequence[Source]) -> Any:
     return content
 
 
-def texts_in(block: Block, content: Any, reading: Reading, found: Findings) -> list[str]:
-    """The documents of a block; or the text of a part, alone."""
-    if block.kind == "rows":
-        return list(row_texts(content, reading, found))
+def documents_in(block: Block, content: Any, reading: Reading, found: Findings) -> tuple[list[str], list[bytes]]:
+    """The documents of a block, or the text of a part, alone: as text, and as UTF-8."""
     if block.kind == "lines":
-        return list(line_texts(block, content, reading, found))
+        return line_documents(block, content, reading, found)
+    texts = list(row_texts(content, reading, found)) if block.kind == "rows" else (
+        texts_in(block, content, reading, found))
+    return texts, [text.encode(errors="replace") for text in texts]
+
+
+def texts_in(block: Block, content: bytes, reading: Reading, found: Findings) -> list[str]:
+    """The documents of a text file's block; or the text of a part, alone."""
     found.newlines = int(block.last) if block.of_line else content.count(b"\n")
     separator = (reading.separator or "").encode()
     if block.kind == "part" and block.last and not block.of_line and separator and content.endswith(separator):
@@ -762,22 +767,26 @@ def texts_in(block: Block, content: Any, reading: Reading, found: Findings) -> l
     return texts if texts[-1] else texts[:-1]
 
 
-def line_texts(block: Block, content: bytes, reading: Reading, found: Findings) -> Iterator[str]:
-    """The documents of lines of JSON; a line without one is counted."""
+def line_documents(block: Block, content: bytes, reading: Reading, found: Findings) -> tuple[list[str], list[bytes]]:
+    """The documents of lines of JSON, as text and as UTF-8; a line without one is counted."""
+    texts: list[str] = []
+    contents: list[bytes] = []
     if not block.first:  # a long line that holds none
         found.newlines = 1
         found.bad_line(0, "is not JSON" if block.last else f"holds no text as {reading.text_field!r}")
-        return
-    decoder, field_name, at = json.JSONDecoder(), reading.text_field, block.offset
+        return texts, contents
+    decoder, name = json.JSONDecoder(), reading.text_field
     scan: Any = decoder.scan_once  # type: ignore[attr-defined]
-    lines = content.split(b"\n")
-    found.newlines = len(lines) - 1
-    for number, raw in enumerate(lines):
+    found.newlines = content.count(b"\n")
+    start = number = 0
+    while start < len(content):
+        end = content.find(b"\n", start)
+        end = len(content) if end < 0 else end
         try:
-            line = raw.decode()
+            line = content[start:end].decode()
         except UnicodeDecodeError as error:
-            line = found.replace(raw, error, at, number)
-        at += len(raw) + 1
+            line = found.replace(content[start:end], error, block.offset + start, number)
+        at, start, number = start, end + 1, number + 1
         if not line or line.isspace():
             continue
         try:
@@ -785,19 +794,23 @@ def line_texts(block: Block, content: bytes, reading: Reading, found: Findings) 
             if end != len(line):  # blanks before or after, or what is no object
                 fields = decoder.decode(line)
         except (StopIteration, ValueError, RecursionError):
-            found.bad_line(number, "is not JSON")
+            found.bad_line(number - 1, "is not JSON")
             continue
-        text = fields.get(field_name) if isinstance(fields, dict) else None
-        if isinstance(text, str):
-            if "\\u" in line and not text.isascii():  # JSON can spell what UTF-8 cannot
-                text, lone = re.subn("[\ud800-\udfff]", "\ufffd", text)
-                found.replaced += lone
-                if lone and found.first_replaced is None:
-                    found.first_replaced = at - len(raw) - 1, number, "a lone surrogate"
-            yield text
-        else:
+        text = fields.get(name) if isinstance(fields, dict) else None
+        if not isinstance(text, str):
             has = f"has {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "is no object"
-            found.bad_line(number, printable(f"holds no text as {field_name!r}: it {has}")[:200])
+            found.bad_line(number - 1, printable(f"holds no text as {name!r}: it {has}")[:200])
+            continue
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:  # JSON can spell what UTF-8 cannot
+            text, lone = re.subn("[\ud800-\udfff]", "\ufffd", text)
+            encoded = text.encode()
+            found.replaced += lone
+            found.first_replaced = found.first_replaced or (block.offset + at, number - 1, "a lone surrogate")
+        texts.append(text)
+        contents.append(encoded)
+    return texts, contents
 
 
 def row_texts(rows: list[Any], reading: Reading, found: Findings) -> Iterator[str]:

@@ -79,7 +79,8 @@ def read(
         for span in text.spans_of(sources, reading, shard, shards):
             for block in text.blocks(span.source, sources[span.source], reading, span.start, span.stop):
                 found = Findings()
-                texts = text.texts_in(block, text.content_of(block, sources), reading, found)
+                texts, contents = text.documents_in(block, text.content_of(block, sources), reading, found)
+                assert [content.decode() for content in contents] == texts
                 report.add(block, found)
                 if block.kind != "part":
                     assert not parts
