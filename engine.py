@@ -171,6 +171,11 @@ def choose(wish: str, vocabulary: Vocabulary, say: Callable[[str], None]) -> str
     return "tokenizers"
 
 
+def could_be_faster(wish: str, vocabulary: Vocabulary) -> bool:
+    """True if gigatoken is not installed, and would be taken if it were."""
+    return wish == "auto" and vocabulary.is_known_kind and importlib.util.find_spec("gigatoken") is None
+
+
 @functools.lru_cache(1)
 def fence_ranges(say: Callable[[str], None]) -> tuple[tuple[int, int], ...]:
     """What to route to tokenizers: known for the versions that were compared, else found out now."""

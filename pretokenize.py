@@ -149,6 +149,8 @@ def impossible_together(args: Namespace) -> list[str]:
         problems.append("--shard: --format, --shard_tokens and --dedup belong to --finalize")
     if args.shard is not None and "-" in args.files:
         problems.append("--shard: impossible with stdin, which cannot be shared")
+    if args.format == "megatron" and args.shard_tokens:
+        problems.append("--shard_tokens: impossible with --format megatron, whose index describes one file")
     if args.tokenizer_only and args.shard_tokens:
         problems.append("--shard_tokens: impossible with --tokenizer_only, which writes no tokens")
     return problems
@@ -192,6 +194,7 @@ from workers import Workers, in_child, in_thread
 
 PROGRAM_VERSION = 2  # of the bytes that are written: a run begun by another one is not gone on with
 MAX_SOURCES_LISTED = 1000
+LARGE_BYTES = 50_000_000
 LLMC_SHARD_TOKENS = 10**8
 
 # ---------------------------------------------------------------- putting the outcome together
@@ -376,7 +379,7 @@ def check_ends(name: str, ends: np.ndarray, documents: int, stream: formats.Toke
             low = int(np.searchsorted(ends, done + first, "right"))
             high = int(np.searchsorted(ends, done + first + len(block), "right"))
             mine = ends[low:high].astype(np.int64) - done - first - 1
-            if not np.array_equal(np.flatnonzero(block == end_id), mine):
+            if not (block[mine] == end_id).all():
                 raise UserError(Exit.DATA, f"{name}.idx: documents {low:,} to {high:,} do not end where the "
                                            f"end-of-text id {end_id} stands. Run pretokenize.py again.")
         done += part.length
@@ -539,7 +542,8 @@ def shard_of(args: Namespace, progress: cli.Progress) -> tuple[int, int] | None:
     first = os.environ.get("SLURM_ARRAY_TASK_MIN", "0")
     shard = int(task) - int(first if first.isdecimal() else 0), int(count)
     progress.say(f"this is task {task} of a Slurm array of {count}: --shard {shard[0]}/{shard[1]}")
-    if args.tokenizer_file is None or not 0 <= shard[0] < shard[1] or args.dedup or args.format != "native":
+    if args.tokenizer_file is None or not 0 <= shard[0] < shard[1] or args.dedup or args.format != "native" or (
+            args.shard_tokens is not None):
         raise UserError(Exit.FLAGS, "in a Slurm array a share of the work is done, as with --shard: give the "
                                     "--tokenizer_file of all shares; --dedup, --format and --shard_tokens go with "
                                     "--finalize.")
@@ -560,7 +564,7 @@ def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, 
             in_thread(lambda: spool_stdin(piped), signals)
     sources = text.demo_sources() if args.demo else text.find_sources(args.files, progress.say, piped)
     reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
-                      vocabulary is not None and not vocabulary.splits_as_gpt2)
+                      vocabulary is not None and not vocabulary.splits_as_gpt2, folder.work)
     fingerprint = fingerprint_of(args, sources, vocabulary)
     journal = folder.read_journal(hashlib.sha256(
         f"{fingerprint} {shard} {args.engine} {[source.modified_ns for source in sources]}".encode()).hexdigest())
@@ -610,7 +614,7 @@ def pretokenize(args: Namespace, folder: Folder, shard: tuple[int, int] | None, 
         encoded(job, vocabulary, dtype)
     with folder.writing(), job.stage("writing to the disk"):
         place, totals = put_together(job, [folder.work], dtype)
-        if sum(total["bytes"] for total in totals.values()) < 2:
+        if not totals["train"]["documents"] or sum(total["bytes"] for total in totals.values()) < 2:
             raise nothing_there(report)
         report_findings(report, reading, progress)
         metadata = commit(job, place, totals, dtype, vocabulary, trained_here)
@@ -648,6 +652,8 @@ def encoded(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
     """The ids of all the text in the work folder, by the fastest engine that proves right."""
     chosen = engine.choose(job.args.engine, vocabulary, job.progress.say)
     job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
+    if chosen == "tokenizers" and engine.could_be_faster(job.args.engine, vocabulary) and job.file_bytes > LARGE_BYTES:
+        job.progress.say("python -m pip install gigatoken would make this some twenty times faster")
     with job.folder.writing(), job.stage("encoding"):
         try:
             return encode(job, vocabulary, chosen, dtype)

@@ -365,6 +365,7 @@ class Reading:
     strict: bool = False
     min_chars: int = 0
     any_tokenizer: bool = False  # one that may split text in other places than GPT-2's
+    scratch: Path | None = None  # a folder for what is too long to hold; None: the system's
 
     @property
     def places(self) -> re.Pattern[str]:
@@ -541,6 +542,7 @@ JSON_SPACE = re.compile(rb"[ \t\r\n]*")
 JSON_BRACKET = re.compile(rb'["{}\[\]]')
 JSON_LITERAL = re.compile(rb"[^\s,\]}]{1,5000}")
 JSON_UNITS = re.compile(rb"(?:[^\\]+|\\u[0-9a-fA-F]{4}|\\[^u])*")
+RELEASED_BYTES = 2**25
 JSON_CHECKED = 2**24  # a longer list or object that is skipped may be broken inside
 HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -552,7 +554,7 @@ def long_line(index: int, feed: Feed, reading: Reading, start: int) -> Iterator[
     """One line of JSON as the parts of its document; returns where the next line begins. One that is none is a block
     of one line, which the reader of the block will count."""
     end = start
-    with tempfile.TemporaryFile() as file:  # a packed line cannot be read twice
+    with tempfile.TemporaryFile(dir=reading.scratch) as file:  # a packed line cannot be read twice
         while True:
             window = feed.window(end, WINDOW_BYTES * 16)
             line = window[:window.find(b"\n") + 1] or window
@@ -583,15 +585,28 @@ def long_line(index: int, feed: Feed, reading: Reading, start: int) -> Iterator[
     return end
 
 
+def release(line: mmap.mmap, before: int) -> None:
+    """Lets go of the memory that holds the pages before this place; they can be read again."""
+    if hasattr(line, "madvise"):
+        line.madvise(mmap.MADV_DONTNEED, 0, min(before, len(line)) // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
 def string_end(line: mmap.mmap, start: int) -> int:
     """The place after the quote that ends the string whose first character is at start; -1 if none does."""
-    at = start
-    while (at := line.find(b'"', at)) >= 0:
-        back = at
+    at = released = start
+    while at < len(line):
+        if at - released > RELEASED_BYTES:
+            release(line, at)
+            released = at
+        found = line.find(b'"', at, at + RELEASED_BYTES)
+        if found < 0:
+            at += RELEASED_BYTES
+            continue
+        back = found
         while back > start and line[back - 1] == 0x5C:
             back -= 1
-        at += 1
-        if (at - 1 - back) % 2 == 0:
+        at = found + 1
+        if (found - back) % 2 == 0:
             return at
     return -1
 
@@ -674,6 +689,7 @@ def decoded(line: mmap.mmap, start: int, end: int) -> Iterator[bytes | None]:
     replaces and counts them.
     """
     while start < end:
+        release(line, start)
         window = line[start:min(start + PART_BYTES, end)]
         found = JSON_UNITS.match(window)
         whole = window[:found.end()] if found else b""
