@@ -532,8 +532,8 @@ def row_blocks(index: int, source: Source, reading: Reading) -> Iterator[Block]:
                     held, held_bytes = [], 0
         yield block()
     except (OSError, ValueError) as error:  # pyarrow's own errors are both
-        raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(str(error))[:120]}. Give a whole copy."
-                        ) from error
+        why = printable(str(error))[:120].rstrip(".")
+        raise UserError(Exit.DATA, f"{source.shown} is damaged: {why}. Give a whole copy.") from error
 
 
 # ---------------------------------------------------------------- a line of JSON too long to hold
