@@ -209,7 +209,7 @@ class Encoder:
         import gigatoken
 
         fields = json.loads(self.vocabulary.content)
-        self.end, self.joint = b"\0<end of document>\0", b"\0<joint>\0"
+        self.end, self.joint = b"\0<end of document>", b"\0<joint>"  # neither begins as it ends: text before adds none
         self.joint_id = self.vocabulary.size
         vocab = fields["model"]["vocab"]
         vocab.pop(self.vocabulary.end, None)
