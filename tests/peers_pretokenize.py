@@ -5,6 +5,7 @@ once), build-nanogpt's fineweb.py (tiktoken, half of the cores as it is written,
 tokenizers with its ids extracted, and ours with both engines. Needs tiktoken and gigatoken; figures are in LOG.md.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -22,8 +23,7 @@ encoding = None
 
 def tiktoken_encoding(path: str):
     """The same vocabulary for tiktoken: a rank for each token's bytes."""
-    import tiktoken
-
+    tiktoken = importlib.import_module("tiktoken")
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     byte_of = {chr(b) if b in set(plain) else chr(next(others)): b for b in range(256)}

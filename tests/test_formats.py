@@ -104,9 +104,7 @@ def test_a_megatron_index_as_its_layout_is_described_is_read(tmp_path):
 
 
 def test_what_datatrove_itself_writes_is_read(tmp_path):
-    pytest.importorskip("datatrove")
-    from datatrove.pipeline.tokens.tokenizer import TokenizedFile
-
+    TokenizedFile = pytest.importorskip("datatrove.pipeline.tokens.tokenizer").TokenizedFile
     documents = [[5, 50_000, 7], [1], [65_535, 2, 3, 4]]
     for size, name in ((2, "narrow.ds"), (4, "wide.ds")):
         file = TokenizedFile(str(tmp_path), name, save_final_metadata=True, tokenizer_name_or_path="x|y",
@@ -120,10 +118,8 @@ def test_what_datatrove_itself_writes_is_read(tmp_path):
 
 
 def test_what_datatroves_whole_pipeline_writes_is_read(tmp_path, tokenizer_file, tokenizer):
-    pytest.importorskip("datatrove")
-    from datatrove.data import Document
-    from datatrove.pipeline.tokens import DocumentTokenizer
-
+    Document = pytest.importorskip("datatrove.data").Document
+    DocumentTokenizer = pytest.importorskip("datatrove.pipeline.tokens").DocumentTokenizer
     texts = ["the cat sat", "on the mat and the dog ran", "to the sea"]
     step = DocumentTokenizer(str(tmp_path / "out"), str(tokenizer_file), local_working_dir=str(tmp_path / "work"),
                              eos_token="<|endoftext|>", shuffle_documents=False)
