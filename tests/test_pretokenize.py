@@ -4,12 +4,15 @@ import bz2
 import contextlib
 import gzip
 import hashlib
+import importlib.util
 import itertools
 import json
 import lzma
 import multiprocessing
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import struct
@@ -1374,3 +1377,173 @@ def test_help_wrong_flags_and_bugs_answer_without_the_slow_imports():
     done = command("--vocab_size", "1")
     assert done.returncode == Exit.FLAGS
     assert done.stderr.decode().startswith("error: --vocab_size '1': must be auto or a whole number of at least 257")
+
+
+# ---------------------------------------------------------------- killed in earnest
+
+KILLED = """
+import sys
+sys.path.insert(0, {root!r})
+import cli, engine, passes, pretokenize, text
+passes.JOURNAL_SECONDS, engine.SMALLEST_SAMPLE, text.BLOCK_BYTES, text.SPAN_BYTES = 0.05, 0, 2**19, 2**19
+cli.guard(pretokenize.main)
+"""
+
+
+def start(*argv: str) -> subprocess.Popen:
+    """The command in a session of its own; it notes what it has done all the time."""
+    line = [sys.executable, "-c", KILLED.format(root=str(ROOT)), *argv]
+    with open("shown", "ab") as shown:
+        return subprocess.Popen(line, stdout=shown, stderr=shown, start_new_session=True)
+
+
+def living(group: int) -> list[str]:
+    """The processes of a group that still do something."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = place.read_text(errors="replace").rpartition(")")
+            state, _, its_group, *_ = rest.split()
+            found += [name] if int(its_group) == group and state not in "ZX" else []
+    return found
+
+
+def hashes(folder: str) -> dict[str, str]:
+    """The sha256 of each file of a finished folder."""
+    return {name: hashlib.sha256(content).hexdigest() for name, content in written(folder).items()}
+
+
+def is_whole(folder: str, expected: dict[str, str]) -> bool:
+    """False if a reader refuses the folder; what it accepts must be the whole set."""
+    path = Path(folder)
+    try:
+        data.open_corpus(path, None, path / "metadata.json", path / "tokenizer.json")
+    except UserError:
+        return False
+    assert hashes(folder) == expected
+    return True
+
+
+def killed_after(seconds: float, takes_all: bool, *argv: str) -> bool:
+    """Runs the command for so long; True if it was killed, with its workers or before them."""
+    process = start(*argv)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        assert process.returncode == 0, Path("shown").read_text()
+        return False
+    (os.killpg if takes_all else os.kill)(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 5
+    while living(process.pid):
+        assert time.monotonic() < deadline, living(process.pid)
+        time.sleep(0.01)
+    return True
+
+
+def large_corpus() -> None:
+    """Some 10 MB: lines, packed lines, a packed text, small texts; and a single text."""
+    texts = [words(500 + 97 * (number % 90), number) + STRINGS[number % len(STRINGS)] for number in range(900)]
+    write("mixed/a.jsonl", lines(texts * 2))
+    write("mixed/b.jsonl.gz", gzip.compress(lines([words(3000, number) for number in range(900, 1200)]).encode(), 1))
+    write("mixed/c.txt.gz", gzip.compress((words(1_500_000, 1200) + "\u00e9\0\n").encode(), 1))
+    for number in range(20):
+        write(f"mixed/d{number}.txt", words(9000, 1300 + number) + "\U0001f600")
+    write("one.txt", "".join(texts) + words(2_000_000, 1400))
+
+
+ENGINES = ["tokenizers"] + ["gigatoken"] * (importlib.util.find_spec("gigatoken") is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("engine_name", ENGINES)
+@pytest.mark.parametrize("what", ["mixed", "mixed trained", "one.txt", "one.txt trained"])
+def test_a_command_killed_at_any_instant_goes_on_and_writes_the_same_bytes(what, engine_name, tokenizer_file):
+    large_corpus()
+    how = ("--vocab_size", "1500") if "trained" in what else ("--tokenizer_file", str(tokenizer_file))
+    argv = (what.split()[0], *how, "--val_fraction", "0.1", "--num_workers", "2", "--engine", engine_name)
+    began = time.monotonic()
+    assert start(*argv, "--output_dir", "whole").wait() == 0, Path("shown").read_text()
+    seconds, expected = time.monotonic() - began, hashes("whole")
+    assert sum(path.stat().st_size for path in Path("whole").glob("train.bin")) > 10**6
+    rng, kills, rounds, gone_on = random.Random(f"{what} {engine_name}"), 0, 0, 0
+    while kills < 7:
+        Path("shown").unlink()
+        rounds += 1
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            if not killed_after(rng.uniform(0, seconds), kills % 2 == 0, *argv):
+                break
+            kills += 1
+            if is_whole("data", expected):
+                break
+        if not Path("data/metadata.json").exists() or Path("data/.pretokenize/journal.json").exists():
+            assert start(*argv).wait() == 0, Path("shown").read_text()
+        assert is_whole("data", expected)
+        assert start(*argv).wait() == Exit.DATA  # it is there already
+        assert [entry for entry in os.listdir("data") if entry.startswith(".")] == []
+        gone_on += "an earlier run" in Path("shown").read_text()
+        shutil.rmtree("data")
+    print(f"{kills} kills, {gone_on} of {rounds} rounds went on, {seconds:.1f} s undisturbed")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("engine_name", ENGINES)
+def test_shards_killed_at_any_instant_give_the_same_set(engine_name, tokenizer_file):
+    large_corpus()
+    argv = ("mixed", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0.1", "--engine", engine_name)
+    assert start(*argv, "--output_dir", "whole").wait() == 0, Path("shown").read_text()
+    expected, rng, kills = hashes("whole"), random.Random(engine_name), 0
+    for shard in range(3):
+        share = (*argv, "--shard", f"{shard}/3", "--num_workers", "2")
+        began = time.monotonic()
+        assert start(*share, "--output_dir", "timed").wait() == 0, Path("shown").read_text()
+        seconds = time.monotonic() - began
+        for number in range(3):
+            kills += killed_after(rng.uniform(0, seconds), number % 2 == 0, *share, "--overwrite")
+            assert not is_whole("data", expected)
+        assert start(*share, "--overwrite").wait() == 0, Path("shown").read_text()
+    finalize = ("--finalize", "--output_dir", "data")
+    for number in range(3):
+        kills += killed_after(rng.uniform(0, 1), number % 2 == 0, *finalize, "--overwrite")
+        is_whole("data", expected)
+    assert start(*finalize, "--overwrite").wait() == 0, Path("shown").read_text()
+    assert is_whole("data", expected)
+    print(f"{kills} kills")
+    assert kills >= 5
+
+
+# ---------------------------------------------------------------- others' tokens
+
+
+@pytest.mark.slow
+def test_what_datatrove_writes_by_the_readmes_recipe_is_what_train_reads(tokenizer_file):
+    pytest.importorskip("datatrove")
+    readme = (ROOT / "README.md").read_text()
+    recipe = re.search(r"```python\n(from datatrove.*?)```.*?\n    python (train\.py .*?)\n", readme, re.DOTALL)
+    assert recipe is not None
+    texts = [words(300 + number, number) + STRINGS[number % 11] for number in range(90)]
+    for number in range(9):  # at least one for each task
+        write(f"corpus/{number}.jsonl", lines(texts[10 * number : 10 * number + 10]))
+    write("tokenizer/tokenizer.json", tokenizer_file.read_bytes())
+    write("recipe.py", recipe[1])
+    done = subprocess.run([sys.executable, "recipe.py"], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    parts = sorted(Path("tokens").glob("*.ds"))
+    ids = np.concatenate([np.fromfile(part, "<u2") for part in parts]).tolist()
+    tokenizer = data.load_tokenizer(tokenizer_file)
+    end = tokenizer.token_to_id("<|endoftext|>")
+    order = [number for task in range(8) for number in range(90) if number // 10 % 8 == task]
+    texts = [texts[number] for number in order]  # a task reads every eighth file
+    assert ids == [i for content in texts for i in [*tokenizer.encode(content).ids, end]]
+    decoded = tokenizer.decode(ids, skip_special_tokens=False)
+    assert decoded == "".join(content + "<|endoftext|>" for content in texts)
+    argv = [sys.executable, str(ROOT / "train.py"), *shlex.split(recipe[2])[1:], "--no-use_gpu", "--max_steps", "3"]
+    tiny = "--n_layer 1 --n_head 2 --n_embd 16 --seq_length 16 --batch_size 2 --sample_interval 0"
+    done = subprocess.run([*argv, *tiny.split()], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    corpus = data.open_corpus(Path("tokens"), None, None, Path("tokenizer/tokenizer.json"))
+    assert corpus.val is not None
+    assert corpus.train.length + corpus.val.length == len(ids)
+    numbers = cli.count(corpus.train.length), cli.count(corpus.val.length)
+    assert "tokens      {} for training, {} for validation".format(*numbers) in done.stdout.decode()
