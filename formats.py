@@ -142,6 +142,7 @@ def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
         found = next(iter(sets.values()))
     elif not place.exists() and glob.has_magic(str(place)):
         found = [Path(name) for name in glob.glob(str(place)) if name.endswith((".bin", ".npy", ".ds"))]
+        found = [path for path in found if not _is_idle(path)]
         if not found:
             raise UserError(Exit.DATA, f"{shown} matches 0 files that end in .bin, .npy or .ds. Check the pattern.")
     else:
@@ -164,7 +165,7 @@ def _sets_in(folder: Path) -> dict[str, list[Path]]:
                 validation.setdefault((head, suffix), []).append(path)
             else:
                 sets.setdefault(f"{head}train{tail}.{suffix}", []).append(path)
-        elif path.suffix == ".ds":
+        elif path.suffix == ".ds" and not _is_idle(path):
             sets.setdefault("*.ds", []).append(path)
         elif path.suffix == ".bin" and _starts_with(path.with_suffix(".idx"), _MEGATRON_MAGIC):
             sets.setdefault("*.bin with .idx", []).append(path)
@@ -172,6 +173,12 @@ def _sets_in(folder: Path) -> dict[str, list[Path]]:
         own = [name for name in sets if name in (f"{head}train.{suffix}", f"{head}train_*.{suffix}")]
         sets.setdefault(own[0] if own else f"{head}val.{suffix}", []).extend(paths)
     return {printable(name): paths for name, paths in sets.items()}
+
+
+def _is_idle(path: Path) -> bool:
+    """True for the empty .ds of a datatrove task that had no file to read."""
+    beside = (path.with_name(path.name + ending) for ending in (".metadata", ".index"))
+    return path.suffix == ".ds" and path.stat().st_size == 0 and any(file.exists() for file in beside)
 
 
 def _is_for_validation(path: Path) -> bool:

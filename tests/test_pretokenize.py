@@ -1523,7 +1523,7 @@ def test_what_datatrove_writes_by_the_readmes_recipe_is_what_train_reads(tokeniz
     recipe = re.search(r"```python\n(from datatrove.*?)```.*?\n    python (train\.py .*?)\n", readme, re.DOTALL)
     assert recipe is not None
     texts = [words(300 + number, number) + STRINGS[number % 11] for number in range(90)]
-    for number in range(9):  # at least one for each task
+    for number in range(3):  # fewer than tasks: the others write empty files
         write(f"corpus/{number}.jsonl", lines(texts[10 * number : 10 * number + 10]))
     write("tokenizer/tokenizer.json", tokenizer_file.read_bytes())
     write("recipe.py", recipe[1])
