@@ -91,9 +91,9 @@ class Answer:
     is_blank: bool = True
 
 
-def hash_of(content: bytes) -> int:
-    """A document's hash: the first 8 bytes of its sha256, big-endian."""
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+def hash_of(digest: Any) -> int:
+    """A document's hash, from its sha256 object: the first 8 bytes, big-endian."""
+    return int.from_bytes(digest.digest()[:8], "big")
 
 
 class Reader:
@@ -123,7 +123,7 @@ class Reader:
         documents = np.zeros(len(contents), DOCUMENT)
         documents["bytes"] = [len(content) for content in contents]
         if is_whole and block.in_val is None:
-            documents["hash"] = [hash_of(content) for content in contents]
+            documents["hash"] = [hash_of(hashlib.sha256(content)) for content in contents]
             in_val = documents["hash"] < np.uint64(setup.threshold)
         else:
             in_val = np.full(len(contents), bool(block.in_val))
@@ -287,7 +287,7 @@ class LongDocument:
     @property
     def record(self) -> np.ndarray:
         """Its DOCUMENT record, in an array of one."""
-        return np.array([(int.from_bytes(self.digest.digest()[:8], "big"), self.state["bytes"])], DOCUMENT)
+        return np.array([(hash_of(self.digest), self.state["bytes"])], DOCUMENT)
 
 
 def is_heavy(block: Block) -> bool:

@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 try:
-    import fcntl
     import resource
-except ImportError:  # Windows, where two runs into one folder are not told apart
-    fcntl = resource = None
+except ImportError:  # Windows, where the peak of memory is not told
+    resource = None
 
 SAMPLE_BYTES = 200_000_000
 
