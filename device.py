@@ -169,8 +169,8 @@ def _keep_freed_memory() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(-1, 2**29)  # M_TRIM_THRESHOLD: bytes free at the top before any go back
-            mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: blocks beyond get pages of their own; the most that glibc takes
+            mallopt(-4, 0)  # M_MMAP_MAX: no block, however large, gets pages of its own
+            mallopt(-1, -1)  # M_TRIM_THRESHOLD: free bytes at the top never go back
 
 
 def attention_backend(machine: Machine, batch_size: int, n_head: int, seq_length: int, head_size: int) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the head's width is a multiple of this
 BLOCK_ROWS = 128  # of queries, where attention is computed in blocks
@@ -109,6 +111,45 @@ def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.T
     return torch.cat(rows, 1).view(B, H, T, K)
 
 
+class LinearCrossEntropy(torch.autograd.Function):
+    """Mean loss over targets of the logits x weight', of which chunk rows exist at once; its arguments are forward's.
+
+    The gradients are computed beside the loss (Hsu et al. 2024, Liger Kernel, section 3.2), so nothing of size [N, P]
+    is kept, and nothing is computed twice. dtype is that of the matrix products; sums over chunks are in fp32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
+                label_smoothing: float, chunk: int, dtype: torch.dtype, wants_grad: bool) -> torch.Tensor:
+        weight = weight_PC.to(dtype)
+        column_P = torch.arange(len(weight), device=weight.device)
+        is_id_P, off = column_P < vocab_size, label_smoothing / vocab_size
+        num_targets, loss = (targets_N != IGNORED).sum(), torch.zeros((), device=weight.device)
+        dx_parts, dw_PC = [], torch.zeros_like(weight_PC, dtype=torch.float32) if wants_grad else None
+        for x, targets in zip(x_NC.to(dtype).split(chunk), targets_N.split(chunk), strict=True):
+            kept = (targets != IGNORED)[:, None]
+            z = torch.where(is_id_P, F.linear(x, weight).float(), -torch.inf)
+            lse = z.logsumexp(-1, keepdim=True)
+            of_target = z.gather(1, targets.clamp(min=0)[:, None])
+            loss_N1 = lse - (1 - label_smoothing) * of_target
+            if label_smoothing:
+                loss_N1 = loss_N1 - off * torch.where(is_id_P, z, 0.0).sum(-1, keepdim=True)
+            loss = loss + torch.where(kept, loss_N1, 0.0).sum()
+            if dw_PC is not None:
+                dz = (z - lse).exp() - torch.where(column_P == targets[:, None], 1 - label_smoothing + off, off)
+                dz = torch.where(kept & is_id_P, dz, 0.0).to(dtype)
+                dx_parts.append(dz @ weight)
+                dw_PC = dw_PC + (dz.t() @ x)
+        ctx.save_for_backward(*([torch.cat(dx_parts), dw_PC, num_targets] if wants_grad else []))
+        return loss / num_targets
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        dx_NC, dw_PC, num_targets = ctx.saved_tensors
+        scale = grad / num_targets
+        return dx_NC * scale, dw_PC * scale, None, None, None, None, None, None
+
+
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -158,7 +199,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The language model. Rows of wte and lm_head beyond the vocabulary are zero and stay zero."""
+    """The language model. Rows of wte and lm_head beyond the vocabulary are zero and stay zero.
+
+    How training spends memory is set from outside: the residual stream's dtype (None: as autocast makes it, fp32),
+    whether blocks are recomputed in backward (Chen et al. 2016), for how many tokens logits exist at once (0: all).
+    """
+
+    residual_dtype: torch.dtype | None = None
+    recompute = False
+    loss_chunk = 0
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -210,9 +259,12 @@ class GPT(nn.Module):
         assert start + idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
         position_T = torch.arange(start, start + idx_BT.size(1), device=idx_BT.device)
         x = self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T)
-        x = F.dropout(x, self.config.dropout, self.training)
+        x = F.dropout(x.to(self.residual_dtype or x.dtype), self.config.dropout, self.training)
         for layer, block in enumerate(self.transformer["h"]):  # type: ignore[arg-type]
-            x = block(x, layer, cache)
+            if self.recompute and self.training:
+                x = checkpoint(block, x, layer, None, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)
+            else:
+                x = block(x, layer, cache)
         if cache is not None:
             cache.length += idx_BT.size(1)
         return self.transformer["ln_f"](x)
@@ -220,7 +272,14 @@ class GPT(nn.Module):
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
                 ) -> torch.Tensor:
         """The mean loss in nats over targets that are not IGNORED, in fp32; without targets the logits [B, T, V]."""
-        logits_BTP = F.linear(self.trunk(idx_BT), self.head_weight)
+        x = self.trunk(idx_BT)
+        if targets_BT is not None and 0 < self.loss_chunk < targets_BT.numel():
+            half = torch.is_autocast_enabled(x.device.type)
+            dtype = torch.get_autocast_dtype(x.device.type) if half else torch.float32
+            return LinearCrossEntropy.apply(  # type: ignore[return-value]
+                x.flatten(0, 1), self.head_weight, targets_BT.flatten(), self.config.vocab_size, label_smoothing,
+                self.loss_chunk, dtype, torch.is_grad_enabled())
+        logits_BTP = F.linear(x, self.head_weight)
         logits_BTV = logits_BTP[..., :self.config.vocab_size]  # padding is no choice, in the loss or anywhere
         if targets_BT is None:
             return logits_BTV

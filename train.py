@@ -68,6 +68,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     modes = one_of("default", "max-autotune-no-cudagraphs")
     g.flag("--compile_mode", modes, "default", "torch.compile's mode; autotuning compiles longer and may run faster")
     g.switch("--tf32", True, "TF32 on a GPU for what stays fp32")
+    g.flag("--residual_dtype", one_of("auto", "fp32", "bf16"), "auto", "of the sum that blocks add to; auto: bf16 "
+           "where mixed precision is")
+    g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at once; 0: all",
+           "8192 on a GPU, 2048 on a CPU; all in fp16")
+    g.switch("--activation_checkpointing", False, "recompute blocks in backward: a third of the memory, 1.3x the time")
     g = parser.group("output")
     g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
     g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay")
@@ -103,6 +108,9 @@ def check(args: argparse.Namespace) -> list[str]:
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
+        "--residual_dtype bf16: needs mixed precision in bf16": args.residual_dtype == "bf16" and (
+            args.use_amp is False or args.amp_dtype == "fp16"),
+        "--loss_chunk_tokens: not with --amp_dtype fp16": args.loss_chunk_tokens and args.amp_dtype == "fp16",
     }
     return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
@@ -272,7 +280,8 @@ def train_step(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.G
     """One optimizer step over its micro-batches: mean loss and gradient norm, on the device, nothing waited for.
 
     A norm that is not finite leaves weights and optimizer state as they are; the fused optimizer decides that on the
-    device, by found_inf. All micro-batches have the same number of targets, so their mean is the step's mean.
+    device, by found_inf, and clips on the way, by grad_scale. All micro-batches have the same number of targets, so
+    their mean is the step's mean.
     """
     mean_loss = torch.zeros((), device=next(model.parameters()).device)
     for inputs_BT, targets_BT in batches:
@@ -281,8 +290,11 @@ def train_step(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.G
         scaler.scale(loss).backward()
         mean_loss += loss.detach()
     scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf, foreach=True)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
     optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+    if grad_clip:
+        optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
     optimizer.step()
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -348,6 +360,7 @@ class Run:
     state: State
     clock: device.Clock
     last_save: dict[str, float] = field(default_factory=dict)  # its step, when it ended
+    start_up: dict[str, float] = field(default_factory=dict)  # seconds
 
     @property
     def output_dir(self) -> Path:
@@ -362,7 +375,9 @@ def settings(args: argparse.Namespace, recipe: Recipe, machine: device.Machine) 
              "label_smoothing": args.label_smoothing, "dropout": args.dropout, "seed": args.seed}
     return {"settings": {**numbers, **flags},
             "environment": {"torch": torch.__version__, "device": machine.name, "threads": torch.get_num_threads(),
-                            "precision": machine.precision, "compile": machine.compile}}
+                            "precision": machine.precision, "compile": machine.compile,
+                            "residual": "bf16" if residual_dtype(args, machine) else "fp32",
+                            "loss_chunk": loss_chunk(args, machine)}}
 
 
 # ---------------------------------------------------------------- saving, validating, sampling
@@ -559,6 +574,8 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
     with out.phase("building the model"):
         torch.manual_seed(args.seed)
         model = GPT.create(config, machine.device).train()
+        model.residual_dtype, model.loss_chunk = residual_dtype(args, machine), loss_chunk(args, machine)
+        model.recompute = args.activation_checkpointing
         optimizer = torch.optim.AdamW(param_groups(model, args.weight_decay), recipe.learning_rate,
                                       (args.beta1, args.beta2), fused=True)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
@@ -571,6 +588,24 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
         bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
                tokenizer, bytes_per_id, state, device.Clock(machine))
+
+
+def residual_dtype(args: argparse.Namespace, machine: device.Machine) -> torch.dtype | None:
+    """The dtype of the residual stream; None leaves it as autocast makes it, fp32. Raises UserError (exit 2)."""
+    if machine.dtype == torch.bfloat16:
+        return None if args.residual_dtype == "fp32" else torch.bfloat16
+    if args.residual_dtype == "bf16":
+        raise UserError(Exit.FLAGS, f"--residual_dtype bf16: this run's precision is {machine.precision}. Give "
+                                    "--use_amp on hardware with bf16, or drop the flag.")
+    return None
+
+
+def loss_chunk(args: argparse.Namespace, machine: device.Machine) -> int:
+    """For how many tokens logits exist at once, 0 for all; fp16 needs the loss scale before it knows a gradient."""
+    if machine.dtype == torch.float16:
+        return 0
+    most = 8192 if machine.device.type == "cuda" else 2048
+    return most if args.loss_chunk_tokens is None else args.loss_chunk_tokens
 
 
 def disk_needed(args: argparse.Namespace, config: GPTConfig, recipe: Recipe) -> tuple[int, int]:
@@ -592,7 +627,10 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
     tokens_per_step = recipe.samples_per_step * config.seq_length
     val = f"{count(corpus.val.length)} for validation" if corpus.val else "none for validation"
     schedule = f"{recipe.warmup_steps:,} steps up to {recipe.learning_rate:.2e}, then cosine to {recipe.min_lr:.2e}"
+    stream, chunk = "bf16" if residual_dtype(args, machine) else "fp32", loss_chunk(args, machine)
     return [*device.describe(machine, attention, args.tf32),
+            f"activations {'recomputed in backward' if args.activation_checkpointing else 'kept'}, residual stream in "
+            f"{stream}, logits of {f'{chunk:,}' if chunk else 'all'} tokens at once",
             f"tokens      {count(corpus.train.length)} for training, {val}; in {where}",
             f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
             f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
@@ -644,7 +682,8 @@ def warm_up(run: Run) -> None:
                 loss = run.model(inputs_BT, targets_BT, run.args.label_smoothing)
             run.scaler.scale(loss).backward()
             device.synchronize(run.machine)
-        run.out.say(f"compiled    in {duration(time.perf_counter() - started)}")
+        run.start_up["compile_seconds"] = time.perf_counter() - started
+        run.out.say(f"compiled    in {duration(run.start_up['compile_seconds'])}")
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -769,7 +808,9 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
     out.close()
     closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": last_loss,
                "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
+               **{name: f"{passed:.1f}" for name, passed in run.start_up.items()},
                "peak_memory": size(device.peak_memory(run.machine)),
+               "peak_memory_bytes": device.peak_memory(run.machine),
                "checkpoint": f"{run.args.output_dir}/checkpoint-{state.step}" if on_disk else "none"}
     out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
     if state.step and not on_disk:

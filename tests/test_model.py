@@ -293,3 +293,104 @@ def test_more_tokens_than_positions_are_a_bug_of_the_caller(make_model):
         model.trunk(random_ids(model, 1), cache)
         with pytest.raises(AssertionError, match="more tokens than positions"):
             model.trunk(random_ids(model, 1, 1), cache)
+
+
+# ---------------------------------------------------------------- how training spends memory
+
+
+def loss_and_gradients(model: GPT, ids: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0,
+                       dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        loss = model(ids, targets, label_smoothing)
+    (3 * loss).backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 31])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_the_loss_in_chunks_and_its_gradients_are_those_of_all_logits(make_model, tie_weights, label_smoothing, chunk):
+    model = make_model(tie_weights=tie_weights, vocab_size=300).train()
+    ids, targets = random_ids(model), random_ids(model)
+    targets[0, 3:9] = IGNORED
+    plain = loss_and_gradients(model, ids, targets, label_smoothing)
+    model.loss_chunk = chunk
+    for found, expected in zip(loss_and_gradients(model, ids, targets, label_smoothing), plain, strict=True):
+        assert largest_difference(found, expected) < 2e-6
+    with torch.no_grad():
+        assert largest_difference(model(ids, targets, label_smoothing), plain[0]) < 2e-6
+        assert model(ids, targets).grad_fn is None
+
+
+def test_the_loss_in_chunks_in_bf16_is_within_its_rounding(make_model):
+    model = make_model(vocab_size=300).train()
+    ids, targets = random_ids(model), random_ids(model)
+    exact = loss_and_gradients(model, ids, targets)
+    plain = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
+    model.loss_chunk = 8
+    chunked = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
+    for found, expected, true in zip(chunked, plain, exact, strict=True):
+        assert (found - true).norm() < 1.2 * (expected - true).norm() + 1e-3 * true.norm()
+
+
+def test_the_whole_logits_are_not_kept_when_the_loss_is_in_chunks(make_model):
+    model = make_model(vocab_size=300).train()
+    ids, found = random_ids(model), {}
+    for model.loss_chunk in (0, 8):
+        kept = []
+        keep = lambda x, kept=kept: kept.append(tuple(x.shape)) or x  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            model(ids, ids)
+        found[model.loss_chunk] = {(32, 384), (32, 300)} & set(kept) != set()
+    assert found == {0: True, 8: False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"loss_chunk": 8}, {"recompute": True}, {"loss_chunk": 8, "recompute": True}])
+def test_compiled_it_is_one_graph_with_the_same_loss_and_gradients(make_model, changes):
+    model = make_model(vocab_size=300).train()
+    ids = random_ids(model)
+    plain = loss_and_gradients(model, ids, ids)
+    for name, value in changes.items():
+        setattr(model, name, value)
+    torch.compiler.reset()
+    model.compile(dynamic=False, fullgraph=True)
+    for found, expected in zip(loss_and_gradients(model, ids, ids), plain, strict=True):
+        assert largest_difference(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_recomputed_blocks_give_the_same_loss_and_gradients(make_model, dropout):
+    model = make_model(dropout=dropout).train()
+    ids, targets = random_ids(model), random_ids(model)
+    kept = loss_and_gradients(model, ids, targets)
+    model.recompute = True
+    for found, expected in zip(loss_and_gradients(model, ids, targets), kept, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_recomputing_keeps_less(make_model):
+    model = make_model(n_layer=4).train()
+    ids, kept = random_ids(model), {}
+    for model.recompute in (False, True):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, lambda x: x):
+            model(ids, ids)
+        kept[model.recompute] = sum(sizes)
+    assert kept[True] < 0.6 * kept[False]
+
+
+def test_the_residual_stream_in_bf16_is_within_the_rounding_of_mixed_precision(make_model):
+    model = make_model().train()
+    ids, targets = random_ids(model), random_ids(model)
+    exact = loss_and_gradients(model, ids, targets)
+    mixed = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
+    seen = []
+    model.transformer["h"][1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))  # type: ignore
+    model.residual_dtype = torch.bfloat16
+    stream = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
+    assert seen == [torch.bfloat16]
+    for found, expected, true in zip(stream, mixed, exact, strict=True):
+        assert (found - true).norm() < 3 * (expected - true).norm() + 1e-3 * true.norm()

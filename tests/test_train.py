@@ -390,6 +390,9 @@ VARIANTS = {
     "--use_amp": "",
     "--amp_dtype": "fp16 | --use_amp",
     "--compile": "",
+    "--residual_dtype": "fp32 | --use_amp",
+    "--loss_chunk_tokens": "3",
+    "--activation_checkpointing": "",
     "--output_dir": "{tmp}/elsewhere",
     "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",
     "--checkpoint_every_steps": "1",
@@ -430,7 +433,7 @@ def fingerprint(run, *flags) -> tuple:
     )
     text = re.sub(
         r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|time: .*|"
-        r"hours\S+ .*|cost: [\d.]+|memory:.*|out-\d+",
+        r"hours\S+ .*|cost: [\d.]+|memory\S*:.*|out-\d+",
         "",
         text,
     )
