@@ -23,7 +23,10 @@ GIB = 2**30
 CARDS_GB = (8, 16, 24, 40, 80, 141)  # memory of common cards, of 2**30 bytes each
 MARGIN = 0.08  # of what there is; left free for what nobody counted
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
-PROGRAM = {"cpu": (340 * 2**20, 440 * 2**20), "cuda": (64 * 2**20, 64 * 2**20)}  # eager, compiled; see memory_parts
+# Resident besides tensors, measured on Linux with torch 2.13: the process, what compiling adds to it (more where nothing
+# is cached), a block's compiled code, and holes in the heap as a share of the weights. On a GPU PyTorch's workspaces.
+PROGRAM, COMPILER, COMPILED_BLOCK, HOLES = 350 * 2**20, 80 * 2**20, 5 * 2**20, 0.65
+WORKSPACES = 64 * 2**20
 OUT_OF_MEMORY = 75  # the exit code by which train.probe says it
 MOST_TOKENS = 65_536  # of a micro-batch that --batch_size auto looks for; a card is busy long before
 
@@ -72,7 +75,7 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[s
     from both ends. Half precision keeps a copy of the matrices until the backward has used it. Of the logits there are,
     eager, log-probabilities, their gradient and the logits' gradient, fp32; compiled, the output, which its gradient
     then takes the place of.
-    The program is the process itself on a CPU, with the compiler where it is used, and PyTorch's workspaces on a GPU.
+    The program is what is no tensor.
     """
     tokens, C, e = batch_size * config.seq_length, config.n_embd, setting.dtype.itemsize
     table = config.padded_vocab_size * C
@@ -86,7 +89,15 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[s
     return {"weights": 4 * parameters, "optimizer": 8 * parameters,
             "gradients": 4 * parameters + (4 * table if config.tie_weights else 0),
             "activations": int(activations), "logits": rows * config.padded_vocab_size * a_logit,
-            "program": PROGRAM[setting.device_type][setting.compiled]}
+            "program": program_bytes(config, setting, 4 * parameters)}
+
+
+def program_bytes(config: GPTConfig, setting: Setting, weights: int) -> int:
+    """What is held besides tensors: on a CPU the process, with the compiler where it is used, and holes in the heap."""
+    if setting.device_type != "cpu":
+        return WORKSPACES
+    compiled = COMPILER + config.n_layer * COMPILED_BLOCK if setting.compiled else 0
+    return PROGRAM + compiled + int(HOLES * weights)
 
 
 def peak(parts: dict[str, int], accumulates: bool) -> int:
@@ -168,6 +179,8 @@ def find(candidates: Sequence[int], first: int, room: int, key: str, measure: Ca
 
     What measure(candidate) finds, None for too many, is remembered between runs under the key.
     """
+    if not candidates:
+        return None, 0
     known = remembered()
     peaks = known.setdefault(key, {})
 

@@ -940,8 +940,8 @@ def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Prog
     candidates = plan.divisors(samples, max(1, plan.MOST_TOKENS // config.seq_length))
     expected = plan.most_that_fits(config, memory_setting(args, machine, samples > 1), room)
     first = plan.divisors(samples, min(expected, candidates[-1]))[-1]
-    if machine.device.type == "cpu":  # more than is expected to fit could take this process down with it
-        candidates = [n for n in candidates if n <= first]
+    if machine.device.type == "cpu":  # more than is expected to fit could take other processes down with it
+        candidates = [n for n in candidates if n <= expected]
     tried = []
 
     def measure(batch_size: int) -> int | None:
