@@ -23,7 +23,7 @@ GIB = 2**30
 CARDS_GB = (8, 16, 24, 40, 80, 141)  # memory of common cards, of 2**30 bytes each
 MARGIN = 0.08  # of what there is; left free for what nobody counted
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
-# Resident besides tensors, measured on Linux with torch 2.13: the process, what compiling adds to it (more where nothing
+# Resident besides tensors, measured on Linux with torch 2.13: the process, what compiling adds (more where nothing
 # is cached), a block's compiled code, and holes in the heap as a share of the weights. On a GPU PyTorch's workspaces.
 PROGRAM, COMPILER, COMPILED_BLOCK, HOLES = 350 * 2**20, 80 * 2**20, 5 * 2**20, 0.65
 WORKSPACES = 64 * 2**20

@@ -781,7 +781,7 @@ def shrink(run: Run, rng: list[torch.Tensor]) -> None:
     undo(run, rng)
     device.release_memory(run.machine)
     was = run.batches.batch_size
-    run.batches.resize(plan.divisors(run.recipe.samples_per_step, was // 2)[-1])
+    run.batches.resize(plan.divisors(run.recipe.samples_per_step, (was + 1) // 2)[-1])
     again = "; compiling once more" if run.machine.compile else ""
     run.out.warn(f"out of memory in step {run.state.step + 1:,} with {was} sequences at a time: going on with "
                  f"{run.batches.batch_size} x {run.accumulation} micro-batches, the same samples a step{again}. "
