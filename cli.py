@@ -170,6 +170,12 @@ def one_of(*names: str) -> Kind:
     return Kind(parse, "one of " + ", ".join(names), "|".join(names))
 
 
+def auto_or(kind: Kind) -> Kind:
+    """The word auto, or what the other kind takes."""
+    return Kind(lambda text: text if text == "auto" else kind.parse(text), f"auto or {kind.words}",
+                f"auto|{kind.metavar}")
+
+
 def text(unit: str = "PATH") -> Kind:
     """Any text that is not empty."""
 

@@ -587,6 +587,10 @@ class Batches:
         self._ahead = concurrent.futures.ThreadPoolExecutor(1, "read-ahead") if where == "mmap" else None
         self._next: tuple[int, concurrent.futures.Future[torch.Tensor]] | None = None
 
+    def resize(self, batch_size: int) -> None:
+        """From here on micro-batches of so many rows; what was read ahead had others."""
+        self.batch_size, self._next = batch_size, None
+
     def _gather(self, first_sample: int) -> torch.Tensor:
         samples = np.arange(first_sample, first_sample + self.batch_size)
         return self._tokens.windows(self.order.starts(samples), self.order.seq_length + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import os
 import platform
@@ -229,6 +230,71 @@ class Clock:
         seconds = now - self._lap - self._paused
         self._lap, self._paused = now, 0.0
         return seconds
+
+
+class Gauge:
+    """How busy the device is: the host's seconds spent on batches; a GPU's utilisation and power by nvidia-ml-py."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+        self.waited = self.trained = 0.0  # seconds
+        self.readings: list[tuple[int, float]] = []  # percent, watts
+        self.missing = ""  # the package without which there are no readings
+        self._read_at = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the seconds inside as waiting for data."""
+        started = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - started
+
+    def lap(self, seconds: float) -> None:
+        """Adds seconds of training and, on a GPU every 5 s, a reading."""
+        self.trained += seconds
+        if self._machine.device.type != "cuda" or self.missing or time.monotonic() - self._read_at < 5:
+            return
+        self._read_at = time.monotonic()
+        try:
+            watts = torch.cuda.power_draw(self._machine.device) / 1000
+            self.readings.append((torch.cuda.utilization(self._machine.device), watts))
+        except ModuleNotFoundError:
+            self.missing = "nvidia-ml-py"
+        except Exception:  # a driver that does not tell, a MIG slice: its errors are as many as its versions
+            self.missing = "a driver that tells"
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the training time that went into waiting for data."""
+        return self.waited / self.trained if self.trained else 0.0
+
+    @property
+    def utilisation(self) -> float | None:
+        """Mean percent of the time that the GPU had work; None before the third reading."""
+        return sum(percent for percent, _ in self.readings) / len(self.readings) if len(self.readings) > 2 else None
+
+    def describe(self) -> dict[str, str]:
+        """For the closing block."""
+        words = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}
+        if self.readings:
+            percent, watts = (sum(column) / len(self.readings) for column in zip(*self.readings, strict=True))
+            words["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
+        elif self.missing:
+            words["gpu"] = f"utilisation and power unknown without {self.missing}"
+        return words
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if the error says that the device, or the host, has no memory left."""
+    words = ("DefaultCPUAllocator: can't allocate memory", "STATUS_ALLOC_FAILED", "std::bad_alloc")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
+
+
+def release_memory(machine: Machine) -> None:
+    """Gives back what a failed step left behind."""
+    gc.collect()
+    if machine.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def free_memory(machine: Machine) -> int | None:

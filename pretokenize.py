@@ -46,12 +46,6 @@ SAMPLE_BYTES = 200_000_000
 # ---------------------------------------------------------------- flags
 
 
-def auto_or(kind: cli.Kind) -> cli.Kind:
-    """The word auto, or what the other kind takes."""
-    return cli.Kind(lambda text: text if text == "auto" else kind.parse(text), f"auto or {kind.words}",
-                    f"auto|{kind.metavar}")
-
-
 def escaped() -> cli.Kind:
     r"""Text that is not empty, in which \n, \t and \\ are what they are in Python."""
 
@@ -91,7 +85,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.flag("--val_fraction", cli.real(0, 1, below=True), 0.005,
               "share for validation: whole documents by hash, or the tail of a single one; 0 writes no val.bin")
     vocabulary = parser.group("the tokenizer, byte-level BPE")
-    vocabulary.flag("--vocab_size", auto_or(cli.whole(257)), "auto",
+    vocabulary.flag("--vocab_size", cli.auto_or(cli.whole(257)), "auto",
                     "number of ids; auto: 32,000 from 100 MB of training text, fewer below")
     vocabulary.flag("--min_frequency", cli.whole(1), 2, "a pair seen less often is not merged")
     vocabulary.flag("--train_sample_bytes", cli.whole(1, 10**9, "BYTES"), SAMPLE_BYTES,

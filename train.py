@@ -43,7 +43,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--bias", True, "biases in linear layers and norms")
     g.switch("--tie_weights", True, "one matrix for the embedding and the head")
     g = parser.group("horizon")
-    g.flag("--batch_size", whole(1, 2**20), None, "sequences per device per forward; halve it on out-of-memory",
+    g.flag("--batch_size", cli.auto_or(whole(1, 2**20)), None, "sequences per device per forward; auto: the largest "
+           "that is found to fit, the tokens of a step unchanged",
            "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU")
     g.flag("--gradient_accumulation_steps", whole(1, 2**20), 1, "micro-batches a step; double it to halve --batch_size")
     g.flag("--epochs", whole(1), None, "passes over the tokens", "up to --max_steps, else 1 to 10")
@@ -89,6 +90,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("plan")
     g.switch("--dry_run", False, "print the plan, run three steps, write nothing")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
+    g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -107,6 +109,7 @@ def check(args: argparse.Namespace) -> list[str]:
         "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
+        "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
         "--residual_dtype bf16: needs mixed precision in bf16": args.residual_dtype == "bf16" and (
             args.use_amp is False or args.amp_dtype == "fp16"),
@@ -126,11 +129,14 @@ if __name__ == "__main__":
     cli.guard(answer_early)
 
 import contextlib
+import hashlib
+import json
 import math
+import os
 import shlex
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +210,8 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     """
     reasons = []
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    batch_size = args.batch_size or most_batch_size
-    if not args.batch_size:
+    batch_size = most_batch_size if args.batch_size in (None, "auto") else args.batch_size
+    if args.batch_size is None:
         reasons.append(f"batch_size {batch_size}: what fits the memory, {batch_size * config.seq_length:,} tokens")
     samples_per_step = batch_size * args.gradient_accumulation_steps
     epochs = args.epochs
@@ -359,12 +365,19 @@ class Run:
     bytes_per_id: torch.Tensor | None
     state: State
     clock: device.Clock
+    gauge: device.Gauge
     last_save: dict[str, float] = field(default_factory=dict)  # its step, when it ended
     start_up: dict[str, float] = field(default_factory=dict)  # seconds
+    last_said: set[str] = field(default_factory=set)  # warnings that are given once
 
     @property
     def output_dir(self) -> Path:
         return Path(self.args.output_dir)
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step; more than the recipe's once memory ran out and made them smaller."""
+        return self.recipe.samples_per_step // self.batches.batch_size
 
 
 def settings(args: argparse.Namespace, recipe: Recipe, machine: device.Machine) -> dict[str, dict[str, Any]]:
@@ -423,8 +436,9 @@ def validate(run: Run, metrics: cli.Metrics) -> None:
     if run.val_tokens is None:
         return
     state, where = run.state, run.machine.device
-    windows = data.validation_batches(run.val_tokens, run.config.seq_length, run.recipe.batch_size,
-                                      run.args.eval_batches)
+    rows = plan.divisors(run.recipe.batch_size, run.batches.batch_size)[-1]
+    windows = data.validation_batches(run.val_tokens, run.config.seq_length, rows,  # the same windows for any rows
+                                      run.args.eval_batches * (run.recipe.batch_size // rows))
     with run.out.phase("validating"), run.clock.pause():
         found = evaluate(run.model, ((x.to(where), y.to(where)) for x, y in windows), run.bytes_per_id,
                          run.machine.autocast, lambda: run.signals.number is not None)
@@ -527,8 +541,10 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         checkpoint.check_same(stored, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
     state = State(**{key: stored[key] for key in asdict(State()) if key in stored})
     most_tokens = 16_384 if machine.device.type == "cuda" else 4_096
-    fits = plan.micro_batch_that_fits(config, device.total_memory(machine), machine.precision != "fp32",
-                                      max(1, most_tokens // config.seq_length))
+    most = max(1, most_tokens // config.seq_length)
+    memory_bytes = device.total_memory(machine) if args.batch_size is None else 2**62  # auto: of any machine, then cut
+    setting = memory_setting(args, machine, args.gradient_accumulation_steps > 1)
+    fits = plan.micro_batch_that_fits(config, memory_bytes, setting, most)
     recipe = choose_recipe(args, config, corpus.train.length, fits, state.step, state.samples_seen)
     if resumed and state.step >= recipe.total_steps:
         out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; raise --epochs or --max_steps to go on")
@@ -537,6 +553,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
                                      device.available_ram())
     if where == "gpu" and machine.device.type != "cuda":
         raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
+    if args.batch_size == "auto":
+        recipe = find_batch_size(args, argv, out, signals, machine, config, recipe)
     for line in describe(args, config, recipe, corpus, machine, f"{where}: {why}"):
         out.say(line)
     for line in (*machine.warnings, *corpus.notes, *doubts(args, config, recipe, corpus)):
@@ -560,12 +578,13 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
                 shutil.rmtree(other, ignore_errors=True)
         last_loss = loop(run, cli.Metrics(run.output_dir / "metrics.jsonl", state.step, state.validated_step))
         return finish(run, argv, last_loss)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not device.is_out_of_memory(error):
+            raise
         held, there = size(device.peak_memory(machine)), size(device.total_memory(machine))
-        raise UserError(Exit.MACHINE, f"out of GPU memory with --batch_size {recipe.batch_size}: {held} of {there} "
-                                      "held. The last checkpoint is safe. Try --batch_size "
-                                      f"{max(1, recipe.batch_size // 2)} --gradient_accumulation_steps "
-                                      f"{recipe.accumulation * 2}.") from error
+        raise UserError(Exit.MACHINE, f"out of memory with {run.batches.batch_size} sequences at a time: {held} held, "
+                                      f"of {there}. What was saved is safe. Try a smaller --batch_size, --seq_length "
+                                      "or --model_size.") from error
 
 
 def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, machine: device.Machine,
@@ -587,7 +606,7 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
         lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
         bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
-               tokenizer, bytes_per_id, state, device.Clock(machine))
+               tokenizer, bytes_per_id, state, device.Clock(machine), device.Gauge(machine))
 
 
 def residual_dtype(args: argparse.Namespace, machine: device.Machine) -> torch.dtype | None:
@@ -625,6 +644,7 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
     output = [] if args.dry_run else [f"output      {printable(args.output_dir)}: up to {kept} checkpoints, "
                                       f"{size(needed)}; {size(shutil.disk_usage(args.output_dir).free)} free"]
     tokens_per_step = recipe.samples_per_step * config.seq_length
+    setting = memory_setting(args, machine, recipe.accumulation > 1)
     val = f"{count(corpus.val.length)} for validation" if corpus.val else "none for validation"
     schedule = f"{recipe.warmup_steps:,} steps up to {recipe.learning_rate:.2e}, then cosine to {recipe.min_lr:.2e}"
     stream, chunk = "bf16" if residual_dtype(args, machine) else "fp32", loss_chunk(args, machine)
@@ -635,7 +655,7 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
             f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
             f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
             f"{'tied' if config.tie_weights else 'untied'}",
-            f"memory      {plan.describe(plan.memory_parts(config, recipe.batch_size, machine.precision != 'fp32'))}",
+            f"memory      {plan.describe(plan.memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
             f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} "
             f"micro-batches x {config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
             f"horizon     {recipe.total_steps:,} steps, {count(recipe.total_steps * tokens_per_step)} tokens, "
@@ -684,13 +704,12 @@ def warm_up(run: Run) -> None:
             device.synchronize(run.machine)
         run.start_up["compile_seconds"] = time.perf_counter() - started
         run.out.say(f"compiled    in {duration(run.start_up['compile_seconds'])}")
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
-        torch.compiler.reset()
-        run.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        run.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}")
+        if not device.is_out_of_memory(error):  # else the step to come meets it too, and takes smaller micro-batches
+            torch.compiler.reset()
+            run.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            run.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}")
     run.optimizer.zero_grad(set_to_none=True)
     device.set_rng_state(run.machine, rng)
 
@@ -710,13 +729,9 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
         run.out.now(f"step {state.step + 1:,}")
         for group in optimizer.param_groups:
             group["lr"] = lr_at(state.step + 1, recipe)
-        rng = device.rng_state(run.machine)
         try:
-            loss, norm = train_step(run.model, optimizer, run.scaler, micro_batches(run), recipe.accumulation,
-                                    run.machine.autocast, args.label_smoothing, args.grad_clip)
+            loss, norm = step_that_fits(run)
         except Abandoned:  # a resumed run replays the step from its first micro-batch
-            optimizer.zero_grad(set_to_none=True)
-            device.set_rng_state(run.machine, rng)
             break
         state.step += 1
         state.samples_seen += recipe.samples_per_step
@@ -728,7 +743,9 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
             loss_now, norm_now, skipped_now, in_a_row_now = torch.stack((loss, norm, skipped, in_a_row)).tolist()
             state.skipped_steps += int(skipped_now)
             skipped.zero_()
-            report(run, metrics, loss_now, norm_now, run.clock.lap() / (state.step - last_logged), first_step)
+            seconds = run.clock.lap()
+            report(run, metrics, loss_now, norm_now, seconds / (state.step - last_logged), first_step)
+            watch(run, seconds, seconds / (state.step - last_logged))
             last_logged = state.step
             if in_a_row_now >= MOST_SKIPPED_IN_A_ROW:
                 raise diverged(run)
@@ -755,10 +772,81 @@ class Abandoned(Exception):
 
 def micro_batches(run: Run) -> Iterator[Batch]:
     """The micro-batches of the next step. Raises Abandoned between two of them when a signal has waited too long."""
-    for micro in range(run.recipe.accumulation):
+    for micro in range(run.accumulation):
         if micro and run.signals.number is not None and time.monotonic() - run.signals.at > ABANDON_SECONDS:
             raise Abandoned
-        yield run.batches.get(run.state.samples_seen, micro)
+        with run.gauge.waiting():
+            batch = run.batches.get(run.state.samples_seen, micro)
+        yield batch
+
+
+def step_of(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
+    """One optimizer step on the next samples: mean loss and gradient norm. If it raises, only gradients are left."""
+    return train_step(run.model, run.optimizer, run.scaler, micro_batches(run), run.accumulation, run.machine.autocast,
+                      run.args.label_smoothing, run.args.grad_clip)
+
+
+def step_that_fits(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
+    """step_of; where memory runs out, again from the same weights and samples in smaller micro-batches.
+
+    Raises Abandoned; and the out-of-memory error when a single sequence at a time is too much.
+    """
+    rng = device.rng_state(run.machine)
+    while True:
+        try:
+            return step_of(run)
+        except Abandoned:
+            undo(run, rng)
+            raise
+        except (RuntimeError, MemoryError) as error:
+            if not device.is_out_of_memory(error) or run.batches.batch_size == 1:
+                raise
+        shrink(run, rng)  # not inside the clause: the error holds the failed step's tensors
+
+
+def undo(run: Run, rng: list[torch.Tensor]) -> None:
+    """Takes back what a step that did not end has done: gradients, draws, moments and a scaler's notes half made."""
+    run.optimizer.zero_grad(set_to_none=True)
+    device.set_rng_state(run.machine, rng)
+    for parameter in [p for p, fields in run.optimizer.state.items() if "exp_avg_sq" not in fields]:
+        del run.optimizer.state[parameter]
+    if run.scaler.is_enabled():
+        run.scaler.scale(torch.zeros((), device=run.machine.device))  # before the first use it has no scale to keep
+        run.scaler.update(run.scaler.get_scale())
+
+
+def shrink(run: Run, rng: list[torch.Tensor]) -> None:
+    """Undoes the step that did not fit and halves the micro-batch, or nearly so: it stays a divisor of the samples."""
+    undo(run, rng)
+    device.release_memory(run.machine)
+    was = run.batches.batch_size
+    run.batches.resize(plan.divisors(run.recipe.samples_per_step, (was + 1) // 2)[-1])
+    again = "; compiling once more" if run.machine.compile else ""
+    run.out.warn(f"out of memory in step {run.state.step + 1:,} with {was} sequences at a time: going on with "
+                 f"{run.batches.batch_size} x {run.accumulation} micro-batches, the same samples a step{again}. "
+                 f"Next time give --batch_size {run.batches.batch_size} --gradient_accumulation_steps "
+                 f"{run.accumulation}, or --batch_size auto.")
+    if run.machine.compile:
+        with run.clock.pause():
+            warm_up(run)
+
+
+def watch(run: Run, seconds: float, step_seconds: float) -> None:
+    """Says once what holds the device back, after seconds more of training."""
+    gauge = run.gauge
+    gauge.lap(seconds)
+    if gauge.wait_share > 0.05 and gauge.waited > 10 and "loader" not in run.last_said:
+        run.last_said.add("loader")
+        run.out.warn(f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent waiting for "
+                     "data. Give --preload ram, or put the tokens on a faster disk.")
+    busy, short = gauge.utilisation, step_seconds / run.accumulation < 0.005 and gauge.trained > 10
+    idle = short if busy is None else busy < 50
+    if idle and run.machine.device.type == "cuda" and "batch" not in run.last_said:
+        run.last_said.add("batch")
+        signs = f"a micro-batch takes {1000 * step_seconds / run.accumulation:.1f} ms" if busy is None else (
+            f"it has work {busy:.0f}% of the time")
+        run.out.warn(f"the GPU waits for the host: {signs}. Give more than --batch_size {run.batches.batch_size}, "
+                     "or auto.")
 
 
 def epochs_ended(run: Run) -> bool:
@@ -810,7 +898,7 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
                "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                **{name: f"{passed:.1f}" for name, passed in run.start_up.items()},
                "peak_memory": size(device.peak_memory(run.machine)),
-               "peak_memory_bytes": device.peak_memory(run.machine),
+               "peak_memory_bytes": device.peak_memory(run.machine), **run.gauge.describe(),
                "checkpoint": f"{run.args.output_dir}/checkpoint-{state.step}" if on_disk else "none"}
     out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
     if state.step and not on_disk:
@@ -829,28 +917,132 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
 
 
 def dry_run(run: Run) -> int:
-    """Three steps as the run would do them and what the whole will take; writes nothing."""
-    recipe, times, loss_now = run.recipe, [], math.nan
+    """Steps as the run would do them and what the whole will take; writes nothing."""
+    recipe, args, config, times, loss_now = run.recipe, run.args, run.config, [], math.nan
     with run.out.phase("three steps"):
-        for _ in range(3):
+        for _ in range(4):  # the first is a cold one
             run.clock.start()
-            loss, _ = train_step(run.model, run.optimizer, run.scaler, micro_batches(run), recipe.accumulation,
-                                 run.machine.autocast, run.args.label_smoothing, run.args.grad_clip)
-            loss_now = float(loss)
+            loss_now = float(step_that_fits(run)[0])
             times.append(run.clock.lap())
-    seconds = sorted(times)[1]
-    tokens_per_second = recipe.samples_per_step * run.config.seq_length / seconds
+    seconds = sorted(times[1:])[1]
+    tokens_per_second = recipe.samples_per_step * config.seq_length / seconds
     peak = run.machine.peak_flops
-    total = seconds * recipe.total_steps
+    validating = seconds / run.accumulation / 3 * validation_batches_in_all(run)
+    hours = (seconds * recipe.total_steps + validating) / 3600
+    kept, needed = disk_needed(args, config, recipe)
+    setting = memory_setting(args, run.machine, run.accumulation > 1)
+    if run.machine.device.type != "cuda":  # what a card would do without a flag
+        setting = replace(setting, device_type="cuda", dtype=torch.bfloat16, compiled=True)
+    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in plan.on_cards(config, setting).items())
     closing = {"step_seconds": f"{seconds:.4f}, the median of 3", "tokens_per_second": f"{tokens_per_second:.0f}",
-               "mfu": f"{tokens_per_second * run.config.flops_per_token / peak:.1%}" if peak else "n/a",
+               "mfu": f"{tokens_per_second * config.flops_per_token / peak:.1%}" if peak else "n/a",
                "loss": f"{loss_now:.4f}", "peak_memory": size(device.peak_memory(run.machine)),
-               "checkpoint_size": size(checkpoint.bytes_needed(run.config)), "steps": recipe.total_steps,
-               "time": f"{duration(total)}, validation and saving not counted",
-               "hours_per_epoch": f"{total / 3600 / recipe.passes:.2f}"}
-    if run.args.gpu_cost_per_hour is not None:
-        closing["cost"] = f"{total / 3600 * run.args.gpu_cost_per_hour:.2f}"
+               "largest_batch_size": f"{cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} "
+                                     f"precision, {'compiled' if setting.compiled else 'eager'}",
+               "checkpoint_size": size(checkpoint.bytes_needed(config)),
+               "disk": f"{size(needed)} for up to {kept} checkpoints", "steps": recipe.total_steps,
+               "time": f"{duration(3600 * hours)}, about {duration(validating)} of it validation; saving not counted",
+               "hours_per_epoch": f"{hours / recipe.passes:.4g}"}
+    if args.gpu_cost_per_hour is not None:
+        closing["cost"] = f"{hours * args.gpu_cost_per_hour:.2f}"
+        if args.budget is not None:
+            closing["budget"] = plan.verdict(args.budget, hours * args.gpu_cost_per_hour, recipe.total_steps,
+                                             recipe.passes)
     run.out.say("\n".join(f"{key}: {value}" for key, value in closing.items()))
+    return Exit.DONE
+
+
+def validation_batches_in_all(run: Run) -> int:
+    """How many batches the run's validations have; one costs about a third of a micro-batch, as it has no backward."""
+    if run.val_tokens is None:
+        return 0
+    windows = -(-(run.val_tokens.length - 1) // run.config.seq_length)
+    times = run.recipe.total_steps // run.recipe.eval_interval + bool(run.recipe.total_steps % run.recipe.eval_interval)
+    return times * min(run.args.eval_batches, -(-windows // run.recipe.batch_size))
+
+
+# ---------------------------------------------------------------- the micro-batch that fits
+
+
+def memory_setting(args: argparse.Namespace, machine: device.Machine, accumulates: bool) -> plan.Setting:
+    """What decides the memory of a step besides the model's shape and the micro-batch."""
+    return plan.Setting(machine.device.type, machine.dtype, machine.compile, accumulates,
+                        2 if residual_dtype(args, machine) else 4, loss_chunk(args, machine) or None,
+                        args.activation_checkpointing)
+
+
+def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals,
+                    machine: device.Machine, config: GPTConfig, recipe: Recipe) -> Recipe:
+    """The recipe with the largest micro-batch that fits, its samples per step unchanged.
+
+    What is not remembered from other runs is tried in child processes. Raises UserError (exit 5) where not even one
+    sequence fits, SystemExit after a signal.
+    """
+    samples, free = recipe.samples_per_step, device.free_memory(machine)
+    room = int((1 - plan.MARGIN) * (device.available_ram() if free is None else free))
+    candidates = plan.divisors(samples, max(1, plan.MOST_TOKENS // config.seq_length))
+    expected = plan.most_that_fits(config, memory_setting(args, machine, samples > 1), room)
+    first = plan.divisors(samples, min(expected, candidates[-1]))[-1]
+    if machine.device.type == "cpu":  # more than is expected to fit could take other processes down with it
+        candidates = [n for n in candidates if n <= expected]
+    tried = []
+
+    def measure(batch_size: int) -> int | None:
+        tried.append(batch_size)
+        with out.phase(f"trying --batch_size {batch_size}"):
+            held = plan.peak_in_child(batch_size, min(2, samples // batch_size), argv,
+                                      lambda: signals.number is not None)
+        if signals.number is not None:
+            raise SystemExit(128 + signals.number)
+        return held
+
+    found, held = plan.find(candidates, first, room, memory_key(args, machine, config, samples), measure)
+    if found is None:
+        raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
+                                      f"{size(room)}. Take a smaller --seq_length or --model_size.")
+    larger = next((n for n in plan.divisors(samples, samples) if n > found), None)
+    why = "a whole step" if larger is None else f"{larger} does not fit {size(room)}"
+    if larger and larger * config.seq_length > plan.MOST_TOKENS:
+        why = f"more than {plan.MOST_TOKENS:,} tokens help no more"
+    out.say(f"batch_size  {found} x {samples // found} micro-batches holds {size(held)}; {why} "
+            f"({f'{len(tried)} tried' if tried else f'remembered in {printable(str(plan.cache_file()))}'})")
+    return replace(recipe, batch_size=found, accumulation=samples // found)
+
+
+def memory_key(args: argparse.Namespace, machine: device.Machine, config: GPTConfig, samples: int) -> str:
+    """A name for all that a step's memory depends on besides the micro-batch."""
+    sources = [cli.sha256_of(Path(__file__).with_name(name)) for name in ("model.py", "train.py", "device.py")]
+    total = device.total_memory(machine) if machine.device.type == "cuda" else torch.get_num_threads()
+    facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__, sources,
+             samples, str(memory_setting(args, machine, True)), args.compile_mode, args.label_smoothing,
+             args.preload, args.bin_file, args.data_dir]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def probe(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
+    """In a child process: prints the bytes that two steps hold at their peak; returns plan.OUT_OF_MEMORY if too many.
+    """
+    args = read_flags(argv)
+    out = cli.Progress(open(os.devnull, "w"))  # noqa: SIM115
+    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
+    device.set_up(machine, args.tf32)
+    corpus = open_corpus(args)
+    config = model_config(args, corpus.vocab_size, corpus.train.length)
+    recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)
+    recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
+    where, _ = data.choose_preload(args.preload, corpus.train.num_bytes, device.free_memory(machine),
+                                   device.available_ram())
+    try:
+        run = build(args, out, cli.Signals(), machine, corpus, config, recipe, State(), where)
+        if machine.compile:
+            warm_up(run)
+        for _ in range(2):
+            float(step_of(run)[0])
+    except (RuntimeError, MemoryError) as error:
+        if not device.is_out_of_memory(error):
+            raise
+        return plan.OUT_OF_MEMORY
+    print(device.peak_memory(machine))
     return Exit.DONE
 
 

@@ -20,7 +20,7 @@ IMPORTS = {
     "device": set(),
     "formats": {"cli"},
     "data": {"formats", "cli"},
-    "plan": {"model"},
+    "plan": {"model", "cli"},
     "checkpoint": {"model", "cli"},
     "text": {"cli"},
     "workers": {"cli"},

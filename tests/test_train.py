@@ -324,6 +324,8 @@ def test_the_default_learning_rate_falls_with_size_and_rises_with_the_batch():
         (["--no-use_lr_scheduler", "--min_lr", "0"], "--min_lr: needs --use_lr_scheduler"),
         (["--no-use_amp", "--amp_dtype", "bf16"], "--amp_dtype"),
         (["--gpu_cost_per_hour", "2"], "--gpu_cost_per_hour"),
+        (["--dry_run", "--budget", "2"], "--budget: needs --gpu_cost_per_hour"),
+        (["--batch_size", "most"], "auto or a whole number"),
         (["--learning_rate"], "--learning_rate: expected one argument"),
     ],
 )
@@ -406,6 +408,7 @@ VARIANTS = {
     "--log_interval": "2",
     "--dry_run": "",
     "--gpu_cost_per_hour": "2 | --dry_run",
+    "--budget": "1 | --dry_run --gpu_cost_per_hour 2",
 }
 NOT_ON_A_CPU = {
     "--compile_mode": "needs a real compile: tested with -m slow",
@@ -433,7 +436,7 @@ def fingerprint(run, *flags) -> tuple:
     )
     text = re.sub(
         r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|time: .*|"
-        r"hours\S+ .*|cost: [\d.]+|memory\S*:.*|out-\d+",
+        r"hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|data_wait:.*|out-\d+",
         "",
         text,
     )
@@ -767,11 +770,162 @@ def full_always():
 
 
 def test_a_dry_run_writes_nothing(run):
-    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5")
+    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5", "--budget", "1000")
     assert code == 0
-    for key in ("step_seconds", "tokens_per_second", "peak_memory", "time", "cost"):
+    for key in ("step_seconds", "tokens_per_second", "peak_memory", "largest_batch_size", "disk", "time", "cost"):
         assert f"\n{key}: " in text
+    assert "\nbudget: fits" in text
     assert not (run.folder / "out").exists()
+
+
+# ---------------------------------------------------------------- memory
+
+
+def forward_that_needs(monkeypatch, most_rows: int, error: Exception) -> list[int]:
+    """Makes the model's training forward raise the error for more rows than that; returns the rows of each call."""
+    forward, rows = GPT.forward, []
+
+    def limited(model, idx_BT, *rest):
+        if model.training:
+            rows.append(len(idx_BT))
+        if len(idx_BT) > most_rows:
+            raise error
+        return forward(model, idx_BT, *rest)
+
+    monkeypatch.setattr(GPT, "forward", limited)
+    return rows
+
+
+OUT_OF_MEMORY = {
+    "gpu": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes. Error code 12"),
+    "host": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
+@pytest.mark.parametrize("preload", ["ram", "mmap"])
+def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypatch, kind, preload):
+    """Six samples a step as 6, then as 2 x 3 from the first step on, and as 2 x 3 from the flags: one mathematics."""
+    flags = ["--max_steps", "6", "--log_interval", "1", "--eval_interval", "3", "--preload", preload]
+    assert run(*flags, "--batch_size", "6", out="whole")[0] == 0
+    assert run(*flags, "--batch_size", "2", "--gradient_accumulation_steps", "3", out="thirds")[0] == 0
+    rows = forward_that_needs(monkeypatch, 2, OUT_OF_MEMORY[kind])
+    code, text = run(*flags, "--batch_size", "6", out="shrunk")
+    assert code == 0
+    assert rows == [6, 3] + [2] * 18
+    assert text.count("out of memory in step 1") == 2
+    assert "going on with 2 x 3 micro-batches" in text
+    whole, thirds, shrunk = (metrics_of(run.folder / name) for name in ("whole", "thirds", "shrunk"))
+    for one, other in zip(whole, shrunk, strict=True):
+        assert other == pytest.approx(one, rel=1e-4)  # validation alike: its windows do not depend on the batch
+    assert [fields for fields in shrunk if "loss" in fields] == [fields for fields in thirds if "loss" in fields]
+
+
+def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatch):
+    """Memory runs out in the third of four micro-batches of step 3, with dropout: steps 1 and 2 are those of before."""
+    flags = ["--max_steps", "4", "--log_interval", "1", "--dropout", "0.2", "--gradient_accumulation_steps", "4"]
+    run(*flags, out="clean")
+    forward, calls = GPT.forward, []
+
+    def once(model, *rest):
+        calls.append(len(rest[0]))
+        if len(calls) == 11:
+            raise OUT_OF_MEMORY["gpu"]
+        return forward(model, *rest)
+
+    monkeypatch.setattr(GPT, "forward", once)
+    code, text = run(*flags, out="failed")
+    assert code == 0
+    assert "out of memory in step 3 with 4 sequences at a time: going on with 2 x 8 micro-batches" in text
+    assert calls[10:20] == [4] + [2] * 8 + [2]
+    clean, failed = (metrics_of(run.folder / name) for name in ("clean", "failed"))
+    assert clean[:2] == failed[:2]
+    assert failed[2]["loss"] == pytest.approx(clean[2]["loss"], abs=0.05)  # other neurons are dropped
+    assert failed[2]["tokens"] == clean[2]["tokens"]
+
+
+def test_undoing_a_step_drops_moments_and_scaler_notes_half_made(run):
+    holder, seen = {}, train.loop
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "loop", lambda r, metrics: holder.update(run=r) or seen(r, metrics))
+        run("--max_steps", "2", "--use_amp", "--amp_dtype", "fp16")
+    r = holder["run"]
+    parameter = next(iter(r.optimizer.state))
+    del r.optimizer.state[parameter]["exp_avg_sq"]
+    for p in r.model.parameters():
+        p.grad = torch.zeros_like(p)
+    r.scaler.scale(torch.ones(()))
+    r.scaler.unscale_(r.optimizer)
+    scale, rng = r.scaler.get_scale(), torch.get_rng_state()
+    train.undo(r, device.rng_state(r.machine))
+    assert parameter not in r.optimizer.state
+    assert all(p.grad is None for p in r.model.parameters())
+    assert r.scaler.get_scale() == scale
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert torch.isfinite(train.step_of(r)[0])
+
+
+def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monkeypatch):
+    rows = forward_that_needs(monkeypatch, 0, OUT_OF_MEMORY["gpu"])
+    code, text = run("--max_steps", "2")
+    assert code.code == cli.Exit.MACHINE
+    assert rows == [4, 2, 1]
+    assert "out of memory with 1 sequences at a time" in str(code)
+    assert "--seq_length" in str(code)
+    assert "1 x 4 micro-batches" in text
+
+
+def test_another_error_of_the_step_is_not_taken_for_want_of_memory(run, monkeypatch):
+    forward_that_needs(monkeypatch, 0, RuntimeError("shapes do not match"))
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run("--max_steps", "2")
+
+
+def test_batch_size_auto_keeps_the_samples_of_a_step_and_tries_only_once(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(train.plan, "MOST_TOKENS", 40)  # five sequences of 8
+    flags = ["--max_steps", "1", "--seq_length", "8", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
+    code, text = run(*flags, out="first")
+    assert code == 0
+    found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB; (.*) \((.*)\)$", text, re.MULTILINE)
+    assert found
+    assert found.groups() == ("4", "384", "more than 40 tokens help no more", "1 tried")
+    assert "step        12,288 tokens: 4 sequences x 384 micro-batches x 8" in text  # 3 x 4,096 tokens
+    monkeypatch.setattr(train.plan, "peak_in_child", None)
+    code, text = run(*flags, out="second")
+    assert code == 0
+    assert "remembered in" in text
+    monkeypatch.setattr(device, "available_ram", lambda: 2**20)
+    code, _ = run(*flags, out="third")
+    assert code.code == cli.Exit.MACHINE
+    assert "not even one sequence" in str(code)
+
+
+# ---------------------------------------------------------------- is the device busy?
+
+
+class Busy(device.Gauge):
+    """A gauge of a GPU that has work a third of the time and waits for data a tenth."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.readings = [(33, 100.0)] * 3
+
+    def lap(self, seconds):
+        self.trained, self.waited = self.trained + 60, self.waited + 6
+
+
+def test_what_holds_the_device_back_is_said_once(run, monkeypatch):
+    _, text = run("--max_steps", "4", out="idle")
+    assert re.search(r"^data_wait: [\d.]+% of the steps' time$", text, re.MULTILINE)
+    assert "holds the device back" not in text
+    monkeypatch.setattr(device, "Gauge", Busy)
+    code, text = run("--max_steps", "6", "--log_interval", "1", out="busy")
+    assert code == 0
+    assert text.count("the loader holds the device back: 10% of the time") == 1
+    assert "gpu: 33% busy, 100 W, the mean of 3 readings" in text
+    assert "the GPU waits" not in text  # this is a CPU
 
 
 def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
