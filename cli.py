@@ -91,6 +91,11 @@ def count(number: float) -> str:
 # ---------------------------------------------------------------- files that survive a power cut
 
 
+def cache_folder() -> Path:
+    """Where what is worth keeping between runs lies: compiled kernels, measured sizes. It may be deleted."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "text-to-gpt2"
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, in hex."""
     digest = hashlib.sha256()

@@ -152,8 +152,16 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def set_up(machine: Machine, tf32: bool) -> None:
-    """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes."""
+def set_up(machine: Machine, tf32: bool, compiled: Path) -> None:
+    """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes.
+
+    compiled is where the compiler keeps its kernels: PyTorch's own default, /tmp, is lost with the machine's restart.
+    """
+    if machine.compile:
+        with contextlib.suppress(OSError):
+            compiled.mkdir(parents=True, exist_ok=True)
+            if os.access(compiled, os.W_OK):
+                os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return

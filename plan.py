@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from cli import Exit, UserError, printable, write_whole
+from cli import Exit, UserError, cache_folder, printable, write_whole
 from model import BLOCK_ROWS, GPTConfig, attends_in_blocks
 
 GIB = 2**30
@@ -225,8 +225,8 @@ def peak_in_child(batch_size: int, accumulation: int, argv: Sequence[str], stop:
 
 
 def cache_file() -> Path:
-    """Where measured peaks are kept between runs: XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "text-to-gpt2" / "peaks.json"
+    """Where measured peaks are kept between runs."""
+    return cache_folder() / "peaks.json"
 
 
 def remembered() -> dict[str, dict[str, int]]:

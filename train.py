@@ -484,7 +484,7 @@ def main(argv: Sequence[str]) -> int:
         if args.use_gpu and (reason := device.why_no_cuda()):
             raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
         machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-        device.set_up(machine, args.tf32)
+        device.set_up(machine, args.tf32, cli.cache_folder() / "compiled")
         with out.phase("checking the tokens"):
             corpus = open_corpus(args)
         if args.dry_run:
@@ -1025,7 +1025,7 @@ def probe(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
     args = read_flags(argv)
     out = cli.Progress(open(os.devnull, "w"))  # noqa: SIM115
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-    device.set_up(machine, args.tf32)
+    device.set_up(machine, args.tf32, cli.cache_folder() / "compiled")
     corpus = open_corpus(args)
     config = model_config(args, corpus.vocab_size, corpus.train.length)
     recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)
