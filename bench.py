@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,6 @@ LEARNING_RATE, SEED = 3e-4, 1337  # constant; train.py's default seed
 LOSS_STEPS = 20  # in which losses are compared: beyond, rounding has grown into another run
 SAME_PRECISION = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}  # relative, to the first rung of the same
 ANY_PRECISION = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 2e-2, "fp16": 2e-2}  # relative, to the first rung of all
-PROBE_SECONDS = 600
 SLOW_EXIT = 1  # a rung failed, or its losses are not the first rung's
 
 
@@ -258,24 +257,24 @@ def naive_optimizer(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def train_naively(argv: Sequence[str]) -> int:
-    """train.py's own main with the parts in argv[0] replaced, argv[1:] its flags."""
+def train_naively(parts: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
+    """train.py's own main with its parts of these names replaced."""
     import torch
 
     import data
     import model
     import train
 
-    parts = set(argv[0].split(","))
     if "loader" in parts:
         data.Batches = NaiveBatches  # type: ignore[misc, assignment]
     if "attention" in parts:
         model.causal_attention = naive_attention
     if "optimizer" in parts:
         torch.optim.AdamW = naive_optimizer  # type: ignore[misc, assignment]
-    code = train.main(argv[1:])
-    assert code or parts == USED, f"train.py never called the naive {parts - USED}"
-    return code
+    if code := train.main(flags):
+        raise SystemExit(code)
+    assert set(parts) == USED, f"train.py never called the naive {set(parts) - USED}"
+    return {}
 
 
 # ---------------------------------------------------------------- processes
@@ -293,17 +292,11 @@ class Ended:
     @property
     def problem(self) -> str:
         """Why it failed, in a line; empty if it did not."""
-        if not self.code:
-            return ""
         lines = [line for line in self.stderr.splitlines() if line.strip()]
-        said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
-        killed = f"killed by signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
-        return printable(self.gave_up or said.removeprefix("error: ") or killed)
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        """The JSON object that its last line is."""
-        return json.loads(self.stdout.splitlines()[-1])
+        said = next((line for line in lines if line.startswith("error: ")), "")
+        if not said and self.code:
+            said = f"killed by signal {-self.code}" if self.code < 0 else (lines or [f"exit code {self.code}"])[-1]
+        return printable(self.gave_up or said.removeprefix("error: ")) if self.code else ""
 
 
 def run(words: Sequence[str], cache: Path, seconds: float, signals: cli.Signals) -> Ended:
@@ -333,6 +326,14 @@ def run(words: Sequence[str], cache: Path, seconds: float, signals: cli.Signals)
         return Ended(child.returncode, said, complaints, gave_up)
 
 
+def ask(name: str, cache: Path, seconds: float, signals: cli.Signals, **request: Any) -> dict[str, Any]:
+    """What one of CHILDREN answers to the request. Raises UserError with its problem."""
+    ended = run([str(HERE / "bench.py"), name, json.dumps(request)], cache, seconds, signals)
+    if problem := ended.problem:
+        raise UserError(Exit.MACHINE, problem if problem.startswith("--") else f"{name} failed: {problem}")
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
 @dataclass(frozen=True)
 class Bench:
     """What the parts below share."""
@@ -341,16 +342,18 @@ class Bench:
     out: cli.Progress
     signals: cli.Signals
     folder: Path
-    data_dir: Path
+    data_dir: str
     shape: Shape
     machine: dict[str, Any]
     steps: int
     warmup: int
 
-    def child(self, name: str, **fields: Any) -> Ended:
-        """Runs one of CHILDREN with the fields as its request."""
-        return run([str(HERE / "bench.py"), name, json.dumps(fields)], self.folder / f"cache-{name}",
-                   60 * self.args.limit_minutes, self.signals)
+    def keep(self, results: dict[str, Any]) -> None:
+        """Writes what is known so far to --json."""
+        if self.args.json is not None:
+            fields = {"argv": sys.argv[1:], "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                      "machine": self.machine, "shape": asdict(self.shape), "steps": self.steps, "warmup": self.warmup}
+            cli.write_whole(Path(self.args.json), json.dumps({**fields, **results}, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------- what a rung did
@@ -360,7 +363,7 @@ def train_flags(bench: Bench, rung: Rung, output_dir: Path) -> list[str]:
     """The whole command line of train.py for a rung."""
     shape = bench.shape
     return [*spelt({
-        "data_dir": bench.data_dir, "output_dir": output_dir, "model_size": shape.model_size,
+        "data_dir": bench.data_dir, "output_dir": str(output_dir), "model_size": shape.model_size,
         "seq_length": shape.seq_length, "tie_weights": shape.tie_weights, "use_gpu": bench.machine["device"] == "cuda",
         "max_steps": bench.warmup + bench.steps, "learning_rate": LEARNING_RATE, "use_lr_scheduler": False,
         "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0,
@@ -371,14 +374,16 @@ def time_rung(bench: Bench, rung: Rung, cache: Path) -> dict[str, Any]:
     """Runs a rung: its figures, or its status 'failed' and why."""
     output_dir = bench.folder / "out"
     flags = train_flags(bench, rung, output_dir)
-    start = [str(HERE / "bench.py"), "naive", ",".join(rung.naive)] if rung.naive else [str(HERE / "train.py")]
-    ended = run([*start, *flags], cache, 60 * bench.args.limit_minutes, bench.signals)
+    words = [str(HERE / "train.py"), *flags]
+    if rung.naive:
+        words = [str(HERE / "bench.py"), "naive", json.dumps({"parts": rung.naive, "flags": flags})]
+    ended = run(words, cache, 60 * bench.args.limit_minutes, bench.signals)
     found: dict[str, Any] = {"rung": rung.number, "name": rung.name, "precision": rung.precision,
                              "naive": rung.naive, "flags": flags}
     closing = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if ": " in line)
     fell_back = next((line for line in ended.stderr.splitlines() if "torch.compile failed" in line), "")
     try:
-        if problem := ended.problem or fell_back:
+        if problem := ended.problem or fell_back.removeprefix("warning: "):
             return {**found, "status": "failed", "reason": problem}
         lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
         steps = [line for line in lines if "loss" in line]
@@ -456,7 +461,7 @@ def describe(bench: Bench) -> list[str]:
     machine, shape = bench.machine, bench.shape
     speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in machine["matmul_flops"].items())
     return [f"machine   {machine['name']}, {machine['software']}",
-            f"matmul    TFLOP/s of torch.mm, two square matrices of {machine['matmul_width']:,}, best of 8: {speeds}",
+            f"matmul    TFLOP/s of torch.mm, two square matrices of {machine['matmul_width']:,}, best of 5: {speeds}",
             f"shape     {shape.model_size}, {shape.vocab_size:,} ids, {'tied' if shape.tie_weights else 'untied'}, "
             f"B {shape.batch_size}, T {shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; median and 90th "
             f"percentile of {bench.steps} steps after {bench.warmup}"]
@@ -480,7 +485,7 @@ def picture(rungs: Sequence[dict[str, Any]], title: str, path: str) -> None:
 # ---------------------------------------------------------------- the three benchmarks
 
 
-def time_ladder(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
+def time_ladder(bench: Bench) -> int:
     """Every rung in turn, a line for each as it ends; SLOW_EXIT if one failed or computed something else."""
     results: list[dict[str, Any]] = []
     bench.out.say(HEADER)
@@ -493,7 +498,7 @@ def time_ladder(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
             found = compare(found, [other for other in results if other["status"] == "done"])
         results.append(found)
         bench.out.say(row(found))
-        keep({"rungs": results})
+        bench.keep({"rungs": results})
     kernels = {found["attention"]: found["rung"] for found in reversed(results) if found["status"] == "done"}
     for name, number in reversed(kernels.items()):
         bench.out.say(f"attention from rung {number}: {name}")
@@ -506,7 +511,7 @@ def time_ladder(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
     return Exit.DONE if good else SLOW_EXIT
 
 
-def time_peer(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
+def time_peer(bench: Bench) -> int:
     """Our best rung and the peer's model in turns, each in a process of its own, on the same batches and weights."""
     args, who = bench.args, bench.args.peer
     rungs = [rung for rung in chosen(bench) if not rung.why_not]
@@ -521,25 +526,23 @@ def time_peer(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
         if ours["status"] != "done":
             raise UserError(Exit.MACHINE, f"our rung {best.number} failed: {ours['reason']}")
         with bench.out.phase(f"turn {turn + 1}, {who}"):
-            ended = bench.child("peer", who=who, peer_dir=args.peer_dir, data_dir=str(bench.data_dir),
-                                steps=bench.steps, warmup=bench.warmup, precision=best.precision,
-                                on_gpu=bench.machine["device"] == "cuda", **asdict(bench.shape))
-        if ended.code:
-            raise UserError(Exit.MACHINE, f"{who} failed: {ended.problem}")
-        theirs = ended.answer
+            theirs = ask("peer", bench.folder / "cache-peer", 60 * args.limit_minutes, bench.signals, who=who,
+                         peer_dir=args.peer_dir, data_dir=bench.data_dir, shape=asdict(bench.shape),
+                         num_steps=bench.warmup + bench.steps, precision=best.precision,
+                         on_gpu=bench.machine["device"] == "cuda")
         theirs |= figures(bench, best.precision, theirs["seconds"][bench.warmup:])
         theirs["losses"] = dict(enumerate(theirs["losses"], 1))
         for name, found in (("ours", ours), (who, theirs)):
             turns[name].append(found)
             bench.out.say(f"turn {turn + 1}    {name:<13}{found['ms_median']:>10,.1f} ms, p90 {found['ms_p90']:,.1f}, "
                           f"{cli.size(found['peak_memory_bytes'])}")
-        keep({"peer": who, "turns": turns})
+        bench.keep({"peer": who, "turns": turns})
     of = {name: {key: statistics.median(found[key] for found in runs) for key in ("ms_median", "peak_memory_bytes")}
           for name, runs in turns.items()}
     apart = loss_difference(turns["ours"][0]["losses"], turns[who][0]["losses"])
     summary = {"speedup": of[who]["ms_median"] / of["ours"]["ms_median"], "loss_difference": apart,
                "memory_ratio": of["ours"]["peak_memory_bytes"] / of[who]["peak_memory_bytes"]}
-    keep({"peer": who, "turns": turns, "medians": of, **summary})
+    bench.keep({"peer": who, "turns": turns, "medians": of, **summary})
     for name, runs in turns.items():
         first = ", ".join(f"{runs[0]['losses'][step]:.4f}" for step in list(runs[0]["losses"])[:4])
         bench.out.say(f"{name:<13} {of[name]['ms_median']:,.1f} ms, {cli.size(of[name]['peak_memory_bytes'])}; first "
@@ -549,14 +552,11 @@ def time_peer(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
     return Exit.DONE if apart <= ANY_PRECISION["bf16"] else SLOW_EXIT
 
 
-def time_loader(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
+def time_loader(bench: Bench) -> int:
     """Microseconds of a batch, ours and by nanoGPT's formula."""
     with bench.out.phase("loading batches"):
-        ended = bench.child("loader", data_dir=str(bench.data_dir))
-    if ended.code:
-        raise UserError(Exit.MACHINE, f"the loader failed: {ended.problem}")
-    found = ended.answer
-    keep({"loader": found})
+        found = ask("loader", bench.folder, 60 * bench.args.limit_minutes, bench.signals, data_dir=bench.data_dir)
+    bench.keep({"loader": found})
     bench.out.say(f"a batch of 64 x 512, inputs and targets, in turns, medians of {found['turns']} turns of "
                   f"{found['batches']} batches")
     for name, microseconds in found["microseconds"].items():
@@ -567,36 +567,27 @@ def time_loader(bench: Bench, keep: Callable[[dict[str, Any]], None]) -> int:
 # ---------------------------------------------------------------- what runs in processes of its own
 
 
-def answer(fields: dict[str, Any]) -> int:
-    """Says the answer of a child; returns its exit code."""
-    print(json.dumps(fields), flush=True)
-    return Exit.DONE
-
-
-def probe(argv: Sequence[str]) -> int:
-    """What the machine is and how fast it multiplies matrices: the best of 8 products in each precision."""
+def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any]) -> dict[str, Any]:
+    """What the machine is and how fast it multiplies matrices: the best of 5 products in each precision."""
     import torch
 
     import device
     from model import SIZES, GPTConfig
 
-    asked = json.loads(argv[0])
-    if asked["use_gpu"] and (reason := device.why_no_cuda()):
+    if use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
-    why_no_half = "--precision fp32" if asked["precision"] == "fp32" else ""
-    machine = device.choose(asked["use_gpu"], True, "auto", True)
+    why_no_half = "--precision fp32" if precision == "fp32" else ""
+    machine = device.choose(use_gpu, True, "auto", True)
     on_gpu = machine.device.type == "cuda"
-    if not on_gpu and asked["precision"] is None and not device.cpu_has_bf16():
+    if not on_gpu and precision is None and not device.cpu_has_bf16():
         why_no_half = "this processor has no bf16 instructions"
-    shape = Shape(**asked["shape"])
-    config = GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size], tie_weights=shape.tie_weights)
-    width = asked["width"] or (8192 if on_gpu else 2048)
-    repeats = 20 if on_gpu else 1
+    V, T, n_layer_head_embd = shape["vocab_size"], shape["seq_length"], SIZES[shape["model_size"]]
+    width, repeats = (8192, 20) if on_gpu else (2048, 1)
 
     def flops_of(dtype: torch.dtype) -> float:
         a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
         best = float("inf")
-        for _ in range(8):
+        for _ in range(5):
             device.synchronize(machine)
             started = time.perf_counter()
             for _ in range(repeats):
@@ -613,37 +604,36 @@ def probe(argv: Sequence[str]) -> int:
     if not why_no_half:
         speeds[machine.precision] = flops_of(machine.dtype)
     threads = "" if on_gpu else f", {torch.get_num_threads()} threads"
-    return answer({"device": machine.device.type, "name": machine.name + threads,
+    return {"device": machine.device.type, "name": machine.name + threads,
                    "software": f"torch {torch.__version__}, Python {sys.version.split()[0]}",
                    "half": "fp32" if why_no_half else machine.precision, "why_no_half": why_no_half,
                    "why_no_compile": device.why_no_compile(machine.device), "peak_flops": machine.peak_flops,
-                   "matmul_flops": speeds, "matmul_width": width, "flops_per_token": config.flops_per_token,
-                   "parameters": config.num_parameters})
+                   "matmul_flops": speeds, "matmul_width": width,
+                   "flops_per_token": GPTConfig(V, T, *n_layer_head_embd).flops_per_token}
 
 
-def synthesise(argv: Sequence[str]) -> int:
+def synthesise(folder: str, vocab_size: int, num_tokens: int) -> dict[str, Any]:
     """Writes a folder of tokens that can be learned: Zipf's law, and every other token follows from the one before."""
     import numpy as np
 
     from data import METADATA_FORMAT, METADATA_VERSION, dtype_for
 
-    asked = json.loads(argv[0])
-    folder, ids, rows = Path(asked["folder"]), asked["vocab_size"], 1024
+    rows, dtype = 1024, dtype_for(vocab_size)
+    columns = -(-num_tokens // rows)
     rng = np.random.default_rng(SEED)
-    columns = -(-asked["tokens"] // rows)
-    drawn = ids ** rng.random((columns, rows))  # log-uniform from 1 to the vocabulary's size: frequency as 1 / rank
-    tokens, follows, successor = drawn.astype(np.int64) - 1, rng.random((columns, rows)) < 0.5, rng.permutation(ids)
+    tokens = (vocab_size ** rng.random((columns, rows))).astype(np.int64) - 1  # log-uniform: frequency as 1 / rank
+    follows, successor = rng.random((columns, rows)) < 0.5, rng.permutation(vocab_size)
     for column in range(1, columns):
         tokens[column] = np.where(follows[column], successor[tokens[column - 1]], tokens[column])
-    dtype = dtype_for(ids)
-    tokens.T.ravel().astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
-    fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": ids, "dtype": dtype,
+    tokens.T.ravel().astype(np.dtype(dtype).newbyteorder("<")).tofile(Path(folder) / "train.bin")
+    fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
               "splits": {"train": {"tokens": columns * rows}}}
-    cli.write_whole(folder / "metadata.json", json.dumps(fields))
-    return Exit.DONE
+    cli.write_whole(Path(folder) / "metadata.json", json.dumps(fields))
+    return {}
 
 
-def peer(argv: Sequence[str]) -> int:
+def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], num_steps: int, precision: str,
+         on_gpu: bool) -> dict[str, Any]:
     """Trains a peer's model on our batches from our initial weights: seconds of every step, losses, memory."""
     import torch
 
@@ -651,24 +641,23 @@ def peer(argv: Sequence[str]) -> int:
     import device
     from model import GPT, SIZES, GPTConfig
 
-    asked = json.loads(argv[0])
-    B, T = asked["batch_size"], asked["seq_length"]
-    machine = device.choose(asked["on_gpu"], asked["precision"] in ("bf16", "fp16"), "auto", True)
-    torch.set_float32_matmul_precision("highest" if asked["precision"] == "fp32" else "high")
-    folder = Path(asked["data_dir"])
+    B, T = shape["batch_size"], shape["seq_length"]
+    machine = device.choose(on_gpu, precision in ("bf16", "fp16"), "auto", True)
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    folder = Path(data_dir)
     corpus = data.open_corpus(folder, None, folder / "metadata.json", None)
     batches = data.Batches(corpus.train, "ram", data.WindowOrder(corpus.train.length, T, SEED), B, machine.device)
-    config = GPTConfig(corpus.vocab_size, T, *SIZES[asked["model_size"]], tie_weights=asked["tie_weights"])
+    config = GPTConfig(corpus.vocab_size, T, *SIZES[shape["model_size"]], tie_weights=shape["tie_weights"])
     torch.manual_seed(SEED)
     weights = {name: tensor[:config.vocab_size] if "wte" in name or "lm_head" in name else tensor
                for name, tensor in GPT.create(config).state_dict().items()}
     weights.setdefault("lm_head.weight", weights["transformer.wte.weight"])
-    make = {"nanogpt": make_nanogpt, "transformers": make_transformers}[asked["who"]]
-    net, loss_of, optimizer, notes = make(config, weights, machine.device, asked["peer_dir"])
+    make = {"nanogpt": make_nanogpt, "transformers": make_transformers}[who]
+    net, loss_of, optimizer, notes = make(config, weights, machine.device, peer_dir)
     del weights
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     seconds, losses = [], []
-    for step in range(asked["warmup"] + asked["steps"]):
+    for step in range(num_steps):
         started = time.perf_counter()
         inputs_BT, targets_BT = batches.get(step * B, 0)
         with machine.autocast():
@@ -682,8 +671,8 @@ def peer(argv: Sequence[str]) -> int:
         losses.append(float(loss))
         device.synchronize(machine)
         seconds.append(time.perf_counter() - started)
-    return answer({"seconds": seconds, "losses": losses, "notes": notes, "compile_seconds": seconds[0],
-                   "peak_memory_bytes": device.peak_memory(machine)})
+    return {"seconds": seconds, "losses": losses, "notes": notes, "compile_seconds": seconds[0],
+                   "peak_memory_bytes": device.peak_memory(machine)}
 
 
 def make_nanogpt(config: Any, weights: dict[str, torch.Tensor], where: torch.device, peer_dir: str) -> tuple[Any, ...]:
@@ -729,14 +718,14 @@ def make_transformers(config: Any, weights: dict[str, torch.Tensor], where: torc
             f"transformers {transformers.__version__}, sdpa, torch.compile, fused AdamW")
 
 
-def loader(argv: Sequence[str]) -> int:
+def loader(data_dir: str) -> dict[str, Any]:
     """Times a batch of 64 x 512 on the processor: ours from RAM and from a warm memory map, and nanoGPT's get_batch."""
     import numpy as np
     import torch
 
     import data
 
-    folder, B, T, turns, num = Path(json.loads(argv[0])["data_dir"]), 64, 512, 9, 50
+    folder, B, T, turns, num = Path(data_dir), 64, 512, 9, 50
     corpus, cpu = data.open_corpus(folder, None, folder / "metadata.json", None), torch.device("cpu")
     order, (part, *_) = data.WindowOrder(corpus.train.length, T, SEED), corpus.train.parts
     batches = {where: data.Batches(corpus.train, where, order, B, cpu) for where in ("ram", "mmap")}
@@ -759,8 +748,8 @@ def loader(argv: Sequence[str]) -> int:
                 way(i)
             if turn:  # the first warms up
                 times[name].append((time.perf_counter() - started) / num * 1e6)
-    return answer({"microseconds": {name: statistics.median(found) for name, found in times.items()},
-                   "turns": turns, "batches": num, "tokens": corpus.train.length})
+    return {"microseconds": {name: statistics.median(found) for name, found in times.items()},
+                   "turns": turns, "batches": num, "tokens": corpus.train.length}
 
 
 CHILDREN = {"naive": train_naively, "probe": probe, "tokens": synthesise, "peer": peer, "loader": loader}
@@ -798,46 +787,30 @@ def choose_shape(args: argparse.Namespace) -> Shape:
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     if argv and argv[0] in CHILDREN:
-        return CHILDREN[argv[0]](argv[1:])
+        print(json.dumps(CHILDREN[argv[0]](**json.loads(argv[1]))), flush=True)
+        return Exit.DONE
     args = read_flags(argv)
     check_packages(args)
     shape = choose_shape(args)
-    out = cli.Progress()
-    with (contextlib.closing(out), cli.Signals() as signals,
+    with (contextlib.closing(cli.Progress()) as out, cli.Signals() as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as temporary):
-        folder = Path(temporary)
-        bench = Bench(args, out, signals, folder, Path(args.data_dir or folder), shape, {}, 0, 0)
+        folder, seconds = Path(temporary), 60 * args.limit_minutes
         try:
             with out.phase("multiplying matrices"):
-                width = 256 if shape.model_size == "tiny" else None
-                ended = bench.child("probe", use_gpu=args.use_gpu, precision=args.precision, shape=asdict(shape),
-                                    width=width)
-            if ended.code:
-                raise UserError(Exit(ended.code) if ended.code in list(Exit) else Exit.MACHINE, ended.problem)
-            machine = ended.answer
-            on_gpu = machine["device"] == "cuda"
-            bench = replace(bench, machine=machine, steps=args.steps or (50 if on_gpu else 12),
-                            warmup=args.warmup or (20 if on_gpu else 4))
+                machine = ask("probe", folder, seconds, signals, use_gpu=args.use_gpu, precision=args.precision,
+                              shape=asdict(shape))
+            steps, warmup = (50, 20) if machine["device"] == "cuda" else (12, 4)
+            bench = Bench(args, out, signals, folder, args.data_dir or temporary, shape, machine, args.steps or steps,
+                          args.warmup or warmup)
             if args.data_dir is None:
-                tokens = (bench.warmup + bench.steps + 2) * shape.tokens_per_step
+                needed = (bench.warmup + bench.steps + 2) * shape.tokens_per_step
                 with out.phase("making tokens"):
-                    ended = bench.child("tokens", folder=temporary, vocab_size=shape.vocab_size,
-                                        tokens=max(tokens, 10**7 if args.loader else 10**5))
-                if ended.code:
-                    raise UserError(Exit.MACHINE, f"the tokens could not be made: {ended.problem}")
+                    ask("tokens", folder, seconds, signals, folder=temporary, vocab_size=shape.vocab_size,
+                        num_tokens=10_000_000 if args.loader else needed)
             for line in describe(bench):
                 out.say(line)
-
-            def keep(results: dict[str, Any]) -> None:
-                """Writes what there is so far."""
-                if args.json is not None:
-                    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                    fields = {"argv": list(argv), "time": now, "machine": machine, "shape": asdict(shape),
-                              "steps": bench.steps, "warmup": bench.warmup, **results}
-                    cli.write_whole(Path(args.json), json.dumps(fields, indent=1) + "\n")
-
             way = time_peer if args.peer is not None else time_loader if args.loader else time_ladder
-            return way(bench, keep)
+            return way(bench)
         except cli.Stopped:
             return 128 + (signals.number or 0)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,14 +114,15 @@ def test_the_naive_loader_gives_the_products_batches(tmp_path, num_parts):
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
     results = []
-    for make in (bench.naive_optimizer, torch.optim.AdamW):
+    makes: list[Any] = [bench.naive_optimizer, torch.optim.AdamW]
+    for make in makes:
         weight = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
         optimizer = make([weight], 0.1, (0.9, 0.95), fused=True)
         for _ in range(3):
             weight.grad = weight.detach() ** 2
-            optimizer.found_inf = torch.tensor(found_inf)  # type: ignore[union-attr]
+            optimizer.found_inf = torch.tensor(found_inf)
             optimizer.step()
-            assert float(optimizer.found_inf) == found_inf  # type: ignore[union-attr] - train.py counts it afterwards
+            assert float(optimizer.found_inf) == found_inf  # train.py counts it afterwards
         results.append(weight.detach())
     torch.testing.assert_close(*results)
     assert torch.equal(results[0], torch.linspace(-1, 1, 12).reshape(3, 4)) == bool(found_inf)
@@ -137,15 +139,14 @@ def test_a_peer_of_transformers_starts_where_our_model_does():
     torch.testing.assert_close(loss, ours(ids, targets))
 
 
-def test_the_made_up_tokens_are_a_corpus_and_the_loader_reads_it(tmp_path, capsys):
-    assert bench.synthesise([json.dumps({"folder": str(tmp_path), "vocab_size": 300, "tokens": 200_000})]) == 0
+def test_the_made_up_tokens_are_a_corpus_and_the_loader_reads_it(tmp_path):
+    assert bench.synthesise(str(tmp_path), 300, 200_000) == {}
     corpus = data.open_corpus(tmp_path, None, tmp_path / "metadata.json", None)
     assert corpus.vocab_size == 300
     assert corpus.train.length >= 200_000
     counts = np.bincount(np.fromfile(tmp_path / "train.bin", "<i2"), minlength=300)
     assert counts[0] > 3 * counts[10]
-    assert bench.loader([json.dumps({"data_dir": str(tmp_path)})]) == 0
-    found = json.loads(capsys.readouterr().out)["microseconds"]
+    found = bench.loader(str(tmp_path))["microseconds"]
     assert set(found) == {"ours, from RAM", "get_batch", "ours, from a warm map"}
     assert found["ours, from RAM"] < found["get_batch"]
 
@@ -178,15 +179,21 @@ def test_a_gpu_has_all_rungs_and_a_cpu_says_what_it_lacks():
 # ---------------------------------------------------------------- when something is wrong
 
 
-def make_bench(tmp_path, out, **flags) -> bench.Bench:
+def make_bench(tmp_path, out) -> bench.Bench:
     """A Bench on an imagined CPU that writes to out."""
-    args = Namespace(**{"rungs": None, "tuned": None, "limit_minutes": 1.0, "png": None, **flags})
-    return bench.Bench(args, cli.Progress(out), cli.Signals(), tmp_path, tmp_path, bench.SHAPES["mini"], CPU, 2, 1)
+    args = Namespace(rungs=None, tuned=None, limit_minutes=1.0, png=None, json=str(tmp_path / "found.json"))
+    return bench.Bench(args, cli.Progress(out), cli.Signals(), tmp_path, str(tmp_path), bench.SHAPES["mini"], CPU, 2, 1)
+
+
+def flags_of(words) -> list[str]:
+    """train.py's flags in a command line of train.py, or of bench.py in its place."""
+    return json.loads(words[2])["flags"] if words[1] == "naive" else words[1:]
 
 
 def leave_a_run(words, *, lose=0.0, complaint="", code=0) -> bench.Ended:
     """Writes what a run of train.py with these words leaves, every loss a share `lose` too high."""
-    folder = Path(words[words.index("--output_dir") + 1])
+    flags = flags_of(words)
+    folder = Path(flags[flags.index("--output_dir") + 1])
     folder.mkdir()
     steps = [{"step": step, "loss": (5 - step) * (1 + lose), "seconds": 0.5} for step in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
@@ -196,32 +203,39 @@ def leave_a_run(words, *, lose=0.0, complaint="", code=0) -> bench.Ended:
 
 def test_a_failed_rung_says_why_and_the_others_go_on(tmp_path, monkeypatch):
     def run(words, *_):
-        if "naive" not in words:
-            return bench.Ended(-9, "", "")
-        if "--use_amp" in words:
+        if words[1] != "naive":
+            return bench.Ended(-9, "", "warning: this is why")
+        if "--use_amp" in flags_of(words):
             return leave_a_run(words, complaint="warning: a\nerror: out of luck. Try again.\nlater", code=5)
-        if "--compile" in words:
+        if "--preload auto" in " ".join(flags_of(words)):
             return leave_a_run(words, complaint="warning: torch.compile failed, running eagerly: x")
         return leave_a_run(words)
 
     monkeypatch.setattr(bench, "run", run)
-    kept, out = {}, io.StringIO()
-    assert bench.time_ladder(make_bench(tmp_path, out), kept.update) == bench.SLOW_EXIT
+    out = io.StringIO()
+    assert bench.time_ladder(make_bench(tmp_path, out)) == bench.SLOW_EXIT
+    kept = json.loads((tmp_path / "found.json").read_text())
     said = {line.split()[0]: line for line in out.getvalue().splitlines() if line.startswith("   ")}
-    assert "same, to 0.0e+00" in said["1"]
+    assert "same, to 0.0e+00" in said["0"]
+    assert said["1"].endswith("failed: torch.compile failed, running eagerly: x")
     assert said["3"].endswith("failed: out of luck. Try again.")
     assert said["8"].endswith("failed: killed by signal 9")
-    assert [rung["status"] for rung in kept["rungs"]][:3] == ["done", "done", "skipped"]
+    assert [rung["status"] for rung in kept["rungs"]][:3] == ["done", "failed", "skipped"]
 
 
 def test_a_rung_that_computes_something_else_is_found_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "run", lambda words, *_: leave_a_run(words, lose=0.015 * ("--compile" in words)))
-    kept, out = {}, io.StringIO()
-    assert bench.time_ladder(make_bench(tmp_path, out), kept.update) == bench.SLOW_EXIT
+    def run(words, *_):
+        return leave_a_run(words, lose=wrong * ("--compile" in flags_of(words)))
+
+    monkeypatch.setattr(bench, "run", run)
+    wrong = 0.015
+    out = io.StringIO()
+    assert bench.time_ladder(make_bench(tmp_path, out)) == bench.SLOW_EXIT
+    kept = json.loads((tmp_path / "found.json").read_text())
     assert [rung["rung"] for rung in kept["rungs"] if rung.get("loss_ok") is False] == [5, 6, 7, 8]
     assert "DIFFERENT, to 1.5e-02" in out.getvalue()  # within bf16's reach of fp32, but not of the other bf16 rungs
-    monkeypatch.setattr(bench, "run", lambda words, *_: leave_a_run(words, lose=0.005 * ("--compile" in words)))
-    assert bench.time_ladder(make_bench(tmp_path, out), kept.update) == 0
+    wrong = 0.005
+    assert bench.time_ladder(make_bench(tmp_path, out)) == 0
 
 
 def test_losses_that_are_no_numbers_are_never_the_same():
@@ -251,9 +265,9 @@ def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # so that they come back
     monkeypatch.setattr(train, "main", lambda argv: 0)
     monkeypatch.setattr(bench, "USED", {"loader"})
-    assert bench.train_naively(["loader"]) == 0
+    assert bench.train_naively(["loader"], []) == {}
     with pytest.raises(AssertionError, match="attention"):
-        bench.train_naively(["loader,attention"])
+        bench.train_naively(["loader", "attention"], [])
 
 
 @pytest.mark.parametrize(("flags", "said"), [
