@@ -605,11 +605,11 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any]) ->
         speeds[machine.precision] = flops_of(machine.dtype)
     threads = "" if on_gpu else f", {torch.get_num_threads()} threads"
     return {"device": machine.device.type, "name": machine.name + threads,
-                   "software": f"torch {torch.__version__}, Python {sys.version.split()[0]}",
-                   "half": "fp32" if why_no_half else machine.precision, "why_no_half": why_no_half,
-                   "why_no_compile": device.why_no_compile(machine.device), "peak_flops": machine.peak_flops,
-                   "matmul_flops": speeds, "matmul_width": width,
-                   "flops_per_token": GPTConfig(V, T, *n_layer_head_embd).flops_per_token}
+            "software": f"torch {torch.__version__}, Python {sys.version.split()[0]}",
+            "half": "fp32" if why_no_half else machine.precision, "why_no_half": why_no_half,
+            "why_no_compile": device.why_no_compile(machine.device), "peak_flops": machine.peak_flops,
+            "matmul_flops": speeds, "matmul_width": width,
+            "flops_per_token": GPTConfig(V, T, *n_layer_head_embd).flops_per_token}
 
 
 def synthesise(folder: str, vocab_size: int, num_tokens: int) -> dict[str, Any]:
@@ -672,7 +672,7 @@ def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], n
         device.synchronize(machine)
         seconds.append(time.perf_counter() - started)
     return {"seconds": seconds, "losses": losses, "notes": notes, "compile_seconds": seconds[0],
-                   "peak_memory_bytes": device.peak_memory(machine)}
+            "peak_memory_bytes": device.peak_memory(machine)}
 
 
 def make_nanogpt(config: Any, weights: dict[str, torch.Tensor], where: torch.device, peer_dir: str) -> tuple[Any, ...]:
@@ -749,7 +749,7 @@ def loader(data_dir: str) -> dict[str, Any]:
             if turn:  # the first warms up
                 times[name].append((time.perf_counter() - started) / num * 1e6)
     return {"microseconds": {name: statistics.median(found) for name, found in times.items()},
-                   "turns": turns, "batches": num, "tokens": corpus.train.length}
+            "turns": turns, "batches": num, "tokens": corpus.train.length}
 
 
 CHILDREN = {"naive": train_naively, "probe": probe, "tokens": synthesise, "peer": peer, "loader": loader}
