@@ -477,7 +477,7 @@ def picture(rungs: Sequence[dict[str, Any]], title: str, path: str) -> None:
     bars = axes.barh([f"{found['rung']}  {found['name']}" for found in done], [r["tokens_per_second"] for r in done])
     axes.bar_label(bars, [f" {found['speedup']:.2f}x, {found['ms_median']:,.1f} ms" for found in done])
     axes.invert_yaxis()
-    axes.margins(x=0.2)
+    axes.margins(x=0.3)
     axes.set(xlabel="tokens a second", title=title)
     figure.savefig(path, dpi=150)
 
