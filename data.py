@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # what tokeniz
 MAX_VOCAB_SIZE = 2**24  # as in checkpoint.py: what is trained can be opened
 MAX_TOKENIZER_BYTES = 256 * 2**20
 IGNORED = -1  # a target that takes no part in the loss
+PLANNED_WINDOWS = 4096  # their order is worked out at once: 64 alone take a third of the time of 4,096
+COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk
 
 # ---------------------------------------------------------------- the tokenizer
 
@@ -449,9 +452,9 @@ class WindowOrder:
         epochs, positions = np.divmod(samples.astype(np.int64), num)
         starts = np.empty(samples.shape, np.int64)
         slack = self.num_tokens - 1 - num * self.seq_length
-        for epoch in np.unique(epochs):  # one, or two where the batch straddles
+        for epoch in range(int(epochs.min()), int(epochs.max()) + 1):  # one, or two where the batch straddles
             here = epochs == epoch
-            key = _mix(self.seed) ^ _mix(int(epoch) + 0x5851F42D4C957F2D)
+            key = _mix(self.seed) ^ _mix(epoch + 0x5851F42D4C957F2D)
             windows = permute(positions[here], num, key).astype(np.int64)
             starts[here] = windows * self.seq_length + _mix(key) % (slack + 1)
         return starts
@@ -576,8 +579,8 @@ def _as_ids(tokens: torch.Tensor, dtype: str) -> torch.Tensor:
 class Batches:
     """Training batches: micro-batch m after n samples is the same whatever came before, on any number of processes.
 
-    From the host, rows go through pinned memory and are copied without waiting; from a memory map a thread reads the
-    next batch ahead, so that a cold page never holds the step back.
+    From the host, rows go through pinned memory and are copied without waiting; from a memory map whose pages are cold
+    a thread reads the next batch ahead, so that they do not hold the step back.
     """
 
     def __init__(self, stream: TokenStream, where: str, order: WindowOrder, batch_size: int, device: torch.device,
@@ -585,29 +588,36 @@ class Batches:
         self.order, self.batch_size, self.rank, self.world_size = order, batch_size, rank, world_size
         self._device, self._tokens = device, Tokens(stream, where, device)
         self._ahead = concurrent.futures.ThreadPoolExecutor(1, "read-ahead") if where == "mmap" else None
-        self._next: tuple[int, concurrent.futures.Future[torch.Tensor]] | None = None
+        self._next: tuple[int, concurrent.futures.Future[tuple[torch.Tensor, float]]] | None = None
+        self._planned = 0, np.empty(0, np.int64)  # the first sample and the starts of some windows ahead
 
     def resize(self, batch_size: int) -> None:
         """From here on micro-batches of so many rows; what was read ahead had others."""
         self.batch_size, self._next = batch_size, None
 
-    def _gather(self, first_sample: int) -> torch.Tensor:
-        samples = np.arange(first_sample, first_sample + self.batch_size)
-        return self._tokens.windows(self.order.starts(samples), self.order.seq_length + 1)
+    def _gather(self, first: int) -> tuple[torch.Tensor, float]:
+        """Inputs, then targets, as stored, [2 B, T], of the samples from first on, and the seconds that took."""
+        started = time.perf_counter()
+        planned_from, starts = self._planned
+        if not planned_from <= first <= planned_from + len(starts) - self.batch_size:
+            starts = self.order.starts(np.arange(first, first + max(self.batch_size, PLANNED_WINDOWS)))
+            planned_from, self._planned = first, (first, starts)
+        starts = starts[first - planned_from:][:self.batch_size]
+        rows = self._tokens.windows(np.concatenate((starts, starts + 1)), self.order.seq_length)
+        return rows, time.perf_counter() - started
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This process's inputs and targets, int64 [B, T] each, of the micro-th micro-batch after samples_seen ones."""
         stride = self.batch_size * self.world_size
         first = samples_seen + micro * stride + self.rank * self.batch_size
-        if self._ahead is None:
-            rows = self._gather(first)
-        else:
-            rows = self._next[1].result() if self._next and self._next[0] == first else self._gather(first)
-            self._next = first + stride, self._ahead.submit(self._gather, first + stride)
+        rows, seconds = self._next[1].result() if self._next and self._next[0] == first else self._gather(first)
+        if self._ahead is not None:
+            is_cold = seconds > COLD_SECONDS
+            self._next = (first + stride, self._ahead.submit(self._gather, first + stride)) if is_cold else None
         if self._device.type == "cuda" and not rows.is_cuda:
             rows = rows.pin_memory().to(self._device, non_blocking=True)
-        ids_BT1 = _as_ids(rows, self._tokens.dtype)
-        return ids_BT1[:, :-1].contiguous(), ids_BT1[:, 1:].contiguous()
+        inputs_BT, targets_BT = _as_ids(rows, self._tokens.dtype).view(2, self.batch_size, -1).unbind()
+        return inputs_BT, targets_BT
 
 
 def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_batches: int,

@@ -30,8 +30,9 @@ IMPORTS = {
     "pretokenize": {"passes", "data", "engine", "formats", "store", "text", "workers", "cli"},
     "generate": {"model", "data", "device", "checkpoint", "cli"},
     "train": {"model", "data", "device", "checkpoint", "plan", "generate", "cli"},
+    "bench": {"train", "model", "data", "device", "cli"},
 }
-COMMANDS = ("pretokenize", "train", "generate")
+COMMANDS = ("pretokenize", "train", "generate", "bench")
 
 
 def imported_by(tree: ast.AST) -> set[str]:
@@ -148,11 +149,13 @@ def commands_in(text: str) -> list[list[str]]:
 
 
 def test_every_command_of_the_readme_and_the_scripts_is_understood():
+    import bench
     import generate
     import pretokenize
     import train
 
     parsers = {
+        "bench.py": bench.read_flags,
         "generate.py": generate.read_flags,
         "pretokenize.py": pretokenize.read_flags,
         "train.py": train.read_flags,
