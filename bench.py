@@ -440,7 +440,7 @@ def compare(found: dict[str, Any], done: Sequence[dict[str, Any]]) -> dict[str, 
 
 # ---------------------------------------------------------------- what is shown
 
-ROW = "{:>4}  {:<33}{:>9}{:>9}{:>10}{:>7}{:>8}{:>10}{:>9}{:>9}  {}"
+ROW = "{:>4}  {:<33}{:>9}{:>9}{:>10}{:>7}{:>8}{:>12}{:>9}{:>9}  {}"
 HEADER = ROW.format("rung", "name", "ms", "p90", "tok/s", "mfu", "matmul", "memory", "compile", "speed-up", "losses")
 
 
@@ -466,7 +466,7 @@ def describe(bench: Bench) -> list[str]:
     machine, shape = bench.machine, bench.shape
     speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in machine["matmul_flops"].items())
     return [f"machine   {machine['name']}, {machine['software']}",
-            f"matmul    TFLOP/s of torch.mm, two square matrices of {machine['matmul_width']:,}, best of 5: {speeds}",
+            f"matmul    TFLOP/s of torch.mm, two square matrices of {machine['matmul_width']:,}, best of 20: {speeds}",
             f"shape     {shape.model_size}, {shape.vocab_size:,} ids, {'tied' if shape.tie_weights else 'untied'}, "
             f"B {shape.batch_size}, T {shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; median and 90th "
             f"percentile of {bench.steps} steps after {bench.warmup}"]
@@ -573,7 +573,7 @@ def time_loader(bench: Bench) -> int:
 
 
 def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any]) -> dict[str, Any]:
-    """What the machine is and how fast it multiplies matrices: the best of 5 products in each precision."""
+    """What the machine is and how fast it multiplies matrices: the best of 20 products in each precision."""
     import torch
 
     import device
@@ -592,7 +592,7 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any]) ->
     def flops_of(dtype: torch.dtype) -> float:
         a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
         best = float("inf")
-        for _ in range(5):
+        for _ in range(20):
             device.synchronize(machine)
             started = time.perf_counter()
             for _ in range(repeats):

@@ -74,7 +74,7 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[s
     Weights, gradients and both moments are fp32; a tied embedding's gradient exists twice for a moment, as it comes
     from both ends. Half precision keeps a copy of the matrices until the backward has used it. Of the logits there are,
     eager, log-probabilities, their gradient and the logits' gradient, fp32; compiled, the output, which its gradient
-    then takes the place of.
+    then takes the place of; in chunks, a gradient of the head for each of them.
     The program is what is no tensor.
     """
     tokens, C, e = batch_size * config.seq_length, config.n_embd, setting.dtype.itemsize
@@ -86,9 +86,10 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[s
     activations = tokens * (blocks + C * (2 * setting.residual_bytes + e)) + (2 * matrices if e == 2 else 0)
     rows = min(tokens, setting.logit_rows or tokens)
     a_logit = e if setting.compiled else 12
+    sums = tokens // rows * table * e if rows < tokens else 0
     return {"weights": 4 * parameters, "optimizer": 8 * parameters,
             "gradients": 4 * parameters + (4 * table if config.tie_weights else 0),
-            "activations": int(activations), "logits": rows * config.padded_vocab_size * a_logit,
+            "activations": int(activations), "logits": rows * config.padded_vocab_size * a_logit + sums,
             "program": program_bytes(config, setting, 4 * parameters)}
 
 

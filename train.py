@@ -129,6 +129,7 @@ if __name__ == "__main__":
     cli.guard(answer_early)
 
 import contextlib
+import gc
 import hashlib
 import json
 import math
@@ -576,6 +577,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
             if args.overwrite:
                 out.say(f"overwrite   deleting {printable(str(other))}")
                 shutil.rmtree(other, ignore_errors=True)
+        gc.freeze()  # the collector need not look through all there is again and again
         last_loss = loop(run, cli.Metrics(run.output_dir / "metrics.jsonl", state.step, state.validated_step))
         return finish(run, argv, last_loss)
     except (RuntimeError, MemoryError) as error:
@@ -585,6 +587,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         raise UserError(Exit.MACHINE, f"out of memory with {run.batches.batch_size} sequences at a time: {held} held, "
                                       f"of {there}. What was saved is safe. Try a smaller --batch_size, --seq_length "
                                       "or --model_size.") from error
+    finally:
+        gc.unfreeze()
 
 
 def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, machine: device.Machine,

@@ -88,8 +88,9 @@ def test_the_naive_attention_is_the_products(length):
     torch.manual_seed(0)
     inputs = [torch.randn(2, 3, length, 8, requires_grad=True) for _ in range(3)]
     results = []
+    q, k, v = inputs
     for attention in (bench.naive_attention, model.causal_attention):
-        output = attention(*inputs, 0.0)
+        output = attention(q, k, v, 0.0)
         results.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
     for naive, ours in zip(*results, strict=True):
         torch.testing.assert_close(naive, ours, rtol=1e-4, atol=1e-5)

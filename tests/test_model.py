@@ -394,3 +394,29 @@ def test_the_residual_stream_in_bf16_is_within_the_rounding_of_mixed_precision(m
     assert seen == [torch.bfloat16]
     for found, expected, true in zip(stream, mixed, exact, strict=True):
         assert (found - true).norm() < 3 * (expected - true).norm() + 1e-3 * true.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", [{"loss_chunk": 8}, {"recompute": True}, {"residual_dtype": torch.bfloat16}])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_each_saving_gives_the_plain_gradients(make_model, compiled, changes, dtype):
+    model = make_model(vocab_size=300).train().to("cuda")
+    ids = random_ids(model).to("cuda")
+
+    def gradients(half: torch.dtype) -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cuda", half, enabled=half != torch.float32):
+            loss = model(ids, ids)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    exact = gradients(torch.float32)
+    for name, value in changes.items():
+        setattr(model, name, value)
+    if compiled:
+        torch.compiler.reset()
+        model.compile(dynamic=False, fullgraph=True)
+    half = dtype == torch.bfloat16 or "residual_dtype" in changes
+    for found, expected in zip(gradients(dtype), exact, strict=True):
+        assert (found - expected).norm() < (0.05 if half else 1e-4) * expected.norm()

@@ -651,6 +651,19 @@ def test_a_run_killed_three_times_equals_one_that_was_not_in_every_mode(corpus, 
 
 
 @pytest.mark.slow
+def test_a_whole_run_compiles_one_graph_for_training_and_one_for_validation(run):
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    code, text = run("--compile", "--epochs", "2", "--eval_interval", "7", "--sample_interval", "5", "--dropout", "0.1",
+                     "--warmup_steps", "2")
+    assert code == 0
+    assert text.count("validation at step") > 2
+    assert text.count("sample at step") > 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.slow
 def test_compiled_equals_eager_within_rounding(run):
     code, text = run(
         "--max_steps",
