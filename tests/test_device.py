@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import device
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
+ROOT = Path(__file__).parent.parent
 CPU = device.Machine(torch.device("cpu"), "a CPU", "", torch.float32, "", False, "", ())
 
 
@@ -203,3 +205,11 @@ def test_the_block_of_every_start_says_device_precision_attention_compile_and_so
     lines = device.describe(device.choose(False, None, "auto", None), "flash", True)
     assert [line.split()[0] for line in lines] == ["device", "precision", "attention", "compile", "software"]
     assert all("()" not in line for line in lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
+    big = bytearray(b"x") * (600 * 2**20)
+    code = "import device; print(device.peak_memory(device.choose(False, None, 'auto', False)))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert int(shown) < len(big)
