@@ -72,7 +72,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--residual_dtype", one_of("auto", "fp32", "bf16"), "auto", "of the sum that blocks add to; auto: bf16 "
            "where mixed precision is")
     g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at once; 0: all",
-           "8192 on a GPU, 2048 on a CPU; all in fp16")
+           "8192 on a GPU, 2048 compiled on a CPU, else all; all in fp16")
     g.switch("--activation_checkpointing", False, "recompute blocks in backward: a third of the memory, 1.3x the time")
     g = parser.group("output")
     g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
@@ -627,7 +627,7 @@ def loss_chunk(args: argparse.Namespace, machine: device.Machine) -> int:
     """For how many tokens logits exist at once, 0 for all; fp16 needs the loss scale before it knows a gradient."""
     if machine.dtype == torch.float16:
         return 0
-    most = 8192 if machine.device.type == "cuda" else 2048
+    most = 8192 if machine.device.type == "cuda" else 2048 if machine.compile else 0
     return most if args.loss_chunk_tokens is None else args.loss_chunk_tokens
 
 
