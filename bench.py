@@ -207,6 +207,10 @@ class NaiveBatches:
                  device: torch.device):
         self.stream, self.order, self.batch_size, self.device = stream, order, batch_size, device
 
+    def resize(self, batch_size: int) -> None:
+        """As data.Batches does where memory runs out."""
+        self.batch_size = batch_size
+
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int64 [B, T] each, the same as those of data.Batches."""
         import numpy as np
@@ -386,7 +390,8 @@ def time_rung(bench: Bench, rung: Rung, cache: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"rung": rung.number, "name": rung.name, "precision": rung.precision,
                              "naive": rung.naive, "flags": flags}
     closing = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if ": " in line)
-    fell_back = next((line for line in ended.stderr.splitlines() if "torch.compile failed" in line), "")
+    other = ("torch.compile failed", "out of memory in step")  # the run went on, but as another rung's
+    fell_back = next((line for line in ended.stderr.splitlines() if any(words in line for words in other)), "")
     try:
         if problem := ended.problem or fell_back.removeprefix("warning: "):
             return {**found, "status": "failed", "reason": problem}

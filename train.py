@@ -3,7 +3,7 @@
     python train.py --use_gpu --use_amp --compile                       data/ from pretokenize.py, GPT-2 Small, to out/
     python train.py --model_size mini --compile --use_amp               a laptop's processor
     python train.py --use_gpu --resume_from auto                        go on where the last run in out/ stopped
-    python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? three steps, nothing written
+    python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? four steps, nothing written
 
 Read top to bottom: flags, the pure pieces, then main in the order of events. B is a micro-batch's sequences, T their
 length in tokens.
@@ -88,7 +88,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
     g = parser.group("plan")
-    g.switch("--dry_run", False, "print the plan, run three steps, write nothing")
+    g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
     g.switch("--debug", False, "show the traceback of an error")
@@ -785,7 +785,7 @@ def micro_batches(run: Run) -> Iterator[Batch]:
 
 
 def step_of(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
-    """One optimizer step on the next samples: mean loss and gradient norm. If it raises, only gradients are left."""
+    """One optimizer step on the next samples: mean loss and gradient norm. If it raises, undo takes back its half."""
     return train_step(run.model, run.optimizer, run.scaler, micro_batches(run), run.accumulation, run.machine.autocast,
                       run.args.label_smoothing, run.args.grad_clip)
 
@@ -923,8 +923,8 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
 def dry_run(run: Run) -> int:
     """Steps as the run would do them and what the whole will take; writes nothing."""
     recipe, args, config, times, loss_now = run.recipe, run.args, run.config, [], math.nan
-    with run.out.phase("three steps"):
-        for _ in range(4):  # the first is a cold one
+    with run.out.phase("four steps"):
+        for _ in range(4):  # the first is a cold one and does not count
             run.clock.start()
             loss_now = float(step_that_fits(run)[0])
             times.append(run.clock.lap())
