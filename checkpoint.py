@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -47,6 +47,9 @@ JSON_BYTES = 2**26  # no file of ours comes near
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' Conv1D stores [in, out]
 # Bounds that any real GPT-2 is within, so that a hostile config.json cannot ask for the machine's memory.
 BOUNDS = {"vocab_size": 2**24, "seq_length": 2**20, "n_layer": 1024, "n_head": 1024, "n_embd": 2**16}
+
+
+T = TypeVar("T")
 
 
 class Damaged(Exception):
@@ -460,8 +463,11 @@ def steps_in(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """Compares every file with the manifest and returns trainer_state.json's fields. Raises Damaged with the reason."""
+def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
+    """Compares every file with the manifest and returns trainer_state.json's fields. Raises Damaged with the reason.
+
+    Without to_train only the size of the optimizer's file, two thirds of the bytes, is looked at.
+    """
     manifest = _read_json(folder / "manifest.json")
     files, needed = manifest.get("files"), {"model.safetensors", "optimizer.safetensors", "trainer_state.json"}
     if manifest.get("version") != STATE_VERSION:
@@ -469,7 +475,8 @@ def verify(folder: Path) -> dict[str, Any]:
     if not isinstance(files, dict) or not needed <= set(files):
         raise Damaged("manifest.json does not list a checkpoint's files")
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
-        waiting = [(name, hashers.submit(_check_file, folder, name, entry)) for name, entry in files.items()]
+        waiting = [(name, hashers.submit(_check_file, folder, name, entry, to_train or name != "optimizer.safetensors"))
+                   for name, entry in files.items()]
         for name, checked in waiting:
             try:
                 checked.result()
@@ -481,7 +488,7 @@ def verify(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _check_file(folder: Path, name: str, entry: Any) -> None:
+def _check_file(folder: Path, name: str, entry: Any, to_its_end: bool) -> None:
     """Raises Damaged if a file is not what the manifest's entry says, OSError if it cannot be read."""
     path = folder / name
     if path.parent != folder or not isinstance(entry, dict):
@@ -492,11 +499,12 @@ def _check_file(folder: Path, name: str, entry: Any) -> None:
     num_bytes = path.stat().st_size
     if num_bytes != entry.get("bytes"):
         raise Damaged(f"{name} has {num_bytes:,} bytes, the manifest says {entry.get('bytes')}")
-    if sha256_of(path) != entry.get("sha256"):
+    if to_its_end and sha256_of(path) != entry.get("sha256"):
         raise Damaged(f"{name} does not have the manifest's sha256: its content changed after it was saved")
 
 
-def newest_sound(folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True,
+                 ) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint of a folder that verifies, with its state; damaged ones are warned of and passed over.
 
     None if the folder holds none at all. Raises UserError (exit 4) if all are damaged, each with its reason.
@@ -504,8 +512,10 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[
     reasons = []
     for path in steps_in(folder).values():
         try:
-            return path, verify(path)
+            return path, verify(path, to_train)
         except Damaged as error:
+            if not path.exists():
+                continue  # a run that trains has pruned it since
             reasons.append(f"{path.name}: {error}")
             warn(f"{printable(str(path))} is damaged and passed over: {error}")
     if reasons:
@@ -514,7 +524,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[
     return None
 
 
-def resolve(path: Path, warn: Callable[[str], None]) -> Path:
+def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> Path:
     """The folder to load a model from: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
     Raises UserError (exit 4) for what is none of these, naming what it looks like.
@@ -530,7 +540,7 @@ def resolve(path: Path, warn: Callable[[str], None]) -> Path:
                                          "or a Hugging Face GPT-2 folder.")
     if (path / "manifest.json").is_file():
         try:
-            verify(path)
+            verify(path, to_train)
         except Damaged as error:
             raise UserError(Exit.CHECKPOINT, f"checkpoint {name} is damaged: {error}. Give the folder it is in to take "
                                              "the newest sound one.") from error
@@ -540,11 +550,26 @@ def resolve(path: Path, warn: Callable[[str], None]) -> Path:
                                          "another checkpoint.")
     if (path / "config.json").is_file():
         return path
-    found = newest_sound(path, warn)
+    found = newest_sound(path, warn, to_train)
     if found is None:
         what = "holds no checkpoint" if path.is_dir() else "does not exist"
         raise UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: python train.py --output_dir {name}")
     return found[0]
+
+
+def read(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
+    """What reader makes of the folder that path resolves to; again, if a run that trains replaced it meanwhile.
+
+    Raises UserError (exit 4), and what reader raises.
+    """
+    for _ in range(5):
+        folder = resolve(path, warn, to_train=False)
+        try:
+            return reader(folder)
+        except (UserError, OSError):
+            if folder.exists():
+                raise
+    raise UserError(Exit.CHECKPOINT, f"{printable(str(path))} changes while it is read. Give one of its checkpoints.")
 
 
 def find_resume(wish: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],

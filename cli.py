@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -425,45 +424,49 @@ class Signals:
         self.number: int | None = None
         self.at = 0.0
         self.at_once = ""  # while nothing can be lost: words after 'stopped by SIGTERM' with which the process ends
+        self._seen = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._note)
-        told, self._tells = socket.socketpair()
-        self._tells.setblocking(False)
-        if hasattr(os, "register_at_fork"):  # a forked child's signals are not ours
-            os.register_at_fork(after_in_child=_no_wakeup)
-        signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._listen, args=(told,), daemon=True, name="signals")
-        self._thread.start()
+                self._previous[number] = signal.signal(number, self._note if os.name == "posix" else self._count)
+        if os.name == "posix":
+            told, self._tells = os.pipe()
+            os.set_blocking(self._tells, False)
+            os.register_at_fork(after_in_child=_no_wakeup)  # a forked child's signals are not ours
+            signal.set_wakeup_fd(self._tells, warn_on_full_buffer=False)
+            self._thread = threading.Thread(target=self._listen, args=(told,), daemon=True, name="signals")
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
+        if os.name == "posix":
+            signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._tells.close()  # which ends the thread
-        self._thread.join()
+        if os.name == "posix":
+            os.close(self._tells)  # which ends the thread
+            self._thread.join()
 
-    def _note(self, number: int, _frame: object) -> None:
+    def _note(self, number: int, _frame: object = None) -> None:
         if self.number is None:
             self.at, self.number = time.monotonic(), number
 
-    def _listen(self, told: socket.socket) -> None:
-        seen = 0
-        with told:
-            while word := told.recv(1):
-                if word[0] not in self._previous:
-                    continue
-                seen += 1
-                self._note(word[0], None)
-                if self.at_once:
-                    with contextlib.suppress(OSError, ValueError):
-                        print(f"stopped by {self.name} {self.at_once}", file=sys.stderr, flush=True)
-                if self.at_once or seen > 1:
-                    os._exit(128 + word[0])
+    def _count(self, number: int, _frame: object = None) -> None:
+        self._seen += 1
+        self._note(number)
+        if self.at_once:
+            with contextlib.suppress(OSError, ValueError):
+                print(f"stopped by {self.name} {self.at_once}", file=sys.stderr, flush=True)
+        if self.at_once or self._seen > 1:
+            os._exit(128 + number)
+
+    def _listen(self, told: int) -> None:
+        while word := os.read(told, 1):  # the interpreter writes a signal's number there, whatever runs
+            if word[0] in self._previous:
+                self._count(word[0])
+        os.close(told)
 
     def look(self) -> None:
         """Raises Stopped after a signal."""

@@ -152,18 +152,22 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = False) -> None:
+def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = False) -> list[str]:
     """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes.
 
-    deterministic lets any other operation raise RuntimeError, on a GPU too.
-
     compiled is where the compiler keeps its kernels: PyTorch's own default, /tmp, is lost with the machine's restart.
+    deterministic lets operations whose results timing could change raise RuntimeError. Returns warnings.
     """
-    if machine.compile:
-        with contextlib.suppress(OSError):
+    warnings = []
+    if machine.compile and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        try:
             compiled.mkdir(parents=True, exist_ok=True)
-            if os.access(compiled, os.W_OK):
-                os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+            (compiled / f".{os.getpid()}").touch()
+            (compiled / f".{os.getpid()}").unlink()
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
+        except OSError as error:
+            warnings.append(f"compiled kernels cannot be kept in {compiled}: {error.strerror}. The next start compiles "
+                            "again, unless TORCHINDUCTOR_CACHE_DIR names a folder of yours.")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
         torch.backends.cudnn.benchmark = False
@@ -171,13 +175,14 @@ def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = F
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        return
+        return warnings
     _keep_freed_memory()
     if machine.compile:
         # A compiled embedding's backward adds atomically; the deterministic one costs nothing measurable on a CPU.
         # Eager kernels need no such wish, and voicing it would import the compiler, 2 s.
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return warnings
 
 
 def _keep_freed_memory() -> None:

@@ -197,9 +197,8 @@ def main(argv: Sequence[str]) -> int:
     if args.use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
-    folder = checkpoint.resolve(Path(args.ckpt), cli.warn)
-    tokenizer = find_tokenizer(args, folder)
-    model = checkpoint.load_model(folder, machine.device).to(machine.dtype).eval()
+    model, tokenizer = checkpoint.read(Path(args.ckpt), cli.warn, lambda folder: (
+        checkpoint.load_model(folder, machine.device).to(machine.dtype).eval(), find_tokenizer(args, folder)))
     if data.vocab_size_of(tokenizer) > model.config.vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer has {data.vocab_size_of(tokenizer):,} ids, the model "
                                    f"{model.config.vocab_size:,}. Give the model's own --tokenizer_file.")

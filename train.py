@@ -537,7 +537,8 @@ def main(argv: Sequence[str]) -> int:
         assert corpus
         assert config
         machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-        device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic)
+        for warning in device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic):
+            out.warn(warning)
         return train(args, argv, out, signals, machine, corpus, config, resumed)
 
 
@@ -782,7 +783,9 @@ def warm_up(run: Run) -> None:
             torch.compiler.reset()
             run.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            run.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}")
+            run.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}. Its kernels go to "
+                         f"{printable(os.environ.get('TORCHINDUCTOR_CACHE_DIR', 'the folder for temporary files'))}; "
+                         "if that is full or not to be executed from, set TORCHINDUCTOR_CACHE_DIR to another.")
     run.optimizer.zero_grad(set_to_none=True)
     device.set_rng_state(run.machine, rng)
 

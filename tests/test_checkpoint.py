@@ -638,3 +638,22 @@ def test_the_names_on_disk_are_gpt2s_without_any_wrappers(make_model):
         expected = {name for name, _ in GPT(make_model().config).named_parameters()}
     assert set(checkpoint.to_hf_tensors((model := make_model()).config, model.state_dict())) == expected
     assert all(name.startswith("transformer.") for name in expected)
+
+
+def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):
+    def reader(path):
+        if path.name == "checkpoint-1000":
+            shutil.rmtree(path)
+        return checkpoint.load_model(path, CPU)
+
+    assert checkpoint.read(folder, no_warning, reader).config == GPTConfig(400, 16, 2, 2, 32)
+    with refused(r"model\.safetensors") as caught:  # what stays where it is, is damaged
+        checkpoint.read(folder, no_warning, lambda path: ((path / "model.safetensors").unlink(), reader(path)))
+    assert caught.value.code == Exit.CHECKPOINT
+
+
+def test_a_reader_of_weights_does_not_read_the_optimizer(folder):
+    flip(folder / "checkpoint-1000" / "optimizer.safetensors")
+    assert checkpoint.resolve(folder, no_warning, to_train=False).name == "checkpoint-1000"
+    flip(folder / "checkpoint-1000" / "model.safetensors")
+    assert checkpoint.resolve(folder, lambda _: None, to_train=False).name == "checkpoint-900"

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -213,3 +214,20 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
     code = "import device; print(device.peak_memory(device.choose(False, None, 'auto', False)))"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert int(shown) < len(big)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told_with_its_variable(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(device, "why_no_compile", lambda _: None)
+    machine = device.choose(False, False, "auto", True)
+    (tmp_path / "file").write_text("")
+    try:
+        [warning] = device.set_up(machine, True, tmp_path / "file" / "compiled")
+        assert "Not a directory" in warning
+        assert "TORCHINDUCTOR_CACHE_DIR names a folder of yours" in warning
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+        assert device.set_up(machine, True, tmp_path / "compiled") == []
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+        assert list((tmp_path / "compiled").iterdir()) == []
+    finally:
+        torch.use_deterministic_algorithms(False)
