@@ -5,6 +5,7 @@
     python bench.py --rungs 0,5,8                                       three of its rungs
     python bench.py --peer nanogpt --peer_dir ~/nanoGPT                 another's model beside ours, in turns
     python bench.py --loader                                            a batch from memory and from a file
+    python bench.py --saving --model_size gpt2_small --vocab_size 50257 a checkpoint, and how long training waits for it
 
 A rung is a set of train.py's flags, run by train.py in a process of its own and read from its metrics.jsonl and its
 closing lines. What the first rungs do slowly train.py cannot: that is written here and put in its place, and it is
@@ -90,6 +91,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, with its model.py", "none")
     g.flag("--peer_turns", whole(1, 100), 3, "times that ours and the peer's are run, one after the other")
     g.switch("--loader", False, "a batch of 64 x 512 from RAM and from a file, beside nanoGPT's get_batch")
+    g.switch("--saving", False, "a checkpoint of the shape's model, in the current folder, beside save_file "
+             "and a raw write of the same bytes")
     g = parser.group("the shape")
     g.flag("--shape", one_of(*SHAPES), "mini", "mini: 8,192 ids, T 256, B 8; A: GPT-2 Small, 32,000 ids, head untied, "
            "T 512, B 32; B: GPT-2 Small, 50,304 ids, T 1024, B 16; the next four override")
@@ -116,12 +119,13 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
-    other = args.peer is not None or args.loader
+    other = args.peer is not None or args.loader or args.saving
     wrong = {
         "--loader: not with --peer": args.loader and args.peer is not None,
+        "--saving: not with --peer or --loader": args.saving and (args.loader or args.peer is not None),
         "--peer nanogpt: needs --peer_dir, nanoGPT's folder": args.peer == "nanogpt" and args.peer_dir is None,
         "--peer_dir: has no effect without --peer nanogpt": args.peer != "nanogpt" and args.peer_dir is not None,
-        "--png: is a picture of the ladder, not of --peer or --loader": args.png is not None and other,
+        "--png: is a picture of the ladder, not of --peer, --loader or --saving": args.png is not None and other,
         "--batch_size: is odd; the first rungs take it in two halves": (args.batch_size or 0) % 2,
         "--vocab_size: comes from --data_dir": args.vocab_size is not None and args.data_dir is not None,
     }
@@ -574,6 +578,21 @@ def time_loader(bench: Bench) -> int:
     return Exit.DONE
 
 
+def time_saving(bench: Bench) -> int:
+    """Seconds of a checkpoint's parts, beside what others do with the same bytes."""
+    shape = bench.shape
+    with bench.out.phase("saving checkpoints"), tempfile.TemporaryDirectory(prefix="bench-", dir=".") as folder:
+        found = ask("saving", bench.folder, 60 * bench.args.limit_minutes, bench.signals, shape=asdict(shape),
+                    folder=folder, use_gpu=bench.args.use_gpu)
+    bench.keep({"saving": found})
+    seconds, num_bytes = found["seconds"], found["bytes"]
+    bench.out.say(f"{cli.size(num_bytes)} of weights and optimizer state, in turns, medians of {found['turns']}")
+    for name, taken in seconds.items():
+        bench.out.say(f"{name:<52}{taken:>8.3f} s{num_bytes / taken / 1e9:>8.2f} GB/s")
+    bench.out.say(f"the whole save takes {seconds['whole'] / seconds['raw write, fsync']:.2f}x a raw write")
+    return Exit.DONE
+
+
 # ---------------------------------------------------------------- what runs in processes of its own
 
 
@@ -764,7 +783,61 @@ def loader(data_dir: str) -> dict[str, Any]:
             "turns": turns, "batches": num, "tokens": corpus.train.length}
 
 
-CHILDREN = {"naive": train_naively, "probe": probe, "tokens": synthesise, "peer": peer, "loader": loader}
+def saving(shape: dict[str, Any], folder: str, use_gpu: bool | None) -> dict[str, Any]:
+    """Times a checkpoint's parts, in turns with save_file and a raw write of the same bytes, in the folder given."""
+    import torch
+    from safetensors.torch import save_file
+
+    import checkpoint
+    import device
+    from model import GPT, SIZES, GPTConfig
+
+    machine, place, turns = device.choose(use_gpu, None, "auto", False), Path(folder), 5
+    device.set_up(machine, True, Path())
+    net = GPT.create(GPTConfig(shape["vocab_size"], shape["seq_length"], *SIZES[shape["model_size"]],
+                               tie_weights=shape["tie_weights"]), machine.device)
+    optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE, fused=True)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    tensors, snapshot = checkpoint.Tensors.of(net, optimizer), checkpoint.Snapshot()
+    snapshot.reserve(tensors.num_bytes, machine.device.type == "cuda")  # train.py does it before the first step
+
+    def write_raw() -> None:
+        handle = os.open(place / "raw", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for part in (copies.model, copies.training):
+            for tensor in part.values():
+                block = tensor.view(-1).view(torch.uint8).numpy().data
+                while block:
+                    block = block[os.write(handle, block):]
+        os.fsync(handle)
+        os.close(handle)
+
+    copies = snapshot.take(tensors)
+    ways = {"raw write, fsync": write_raw,
+            "training waits: the copy": lambda: snapshot.take(tensors),
+            "behind it: written, hashed, on the disk, read back": lambda: checkpoint.save(
+                place, 1, net.config, copies, {}, None, None, ""),
+            "loading: every file's sha256": lambda: checkpoint.verify(place / "checkpoint-1"),
+            "safetensors' save_file, nothing checked": lambda: save_file(
+                {**copies.training, **copies.model}, place / "theirs")}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(turns):
+        for name, way in ways.items():
+            for path in (place / "raw", place / "theirs"):  # each a new file, as a checkpoint's are
+                path.unlink(missing_ok=True)
+            os.sync()
+            started = time.perf_counter()
+            way()
+            times[name].append(time.perf_counter() - started)
+    seconds = {name: statistics.median(found) for name, found in times.items()}
+    copy, behind = list(seconds.values())[1:3]
+    return {"seconds": {**seconds, "whole": copy + behind}, "turns": turns, "bytes": tensors.num_bytes, "all": times}
+
+
+CHILDREN = {"naive": train_naively, "probe": probe, "tokens": synthesise, "peer": peer, "loader": loader,
+            "saving": saving}
 
 # ---------------------------------------------------------------- the command, in the order of events
 
@@ -821,7 +894,8 @@ def main(argv: Sequence[str]) -> int:
                         num_tokens=10_000_000 if args.loader else needed)
             for line in describe(bench):
                 out.say(line)
-            way = time_peer if args.peer is not None else time_loader if args.loader else time_ladder
+            way = time_peer if args.peer is not None else (
+                time_loader if args.loader else time_saving if args.saving else time_ladder)
             return way(bench)
         except cli.Stopped:
             return 128 + (signals.number or 0)

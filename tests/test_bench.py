@@ -254,6 +254,14 @@ def test_a_process_that_hangs_is_ended_with_its_children(tmp_path):
     assert ended.problem == "not done within 0.00833 minutes"
 
 
+def test_saving_is_timed_beside_a_raw_write(tmp_path):
+    shape = {"model_size": "tiny", "vocab_size": 300, "seq_length": 16, "tie_weights": True}
+    found = bench.saving(shape, str(tmp_path), False)
+    assert found["bytes"] > 3 * 4 * 12 * 4 * 128**2
+    assert all(seconds > 0 for seconds in found["seconds"].values())
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["checkpoint-1"]
+
+
 def test_a_signal_ends_the_process_that_runs(tmp_path):
     signals = cli.Signals()
     signals.number = 15
@@ -278,6 +286,7 @@ def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
     (["--peer", "nanogpt"], "--peer nanogpt: needs --peer_dir"),
     (["--peer_dir", "x"], "--peer_dir: has no effect"),
     (["--loader", "--peer", "transformers"], "--loader: not with --peer"),
+    (["--saving", "--loader"], "--saving: not with --peer or --loader"),
     (["--loader", "--png", "x.png"], "--png: is a picture of the ladder"),
     (["--vocab_size", "9", "--data_dir", "x"], "--vocab_size: comes from --data_dir"),
     (["--step", "3"], "--step: no such flag. Did you mean --steps?"),

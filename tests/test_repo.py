@@ -31,7 +31,7 @@ IMPORTS = {
     "pretokenize": {"passes", "data", "engine", "formats", "store", "text", "workers", "cli"},
     "generate": {"model", "data", "device", "checkpoint", "cli"},
     "train": {"model", "data", "device", "checkpoint", "curve", "plan", "generate", "cli"},
-    "bench": {"train", "model", "data", "device", "cli"},
+    "bench": {"train", "model", "data", "device", "checkpoint", "cli"},
 }
 COMMANDS = ("pretokenize", "train", "generate", "bench")
 
