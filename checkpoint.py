@@ -329,9 +329,10 @@ def save(output_dir: Path, step: int, config: GPTConfig, tensors: Tensors, state
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        manifest = {
-            "model.safetensors": write_tensors(temporary / "model.safetensors", to_hf_tensors(config, tensors.model)),
-            "optimizer.safetensors": write_tensors(temporary / "optimizer.safetensors", tensors.training)}
+        parts = {"model.safetensors": to_hf_tensors(config, tensors.model), "optimizer.safetensors": tensors.training}
+        with ThreadPoolExecutor(len(parts)) as writers:  # the disk and the hash have to wait for each other less
+            written = {name: writers.submit(write_tensors, temporary / name, part) for name, part in parts.items()}
+        manifest = {name: entry.result() for name, entry in written.items()}
         files = {"config.json": to_hf_config(config, end_of_text_id),
                  "generation_config.json": {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id},
                  "trainer_state.json": {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
