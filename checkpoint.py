@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import stat
 import struct
 import threading
 import time
@@ -29,7 +31,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from cli import Exit, UserError, printable, sha256_of, sync
+from cli import Exit, UserError, printable, read_text, sha256_of, sync
 from model import ACTIVATIONS, GPT, GPTConfig
 
 try:
@@ -43,12 +45,15 @@ TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # one of the same step, put aside for the moment that the new one takes its name
 DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of what is written
 BLOCK_BYTES = 2**24
-JSON_BYTES = 2**26  # no file of ours comes near
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' Conv1D stores [in, out]
 # Bounds that any real GPT-2 is within, so that a hostile config.json cannot ask for the machine's memory.
 BOUNDS = {"vocab_size": 2**24, "seq_length": 2**20, "n_layer": 1024, "n_head": 1024, "n_embd": 2**16}
 
 
+MAX_STATE = 2**53
+# The fields of torch's GradScaler and their ranges, both ends included; those that end at MAX_STATE are whole.
+SCALER = (("scale", 2**-149, 2**127), ("growth_factor", 1, 2**16), ("backoff_factor", 2**-16, 1),
+          ("growth_interval", 1, MAX_STATE), ("_growth_tracker", 0, MAX_STATE))
 T = TypeVar("T")
 
 
@@ -80,40 +85,53 @@ def read_config(folder: Path) -> GPTConfig:
     """
     fields = _read_json(folder / "config.json")
     if fields.get("model_type") != "gpt2":
-        raise Damaged(f"config.json: model_type is {fields.get('model_type')!r}, not 'gpt2'")
+        raise Damaged(f"config.json: model_type is {_shown(fields.get('model_type'))}, not 'gpt2'")
     defaults = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
     numbers = {key: fields.get(key, default) for key, default in defaults.items()}
     numbers["seq_length"] = numbers.pop("n_positions")
     for key, high in BOUNDS.items():
-        if not isinstance(numbers[key], int) or isinstance(numbers[key], bool) or not 1 <= numbers[key] <= high:
-            raise Damaged(f"config.json: {key} is {numbers[key]!r}, not a whole number from 1 to {high:,}")
+        theirs = "n_positions" if key == "seq_length" else key
+        _check_whole("config.json", theirs, numbers[key], 1, high)
     if numbers["n_embd"] % numbers["n_head"]:
         raise Damaged(f"config.json: n_embd {numbers['n_embd']} is no multiple of n_head {numbers['n_head']}")
     only = {"n_inner": (None, 4 * numbers["n_embd"]), "scale_attn_weights": (True,), "add_cross_attention": (False,),
             "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)}
     for key, allowed in only.items():
         if fields.get(key, allowed[0]) not in allowed:
-            raise Damaged(f"config.json: {key} is {fields[key]!r}; only {allowed[-1]!r} is computed here")
+            raise Damaged(f"config.json: {key} is {_shown(fields[key])}; only {allowed[-1]!r} is computed here")
     activation = fields.get("activation_function", "gelu_new")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise Damaged(f"config.json: activation_function is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
+        raise Damaged(f"config.json: activation_function is {_shown(activation)}, not one of {', '.join(ACTIVATIONS)}")
     epsilon, dropout = fields.get("layer_norm_epsilon", 1e-5), fields.get("resid_pdrop", 0.1)
     for key, value in (("layer_norm_epsilon", epsilon), ("resid_pdrop", dropout)):
-        if not isinstance(value, int | float) or not 0 <= value < 1:
-            raise Damaged(f"config.json: {key} is {value!r}, not a number from 0 to 1")
-    return GPTConfig(**numbers, dropout=float(dropout), tie_weights=bool(fields.get("tie_word_embeddings", True)),
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+            raise Damaged(f"config.json: {key} is {_shown(value)}, not a number from 0 to 1")
+    tied = fields.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise Damaged(f"config.json: tie_word_embeddings is {_shown(tied)}, not true or false")
+    return GPTConfig(**numbers, dropout=float(dropout), tie_weights=tied,
                      activation=activation, layer_norm_epsilon=float(epsilon))
+
+
+def _shown(value: Any) -> str:
+    """A value from a file, as a message may show it."""
+    return printable(repr(value))[:60]
+
+
+def _check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:
+    """Raises Damaged unless the value is a whole number from low to high."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise Damaged(f"{file}: {key} is {_shown(value)}, not a whole number from {low:,} to {high:,}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.is_file() and path.stat().st_size > JSON_BYTES:
-            raise Damaged(f"{path.name} has {path.stat().st_size:,} bytes, more than any such file")
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_text(path))
     except FileNotFoundError:
         raise Damaged(f"{path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path.name} cannot be read ({printable(str(error))[:100]})") from error
+        why = printable(getattr(error, "strerror", None) or str(error))[:100]
+        raise Damaged(f"{path.name} cannot be read ({why})") from error
     if not isinstance(fields, dict):
         raise Damaged(f"{path.name} holds no JSON object")
     return fields
@@ -199,9 +217,7 @@ def load_model(folder: Path, device: torch.device) -> GPT:
         if 2 * config.num_parameters > 1.1 * stored + 2**20:
             raise Damaged(f"config.json asks for {config.num_parameters:,} parameters, model.safetensors has "
                           f"{stored:,} bytes")
-        with torch.device("meta"):
-            model = GPT(config)
-        model = model.to_empty(device="cpu")
+        model = GPT.uninitialised(config)
         load_weights(folder, model)
     except Damaged as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give a checkpoint of train.py "
@@ -275,15 +291,17 @@ def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, an
                 notes.append("the optimizer starts anew (--reset_optimizer)")
             else:
                 optimizer.state.update(_optimizer_state(file, names, model))
-            for name, current in (("rng.cpu", torch.get_rng_state()),
-                                  *([("rng.cuda", torch.cuda.get_rng_state(where))] if where.type == "cuda" else [])):
-                stored = file.get_tensor(name) if name in names else torch.empty(0)
-                if stored.shape != current.shape or stored.dtype != current.dtype:
-                    notes.append(f"{name}, the state of a random generator, is not in the checkpoint and starts anew")
-                elif name == "rng.cpu":
-                    torch.set_rng_state(stored)
-                else:
-                    torch.cuda.set_rng_state(stored, where)
+            if "rng.cpu" not in names:
+                raise Damaged("optimizer.safetensors: rng.cpu is missing")
+            try:
+                torch.set_rng_state(file.get_tensor("rng.cpu"))
+                if where.type == "cuda" and "rng.cuda" in names:
+                    torch.cuda.set_rng_state(file.get_tensor("rng.cuda"), where)
+                elif where.type == "cuda":
+                    notes.append("the checkpoint is a CPU's: dropout's draws on the GPU start anew")
+            except (RuntimeError, TypeError) as error:
+                why = printable(str(error)).split("\n")[0][:120]
+                raise Damaged(f"optimizer.safetensors: rng.cpu or rng.cuda is no generator's state ({why})") from error
     except (Damaged, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
                                          "these flags; start anew in another --output_dir.") from error
@@ -303,6 +321,9 @@ def _optimizer_state(file: Any, names: set[str], model: GPT) -> dict[torch.Tenso
                 problems.append(f"{key}.{name} holds {found.get_dtype()}, not F32")
     if problems:
         raise Damaged(f"optimizer.safetensors: {'; '.join(problems[:3])}; {cure}")
+    for name, _ in model.named_parameters():
+        if not 0 <= (step := float(file.get_tensor(f"step.{name}"))) <= MAX_STATE:  # AdamW divides by 1 - beta^step
+            raise Damaged(f"optimizer.safetensors: step.{name} is {step:g}, not 0 or more; {cure}")
     for name, parameter in model.named_parameters():
         states[parameter] = {key: file.get_tensor(f"{key}.{name}").to(parameter.device)
                              for key in ("step", "exp_avg", "exp_avg_sq")}
@@ -472,7 +493,7 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
     manifest = _read_json(folder / "manifest.json")
     files, needed = manifest.get("files"), {"model.safetensors", "optimizer.safetensors", "trainer_state.json"}
     if manifest.get("version") != STATE_VERSION:
-        raise Damaged(f"manifest.json: version {manifest.get('version')!r}, this program reads {STATE_VERSION}")
+        raise Damaged(f"manifest.json: version {_shown(manifest.get('version'))}, this program reads {STATE_VERSION}")
     if not isinstance(files, dict) or not needed <= set(files):
         raise Damaged("manifest.json does not list a checkpoint's files")
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
@@ -484,8 +505,10 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
             except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
                 raise Damaged(f"{printable(name)[:60]}: {getattr(error, 'strerror', error)}") from error
     state = _read_json(folder / "trainer_state.json")
-    if state.get("format") != STATE_FORMAT or state.get("version") != STATE_VERSION:
-        raise Damaged(f"trainer_state.json: version {state.get('version')!r}, this program reads {STATE_VERSION}")
+    check_state(state)
+    named = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    if named and int(named[1]) != state["step"]:
+        raise Damaged(f"trainer_state.json: step is {state['step']:,}, the folder's name says {named[1]}")
     return state
 
 
@@ -494,14 +517,40 @@ def _check_file(folder: Path, name: str, entry: Any, to_its_end: bool) -> None:
     path = folder / name
     if path.parent != folder or not isinstance(entry, dict):
         raise Damaged("manifest.json holds an entry that is no file of this folder")
-    if not path.is_file():
-        path.stat()
-        raise Damaged(f"{name} is no file")
-    num_bytes = path.stat().st_size
-    if num_bytes != entry.get("bytes"):
-        raise Damaged(f"{name} has {num_bytes:,} bytes, the manifest says {entry.get('bytes')}")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a device has no end
+        raise Damaged(f"{name} is no regular file")
+    if status.st_size != entry.get("bytes"):
+        raise Damaged(f"{name} has {status.st_size:,} bytes, the manifest says {_shown(entry.get('bytes'))}")
     if to_its_end and sha256_of(path) != entry.get("sha256"):
         raise Damaged(f"{name} does not have the manifest's sha256: its content changed after it was saved")
+
+
+def check_state(state: dict[str, Any]) -> None:
+    """Raises Damaged for a field of trainer_state.json that no run of train.py could have left there."""
+    if state.get("format") != STATE_FORMAT:
+        raise Damaged(f"trainer_state.json: format is {_shown(state.get('format'))}, not {STATE_FORMAT!r}")
+    if state.get("version") != STATE_VERSION:
+        raise Damaged(f"trainer_state.json: version {_shown(state.get('version'))}, this program reads {STATE_VERSION}")
+    _check_whole("trainer_state.json", "step", state.get("step"), 0, MAX_STATE)
+    for key, high in (("samples_seen", MAX_STATE), ("skipped_steps", state["step"]), ("best_step", state["step"]),
+                      ("validated_step", state["step"]), ("validations_without_gain", state["step"])):
+        _check_whole("trainer_state.json", key, state.get(key, 0), 0, high)
+    best = state.get("best_val_loss")
+    if best is not None and not _is_finite(best):
+        raise Damaged(f"trainer_state.json: best_val_loss is {_shown(best)}, not a finite number")
+    for key in ("settings", "environment", "scaler"):
+        if not isinstance(state.get(key, {}), dict):
+            raise Damaged(f"trainer_state.json: {key} is {_shown(state[key])}, not an object")
+    scaler = state.get("scaler", {})
+    for key, low, high in SCALER if scaler else ():
+        value = scaler.get(key)
+        if not _is_finite(value) or not low <= value <= high or (high == MAX_STATE and not isinstance(value, int)):
+            raise Damaged(f"trainer_state.json: scaler.{key} is {_shown(value)}, not a number from {low:g} to {high:g}")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True,
@@ -551,7 +600,19 @@ def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> P
                                          "another checkpoint.")
     if (path / "config.json").is_file():
         return path
+    if path.exists() and not path.is_dir():
+        raise UserError(Exit.CHECKPOINT, f"{name} is neither a file nor a folder. Give a checkpoint of train.py or a "
+                                         "Hugging Face GPT-2 folder.")
     found = newest_sound(path, warn, to_train)
+    stranger = next((file for file in ("ckpt.pt", "model.safetensors", "pytorch_model.bin") if (path / file).exists()),
+                    None)
+    if found is None and stranger == "model.safetensors":
+        raise UserError(Exit.CHECKPOINT, f"{name} has model.safetensors but no config.json, which says what model it "
+                                         "is. Copy it there from where the weights come from.")
+    if found is None and stranger is not None:
+        raise UserError(Exit.CHECKPOINT, f"{name} holds {stranger}, a pickle, which can run code and is never opened. "
+                                         "Give a checkpoint of train.py or a Hugging Face GPT-2 folder with "
+                                         "safetensors.")
     if found is None:
         what = "holds no checkpoint" if path.is_dir() else "does not exist"
         raise UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: python train.py --output_dir {name}")
@@ -610,14 +671,14 @@ def check_same(state: dict[str, Any], config: GPTConfig, train_sha256: str, toke
         raise UserError(Exit.CHECKPOINT, "the checkpoint's trainer_state.json lacks model or data. Give another one.")
     for key, value in asdict(config).items():
         if key != "dropout" and model.get(key) != value:
-            raise UserError(Exit.CHECKPOINT, f"the checkpoint is of another model: {key} is {model.get(key)} there, "
-                                             f"{value} here. Give its own flags, or another --output_dir.")
+            raise UserError(Exit.CHECKPOINT, f"the checkpoint is of another model: {key} is {_shown(model.get(key))} "
+                                             f"there, {value} here. Give its own flags, or another --output_dir.")
     for key, here, cure in (("tokenizer_sha256", tokenizer_sha256, "Give that one's data."),
                             ("train_sha256", train_sha256, "Give that data, or --allow_new_data to go on with these.")):
         there = str(data.get(key))
         if there != str(here) and not (key == "train_sha256" and allow_new_data):
             what = "with another tokenizer" if key == "tokenizer_sha256" else "on other tokens"
-            raise UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {there[:12]}, here "
+            raise UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {printable(there[:12])}, here "
                                        f"{str(here)[:12]}). {cure}")
 
 

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -31,6 +32,7 @@ from typing import Any, NoReturn, TextIO
 PACKAGES = {"torch": ("2.11", "2.14"), "numpy": ("1.26", None), "tokenizers": ("0.21", None), "tqdm": ("4.60", None),
             "safetensors": ("0.4.3", None)}
 MESSAGE_LINES = 5
+MAX_JSON_BYTES = 2**24
 HEARTBEAT_SECONDS = 8.0
 
 
@@ -139,6 +141,21 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
+    """The text of a small file. Raises ValueError for what is not UTF-8, OSError for a pipe, a device, too many bytes.
+
+    A file that only says it is small, as a device does, is looked at before it is opened.
+    """
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if status.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, at most {most_bytes:,} are read", str(path))
+    return path.read_text(encoding="utf-8")
 
 
 def write_whole(path: Path, content: str) -> None:
@@ -252,6 +269,7 @@ class Parser(argparse.ArgumentParser):
         width = min(130, shutil.get_terminal_size((120, 24)).columns)
         super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description,
                          allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
+        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # argparse: not -1e-3
         self.problems: list[str] = []
 
     def group(self, title: str) -> Group:

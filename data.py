@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import formats
-from cli import Exit, UserError, printable, sha256_of, size
+from cli import Exit, UserError, printable, read_text, sha256_of, size
 from formats import DTYPES, Part, TokenStream, dtype_for
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path = path / "tokenizer.json"
     name = printable(str(path))
     try:
-        if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise UserError(Exit.DATA, f"tokenizer {name} has {path.stat().st_size:,} bytes. At most "
-                                       f"{MAX_TOKENIZER_BYTES:,} are read. Give a tokenizer.json.")
-        content = path.read_text(encoding="utf-8")
+        content = read_text(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
         raise UserError(Exit.DATA, f"tokenizer {name}: {error.strerror}. Give --tokenizer_file.") from error
     except ValueError as error:
@@ -175,7 +172,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """The fields of a metadata.json, ours or a stranger's. Raises UserError (exit 3)."""
     name = printable(str(path))
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_text(path))
     except OSError as error:
         raise UserError(Exit.DATA, f"metadata {name}: {error.strerror}. "
                                    "Run: python pretokenize.py corpus.txt") from error
@@ -227,9 +224,13 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     if ours and (not isinstance(layout, str) or layout not in formats.WRITTEN):
         raise UserError(Exit.DATA, f"metadata {printable(str(where))}: layout is {printable(repr(layout))[:60]}, not "
                                    f"one of {', '.join(formats.WRITTEN)}. Run pretokenize.py again.")
-    splits = fields.get("splits") if ours else {}
-    if not isinstance(splits, dict):
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits is missing. Run pretokenize.py again.")
+    splits: Any = fields.get("splits") if ours else {}
+    of_splits = {f"splits.{split}": splits.get(split, {}) for split in ("train", "val")} if isinstance(
+        splits, dict) else {"splits": splits}
+    for key, value in of_splits.items():
+        if not isinstance(value, dict):
+            raise UserError(Exit.DATA, f"metadata {printable(str(where))}: {key} is {printable(repr(value))[:60]}, not "
+                                       "an object. Run pretokenize.py again.")
 
     train_files, val_files = _find_files(train, val, splits, where)
     reader = _Reader(formats.WRITTEN[layout] if layout else None, dtype, known_size, splits, where)

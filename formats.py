@@ -287,9 +287,9 @@ def _npy_part(path: Path, num_bytes: int) -> Part:
         shape, is_fortran, dtype = readers[version](head)
     except KeyError as error:
         raise _damaged(path, f"is a .npy of version {error}", "Versions 1 and 2 are read", "Save it again.") from error
-    except Exception as error:  # the header is a Python literal: there is no end to what may be wrong with it
-        reason = printable(f"{type(error).__name__}: {error}").split("\n")[0][:120].rstrip(".")
-        raise _damaged(path, "is a damaged .npy", reason) from error
+    except Exception as error:  # there is no end to what may be wrong with a Python literal
+        reason = printable(str(error) or type(error).__name__).split("\n")[0].split(" on line")[0][:120].rstrip(".")
+        raise _damaged(path, "is a damaged .npy", f"numpy cannot read its header ({reason})") from error
     known = {kind.str: name for name, kind in DTYPES.items()}
     if dtype.hasobject or dtype.str not in known or len(shape) != 1 or is_fortran:
         raise _damaged(path, f"is a .npy of {printable(str(dtype.str))[:40]} and shape {printable(str(shape))[:60]}"

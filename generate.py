@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import cli
 
 MAX_NEW_TOKENS = 1_000_000
+MAX_PROMPT_BYTES = 2**20
 
 # ---------------------------------------------------------------- flags
 
@@ -141,17 +142,36 @@ def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, temperature: 
 # ---------------------------------------------------------------- the command
 
 
+def read_prompt(name: str) -> str:
+    """The text of a file, which may be a pipe. Raises UserError (exit 3)."""
+    shown = printable(name)
+    try:
+        with open(name, "rb") as file:
+            content = file.read(MAX_PROMPT_BYTES + 1)  # a device has no end
+    except OSError as error:
+        raise UserError(Exit.DATA, f"--prompt_file {shown}: {error.strerror}. Give a text file.") from error
+    if len(content) > MAX_PROMPT_BYTES:
+        raise UserError(Exit.DATA, f"--prompt_file {shown} has more than {MAX_PROMPT_BYTES:,} bytes. A model sees only "
+                                   "the last tokens of it. Give the end of the text.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        cli.warn(f"--prompt_file {shown} is not UTF-8 at byte {error.start:,} ({error.reason}); what is none is "
+                 "replaced by U+FFFD.")
+        return content.decode(errors="replace")
+
+
 def prompt_ids(args: argparse.Namespace, tokenizer: Tokenizer, end_of_text_id: int | None) -> tuple[str, list[int]]:
     """The prompt's text and ids; an empty prompt starts a new document. Raises UserError (exit 3)."""
     prompt = "\n" if args.prompt is None else args.prompt
     if args.prompt_file is not None:
-        try:
-            prompt = Path(args.prompt_file).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UserError(Exit.DATA, f"--prompt_file {printable(args.prompt_file)}: {error.strerror}. "
-                                       "Give a text file.") from error
+        prompt = read_prompt(args.prompt_file)
     prompt = prompt.encode("utf-8", "replace").decode("utf-8")  # a stray surrogate from the shell
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    try:
+        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    except Exception as error:  # that of a word vocabulary without a token for the unknown
+        raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(str(error))[:120]}). Give the "
+                                   "model's own --tokenizer_file, or another --prompt.") from error
     if not ids:
         if end_of_text_id is None:
             raise UserError(Exit.DATA, "an empty prompt, and the tokenizer has no end-of-text id to start from. "

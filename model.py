@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the head's width is a multiple of this
@@ -214,6 +215,18 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+class _NoInit(TorchFunctionMode):
+    """Inside, layers are made without PyTorch's own initialisation, which costs seconds and would be thrown away.
+
+    The meta device would do, but the first embedding on it imports sympy: two seconds at every start.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return (kwargs or {}).get("tensor", args[0] if args else None)
+        return func(*args, **(kwargs or {}))
+
+
 class GPT(nn.Module):
     """The language model. Rows of wte and lm_head beyond the vocabulary are zero and stay zero.
 
@@ -240,9 +253,13 @@ class GPT(nn.Module):
     @classmethod
     def create(cls, config: GPTConfig, device: torch.device | str = "cpu") -> GPT:
         """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
-        with torch.device("meta"):  # skips PyTorch's own initialisation, which would cost a second and be thrown away
-            model = cls(config)
-        return model.to_empty(device="cpu").init_weights().to(device)
+        return cls.uninitialised(config).init_weights().to(device)
+
+    @classmethod
+    def uninitialised(cls, config: GPTConfig) -> GPT:
+        """A model on the CPU whose every weight is still to be written."""
+        with _NoInit():
+            return cls(config)
 
     @torch.no_grad()
     def init_weights(self) -> GPT:

@@ -189,6 +189,7 @@ PROGRAM_VERSION = 2  # of the bytes that are written: a run begun by another one
 MAX_SOURCES_LISTED = 1000
 LARGE_BYTES = 50_000_000
 LLMC_SHARD_TOKENS = 10**8
+MAX_SHARDS = 10**6  # --shard takes numbers of six digits
 
 # ---------------------------------------------------------------- putting the outcome together
 
@@ -338,7 +339,7 @@ def verify(folder: Path, signals: cli.Signals, progress: cli.Progress) -> None:
         if not isinstance(recorded, dict) or not isinstance(recorded.get("documents"), int):
             raise UserError(Exit.DATA, f"{shown}/metadata.json: splits.{split} holds no number of documents. Run "
                                        "pretokenize.py again.")
-        for part, told in zip(stream.parts, recorded.get("files", [recorded]), strict=True):
+        for part, told in zip(stream.parts, recorded.get("files") or [recorded], strict=True):
             with progress.phase(f"reading {part.path.name}"):
                 signals.look()
                 if cli.sha256_of(part.path) != told.get("sha256"):
@@ -709,6 +710,24 @@ def commit_shard(job: Job, shard: tuple[int, int], plan: str, report: Report, dt
     return metadata
 
 
+def wrong_in_shard(fields: Mapping[str, Any]) -> str | None:
+    """The first field of a shard.json that is not of the type, or not in the range, that commit_shard gives it."""
+
+    def is_whole(value: Any, stop: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < stop
+
+    num, share, files, sources = (fields.get(key) for key in ("num_shards", "val_fraction", "files", "sources"))
+    dtype = fields.get("dtype")
+    checks = {
+        "plan": isinstance(fields.get("plan"), str), "num_shards": is_whole(num, MAX_SHARDS) and num != 0,
+        "shard": is_whole(num, MAX_SHARDS) and is_whole(fields.get("shard"), num or 0),
+        "dtype": isinstance(dtype, str) and dtype in formats.DTYPES,
+        "val_fraction": isinstance(share, int | float) and 0 <= share < 1,
+        "files": isinstance(files, dict) and all(isinstance(told, dict) for told in files.values()),
+        "sources": isinstance(sources, list) and all(isinstance(source, str) for source in sources)}
+    return next((key for key, is_right in checks.items() if not is_right), None)
+
+
 def read_shards(output_dir: Path, signals: cli.Signals,
                 progress: cli.Progress) -> tuple[list[Path], list[dict[str, Any]]]:
     """All shards of a folder, checked byte for byte. Raises UserError (exit 3) for what is missing or does not fit."""
@@ -720,6 +739,10 @@ def read_shards(output_dir: Path, signals: cli.Signals,
         if fields.get("format") != "gpt-token-shard" or fields.get("version") != PROGRAM_VERSION:
             raise UserError(Exit.DATA, f"{printable(str(path))}/shard.json is not one of this program. Run that shard "
                                        "again.")
+        if wrong := wrong_in_shard(fields):
+            raise UserError(Exit.DATA, f"{printable(str(path))}/shard.json: {wrong} is "
+                                       f"{printable(repr(fields.get(wrong)))[:60]}, which no shard has. Run that "
+                                       "shard again.")
         shards.append(fields)
     plans = {(fields["plan"], fields["num_shards"]) for fields in shards}
     if len(plans) > 1:
@@ -738,8 +761,8 @@ def read_shards(output_dir: Path, signals: cli.Signals,
             for name, told in fields["files"].items():
                 signals.look()
                 file = path / Path(name).name
-                is_whole = file.is_file() and file.stat().st_size == told["file_bytes"]
-                if not is_whole or cli.sha256_of(file) != told["sha256"]:
+                is_whole = file.is_file() and file.stat().st_size == told.get("file_bytes")
+                if not is_whole or cli.sha256_of(file) != told.get("sha256"):
                     raise UserError(Exit.DATA, f"{printable(str(file))} is not what was written: its size or sha256 is "
                                                "not that of shard.json. Run that shard again.")
     return found, shards

@@ -151,7 +151,7 @@ class Folder:
         """The journal, whoever left it; empty if there is none."""
         try:
             journal = json.loads((self.work / "journal.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return journal if isinstance(journal, dict) else {}
 

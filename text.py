@@ -42,8 +42,16 @@ TEXT_ENDINGS = (".txt", ".text", ".md")
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 PACKINGS = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"),
             (b"PAR1", "parquet"))
-REFUSED = ((b"PK\x03\x04", "a zip archive", "Unpack it first: unzip {}"),
-           (b"%PDF", "a PDF", "Extract its text first: pdftotext {}"))
+REFUSED = ((0, b"PK\x03\x04", "a zip archive", "Unpack it first: unzip {}"),
+           (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "Unpack it first: 7z x {}"),
+           (0, b"Rar!\x1a\x07", "a RAR archive", "Unpack it first: unrar x {}"),
+           (257, b"ustar", "a tar archive", "Unpack it first: tar -xf {}"),
+           (0, b"%PDF", "a PDF", "Extract its text first: pdftotext {}"),
+           *((0, magic, "a picture", "Give a text file.") for magic in (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8")),
+           (0, b"\x7fELF", "a program", "Give a text file."),
+           (0, b"SQLite format 3\0", "a database", "Export its text as .jsonl first."),
+           (0, b"ARROW1\0\0", "an Arrow file", "Convert it to Parquet first."),
+           (0, b"\x93NUMPY", "a numpy array", "Tokens are read as they are: python train.py --bin_file {}"))
 ENCODINGS = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
 
 
@@ -159,8 +167,8 @@ def examine(path: Path, shown: str, is_stdin: bool = False) -> Source:
                     "lines" if bare.endswith(LINES_ENDINGS) else "text")
     with Feed(source) as feed:
         head = feed.window(0, 4096)
-    for magic, kind, cure in REFUSED:
-        if head.startswith(magic):
+    for at, magic, kind, cure in REFUSED:
+        if head.startswith(magic, at):
             raise UserError(Exit.DATA, f"{shown} is {kind}, not text. {cure.format(typed)}")
     encoding = next((kind for mark, kind in ENCODINGS if head.startswith(mark)), None)
     odd, even = head[1::2].count(0), head[::2].count(0)

@@ -756,7 +756,7 @@ def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: 
 
 def say_differences(stored: dict[str, Any], now: dict[str, dict[str, Any]], out: cli.Progress) -> None:
     """Says in what a resumed run differs from the one that saved the checkpoint."""
-    changed = {kind: [f"{key} {stored[kind][key]} -> {value}" for key, value in fields.items()
+    changed = {kind: [f"{key} {printable(str(stored[kind][key]))[:60]} -> {value}" for key, value in fields.items()
                       if stored.get(kind, {}).get(key, value) != value] for kind, fields in now.items()}
     if changed["settings"]:
         out.say(f"resume      changed: {', '.join(changed['settings'])}")

@@ -1,0 +1,968 @@
+"""Every bad input of the three commands, one row each: its exit code, its one message, nothing left behind.
+
+A row runs in a copy of a small world: corpus/ (from pretokenize.py), out/checkpoint-2 (from train.py), gpt2/ (the same
+model as a Hugging Face folder), text.txt. The rows share one process that has imported the commands and forks for each;
+`pytest -m slow` starts each row as a user does.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cli
+from cli import Exit
+
+ROOT = Path(cli.__file__).parent
+SECONDS = 10
+MOST_BYTES = 2**30  # of memory: what importing torch takes, and no more than a little
+Setup = Callable[[Path], Any]
+MODEL = "--n_layer 2 --n_head 2 --n_embd 32 --seq_length 16 --no-use_gpu --no-compile"
+TRAIN = f"train.py --data_dir corpus --output_dir new {MODEL} --batch_size 2 --max_steps 4"
+BIN = f"train.py --output_dir new {MODEL} --batch_size 2 --max_steps 4"
+RESUME = f"train.py --data_dir corpus --output_dir out {MODEL} --batch_size 2 --max_steps 4 --resume_from"
+PRETOKENIZE = "pretokenize.py --output_dir new --num_workers 1 --vocab_size 300"
+GIVEN = "pretokenize.py --output_dir new --num_workers 1 text.txt --tokenizer_file"
+GENERATE = "generate.py --max_new_tokens 3 --no-use_gpu --ckpt"
+HERE = "out/checkpoint-2"
+STATE, WEIGHTS, OPTIMIZER = (f"{HERE}/{name}" for name in
+                             ("trainer_state.json", "model.safetensors", "optimizer.safetensors"))
+META = "corpus/metadata.json"
+QKV = "transformer.h.0.attn.c_attn.weight"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bad input in one sentence: the command line, its exit code, what its message says, how the world is spoilt."""
+
+    sentence: str
+    line: str
+    code: int
+    says: str
+    setup: Setup = lambda place: None
+
+
+# ---------------------------------------------------------------- how the world is spoilt
+
+
+def both(*setups: Setup) -> Setup:
+    return lambda place: [setup(place) for setup in setups]
+
+
+def write(name: str, content: bytes | str) -> Setup:
+    """A file, or what lies there replaced by it."""
+
+    def setup(place: Path) -> None:
+        drop(name)(place)
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return setup
+
+
+def drop(name: str) -> Setup:
+    def setup(place: Path) -> None:
+        path = place / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    return setup
+
+
+def change(name: str, how: Callable[[bytes], bytes]) -> Setup:
+    return lambda place: (place / name).write_bytes(how((place / name).read_bytes()))
+
+
+def cut(name: str, num_bytes: int) -> Setup:
+    return change(name, lambda content: content[:num_bytes])
+
+
+def sparse(name: str, num_bytes: int = 2**30) -> Setup:
+    """A file of zeros that takes no room."""
+
+    def setup(place: Path) -> None:
+        (place / name).touch()
+        os.truncate(place / name, num_bytes)
+
+    return setup
+
+
+def folder(name: str) -> Setup:
+    return lambda place: (drop(name)(place), (place / name).mkdir(parents=True))
+
+
+def link(name: str, target: str) -> Setup:
+    return lambda place: (drop(name)(place), (place / name).symlink_to(target))
+
+
+def fifo(name: str) -> Setup:
+    return lambda place: (drop(name)(place), os.mkfifo(place / name))
+
+
+def forbid(name: str) -> Setup:
+    """Takes all rights away; root has them nevertheless."""
+
+    def setup(place: Path) -> None:
+        if os.geteuid() == 0:
+            pytest.skip("root may read and write everything")
+        (place / name).chmod(0)
+
+    return setup
+
+
+def hold(name: str) -> Setup:
+    """Another run's lock; the open file is kept by the caller."""
+
+    def setup(place: Path) -> Any:
+        import fcntl
+
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        file = (place / name).open("a+")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+    return setup
+
+
+GONE: Any = object()
+
+
+def put(name: str, key: str, value: Any) -> Setup:
+    """A field of a JSON file, 'splits.train.tokens' say, set or taken out."""
+
+    def setup(place: Path) -> None:
+        fields = json.loads((place / name).read_text())
+        inner, *keys = fields, *key.split(".")
+        for step in keys[:-1]:
+            inner = inner[step]
+        if value is GONE:
+            del inner[keys[-1]]
+        else:
+            inner[keys[-1]] = value
+        (place / name).write_text(json.dumps(fields))
+
+    return setup
+
+
+def tensors(name: str, how: Callable[[dict[str, Any]], Any]) -> Setup:
+    def setup(place: Path) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        held = load_file(place / name)
+        how(held)
+        save_file({key: value.copy(order="C") for key, value in held.items()}, place / name)
+
+    return setup
+
+
+def ids(name: str, position: int, value: int) -> Setup:
+    """One id of an int16 token file."""
+
+    def setup(place: Path) -> None:
+        tokens = np.fromfile(place / name, "<i2")
+        tokens[position] = value
+        tokens.tofile(place / name)
+
+    return setup
+
+
+def sealed(*setups: Setup) -> Setup:
+    """Spoils the checkpoint, then makes its manifest anew, so that it verifies."""
+
+    def setup(place: Path) -> None:
+        both(*setups)(place)
+        entries = {path.name: {"bytes": path.stat().st_size, "sha256": cli.sha256_of(path)}
+                   for path in (place / HERE).iterdir() if path.name != "manifest.json" and path.is_file()}
+        (place / HERE / "manifest.json").write_text(json.dumps({"version": 1, "files": entries}))
+
+    return setup
+
+
+def state(key: str, value: Any) -> Setup:
+    return sealed(put(STATE, key, value))
+
+
+def deep(kind: str) -> str:
+    return {"list": "[" * 200_000, "object": '{"a":' * 200_000}[kind]
+
+
+def packed(kind: str, content: bytes) -> bytes:
+    import bz2
+    import gzip
+    import lzma
+
+    return {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[kind](content)
+
+
+def llmc(length: int, version: int = 1) -> bytes:
+    return np.array([20240520, version, length] + [0] * 253, "<i4").tobytes() + bytes(200)
+
+
+def npy(descr: str, shape: str) -> bytes:
+    head = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
+    head += " " * (53 - len(head) % 64 + 64 * (len(head) % 64 > 53)) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(200)
+
+
+WORDS = b"the cat sat on the mat and the dog ran to the sea\n" * 40
+SAFETENSORS_BOMB = (2**60).to_bytes(8, "little") + b"{}"
+VOCABULARY = json.dumps({f"w{i}": i for i in range(300)})
+NO_IDS = json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+                     "pre_tokenizer": None, "post_processor": None, "decoder": None,
+                     "model": {"type": "WordLevel", "vocab": {"cat": 0}, "unk_token": "no"}})
+HUGE_IDS = NO_IDS.replace('"cat": 0', '"cat": 4294967295').replace('"no"', '"cat"')
+
+# ---------------------------------------------------------------- train.py
+
+TRAIN_FLAGS = [
+    ("a batch size that is not a number", "--batch_size nan", "--batch_size 'nan': must be auto or a whole number"),
+    ("a batch size of zero", "--batch_size 0", "--batch_size '0': must be auto or a whole number from 1 to"),
+    ("a negative batch size", "--batch_size -3", "--batch_size '-3'"),
+    ("a batch size with a fraction", "--batch_size 1.5", "--batch_size '1.5'"),
+    ("a learning rate that is not a number", "--learning_rate nan", "must be a number above 0 to 10"),
+    ("an infinite learning rate", "--learning_rate inf", "--learning_rate 'inf'"),
+    ("a learning rate beyond floating point", "--learning_rate 1e999", "--learning_rate '1e999'"),
+    ("a learning rate of zero", "--learning_rate 0", "--learning_rate '0'"),
+    ("a negative learning rate", "--learning_rate -1e-3", "--learning_rate '-1e-3'"),
+    ("text for a learning rate", "--learning_rate fast", "--learning_rate 'fast'"),
+    ("steps beyond 2^31", "--max_steps 99999999999999999999", "--max_steps '99999999999999999999'"),
+    ("dropout of everything", "--dropout 1", "--dropout '1': must be a number from 0 and below 1"),
+    ("a beta of one", "--beta2 1.0", "--beta2 '1.0'"),
+    ("a negative seed", "--seed -1", "--seed '-1': must be a whole number"),
+    ("a sequence of ten million tokens", "--seq_length 10000000", "--seq_length '10000000'"),
+    ("a name that is no size", "--model_size gpt3", "--model_size 'gpt3': must be one of tiny, mini"),
+    ("a place where tokens cannot live", "--preload disk", "--preload 'disk': must be one of"),
+    ("an empty folder name", "--data_dir ''", "--data_dir '': must be text that is not empty"),
+    ("a flag without its value", "--batch_size", "--batch_size: expected one argument"),
+    ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Did you mean --learning_rate?"),
+    ("a flag cut short", "--warmup 3", "--warmup: no such flag. Did you mean --warmup_steps?"),
+    ("a word without a flag", "corpus.txt", "'corpus.txt': a word that belongs to no flag"),
+    ("a width that the heads do not divide", "--n_head 5", "--n_embd: is no multiple of --n_head"),
+    ("a min_lr above the peak", "--learning_rate 1e-4 --min_lr 1e-3", "--min_lr: is above --learning_rate"),
+    ("a min_lr above the default peak", "--min_lr 0.5", "--min_lr 0.5: is above the peak"),
+    ("a warm-up longer than the run", "--warmup_steps 4", "--warmup_steps: ends after --max_steps"),
+    ("a warm-up longer than the epochs", "--max_steps 9999 --warmup_steps 500 --epochs 1", "the run has"),
+    ("overwriting what is to be resumed", "--overwrite --resume_from auto", "--overwrite: not with"),
+    ("a schedule's end without a schedule", "--min_lr 0 --no-use_lr_scheduler", "--min_lr: needs"),
+    ("tokens on a GPU that is not to be used", "--preload gpu", "--preload gpu: not with --no-use_gpu"),
+    ("six wrong flags at once", "--batch_size 0 --epochs x --seed y --dropout 2 --beta1 nan --grad_clip -1",
+     "and 2 more: --beta1, --grad_clip"),
+]
+
+TOKENS = [
+    ("an odd number of bytes", "has 1,999 bytes, not a positive multiple of 2", cut("corpus/train.bin", 1999)),
+    ("fewer tokens than recorded", "holds 900 tokens, metadata corpus/metadata.json says 1,000",
+     cut("corpus/train.bin", 1800)),
+    ("more tokens than recorded", "holds 1,001 tokens", change("corpus/train.bin", lambda held: held + b"\1\0")),
+    ("no tokens", "has 0 bytes", cut("corpus/train.bin", 0)),
+    ("no token file", "train.bin is missing", drop("corpus/train.bin")),
+    ("a folder for a token file", "is not a file", folder("corpus/train.bin")),
+    ("a pipe for a token file", "is not a file", fifo("corpus/train.bin")),
+    ("a token file nobody may read", "Permission denied", forbid("corpus/train.bin")),
+    ("an id beyond the vocabulary, deep inside", "id 400 at position 777 is outside the vocabulary of 400",
+     ids("corpus/train.bin", 777, 400)),
+    ("a negative id", "id -1 at position 999", ids("corpus/train.bin", 999, -1)),
+    ("an id beyond the vocabulary for validation", "val.bin: id 401 at position 50", ids("corpus/val.bin", 50, 401)),
+    ("no validation file where one is recorded", "val.bin is missing", drop("corpus/val.bin")),
+    ("a type other than the tokens'", "holds 500 tokens", put(META, "dtype", "int32")),
+    ("tokens of another type, of the same number", "outside the vocabulary", both(
+        put(META, "dtype", "int32"), put(META, "splits.train.tokens", 500), put(META, "splits.train.sha256", GONE))),
+]
+
+METADATA = [
+    ("an empty file", "is not JSON", write(META, "")),
+    ("a file cut in its middle", "is not JSON", cut(META, 60)),
+    ("a list", "holds no JSON object", write(META, "[1]")),
+    ("null", "holds no JSON object", write(META, "null")),
+    ("bytes that are not UTF-8", "is not JSON", write(META, b'{"a": "\xff"}')),
+    ("lists in lists without end", "is not JSON", write(META, deep("list"))),
+    ("objects in objects without end", "is not JSON", write(META, deep("object"))),
+    ("a number of 5,000 digits", "is not JSON", write(META, '{"vocab_size": 1' + "0" * 5000 + "}")),
+    ("a gigabyte", "has 1,073,741,824 bytes", sparse(META)),
+    ("a folder", "Is a directory", folder(META)),
+    ("a pipe", "no regular file", fifo(META)),
+    ("a link to nowhere", "has no metadata.json", link(META, "nowhere")),
+    ("an unknown version", "version 99 is unknown", put(META, "version", 99)),
+    ("no version", "version None is unknown", put(META, "version", GONE)),
+    ("a vocabulary in text", "vocab_size is '400', not a whole number", put(META, "vocab_size", "400")),
+    ("a vocabulary that is true", "vocab_size is True", put(META, "vocab_size", True)),
+    ("a vocabulary with a fraction", "vocab_size is 400.0", put(META, "vocab_size", 400.0)),
+    ("a vocabulary of zero", "vocab_size is 0", put(META, "vocab_size", 0)),
+    ("a vocabulary of 10^30", "vocab_size is 1000000000000000", put(META, "vocab_size", 10**30)),
+    ("a vocabulary that is not a number", "vocab_size is nan", put(META, "vocab_size", float("nan"))),
+    ("a vocabulary smaller than the tokenizer's", "metadata corpus/metadata.json says 300",
+     put(META, "vocab_size", 300)),
+    ("a vocabulary named twice", "vocab_size is '7'", change(META, lambda held: held[:-1] + b', "vocab_size": "7"}')),
+    ("an end-of-text id beyond the vocabulary", "end_of_text_id is 400", put(META, "end_of_text_id", 400)),
+    ("an end-of-text id that is a list", "end_of_text_id is [0]", put(META, "end_of_text_id", [0])),
+    ("an unknown type", "dtype is 'int64', not one of int16", put(META, "dtype", "int64")),
+    ("a type that is a number", "dtype is 16", put(META, "dtype", 16)),
+    ("an unknown layout", "layout is 'zip'", put(META, "layout", "zip")),
+    ("splits that are a list", "splits is ", put(META, "splits", [])),
+    ("no splits", "splits is ", put(META, "splits", GONE)),
+    ("a split that is a number", "splits.train is 5, not an object", put(META, "splits.train", 5)),
+    ("tokens in text", "tokens is 'x'", put(META, "splits.train.tokens", "x")),
+    ("a negative number of tokens", "tokens is -1", put(META, "splits.train.tokens", -1)),
+    ("files that are text", "splits.train.files is 'train.bin'", put(META, "splits.train.files", "train.bin")),
+    ("a file outside its folder", "splits.train.files[0].name is '../../secret.bin'",
+     put(META, "splits.train.files", [{"name": "../../secret.bin"}])),
+    ("a file by its absolute path", "name is '/etc/passwd'",
+     put(META, "splits.train.files", [{"name": "/etc/passwd"}])),
+]
+
+TOKENIZERS = [
+    ("an empty file", "is not JSON", ""),
+    ("a file cut in its middle", "is not JSON", '{"version": "1.0", "mod'),
+    ("an object of nothing", "is not a tokenizer.json", "{}"),
+    ("a list", "is not a tokenizer.json", "[1, 2]"),
+    ("a model of an unknown kind", "is not a tokenizer.json", '{"version": "1.0", "model": {"type": "no"}}'),
+    ("bytes that are not UTF-8", "is not JSON", b"\x0a\x07\xff\xfe"),
+    ("lists in lists without end", "is not JSON", deep("list")),
+    ("a vocabulary without merges", "is a vocabulary without merges", VOCABULARY),
+    ("an id of 2^32 - 1", "has 4,294,967,296 ids", HUGE_IDS),
+]
+
+BIN_FILES = [
+    ("a missing token file", "--bin_file none.bin --vocab_size 400", "none.bin is missing", both()),
+    ("a pattern that matches nothing", "--bin_file '*.none' --vocab_size 400", "matches 0 files", both()),
+    ("tokens without a vocabulary", "--bin_file corpus/train.bin", "comes without its vocabulary", both()),
+    ("a single token", "--bin_file one.bin --vocab_size 400", "the corpus has 1 tokens", write("one.bin", b"\1\0")),
+    ("an llm.c header that says too much", "--bin_file x.bin --vocab_size 400", "Its header says 1,000,000,000 tokens",
+     write("x.bin", llmc(10**9))),
+    ("an llm.c header of another version", "--bin_file x.bin --vocab_size 400", "has version 7",
+     write("x.bin", llmc(100, 7))),
+    ("a .npy of objects, which are pickles", "--bin_file x.npy --vocab_size 400", "is a .npy of |O",
+     write("x.npy", npy("'|O'", "(100,)"))),
+    ("a .npy whose header is code", "--bin_file x.npy --vocab_size 400", "is a damaged .npy",
+     write("x.npy", npy("__import__('os').getcwd()", "(100,)"))),
+    ("a .npy of 10^30 tokens", "--bin_file x.npy --vocab_size 400", "Its header of",
+     write("x.npy", npy("'<u2'", f"({10**30},)"))),
+    ("Megatron's index beside another file", "--bin_file x.bin --vocab_size 400", "Its header says 1 sequences",
+     both(write("x.bin", bytes(200)), write("x.idx", b"MMIDIDX\0\0" + bytes([1] + [0] * 7 + [8, 1] + [0] * 7 + [2]
+                                                                            + [0] * 7)))),
+    ("a tokenizer that is not there", "--bin_file corpus/train.bin --tokenizer_file none.json",
+     "tokenizer none.json: No such file", both()),
+    ("metadata that is not there", "--bin_file corpus/train.bin --metadata_file none.json",
+     "metadata none.json: No such file", both()),
+]
+
+RESUMED = [
+    ("a checkpoint that is not there", "none", "none does not exist", both()),
+    ("a folder without checkpoints", "corpus", "corpus holds no checkpoint", both()),
+    ("a pickle", "ckpt.pt", "a pickle", write("ckpt.pt", b"\x80\x02}q\x00.")),
+    ("a zip as torch.save writes it", "ckpt.pt", "a pickle", write("ckpt.pt", b"PK\x03\x04" + bytes(99))),
+    ("llm.c's checkpoint", "model.bin", "llm.c's format",
+     write("model.bin", np.array([20240326, 3] + [0] * 254, "<i4").tobytes())),
+    ("a text file", "text.txt", "text.txt is a file", both()),
+    ("a pipe", "pipe", "neither a file nor a folder", fifo("pipe")),
+    ("a nanoGPT folder", "nano", "ckpt.pt", write("nano/ckpt.pt", b"PK\x03\x04" + bytes(99))),
+    ("a model without training state", "gpt2", "Only a checkpoint of train.py can be resumed", both()),
+    ("one flipped bit", HERE, "model.safetensors does not have the manifest's sha256",
+     change(WEIGHTS, lambda held: held[:-9] + bytes([held[-9] ^ 1]) + held[-8:])),
+    ("weights cut short", HERE, "the manifest says", cut(WEIGHTS, 5000)),
+    ("no optimizer state", HERE, "optimizer.safetensors: No such file", drop(OPTIMIZER)),
+    ("no manifest", HERE, "no manifest.json", drop(f"{HERE}/manifest.json")),
+    ("an empty manifest", HERE, "manifest.json cannot be read", write(f"{HERE}/manifest.json", "")),
+    ("a manifest that is a list", HERE, "manifest.json holds no JSON object", write(f"{HERE}/manifest.json", "[]")),
+    ("a manifest of another version", HERE, "version 9, this program reads 1",
+     put(f"{HERE}/manifest.json", "version", 9)),
+    ("a manifest of a gigabyte", HERE, "manifest.json cannot be read (it has 1,073,741,824 bytes",
+     sparse(f"{HERE}/manifest.json")),
+    ("a manifest without its files", HERE, "does not list a checkpoint's files",
+     put(f"{HERE}/manifest.json", "files", {})),
+    ("a manifest that leaves its folder", HERE, "no file of this folder",
+     put(f"{HERE}/manifest.json", "files", {name: {} for name in ("../../text.txt", "model.safetensors",
+                                                                  "optimizer.safetensors", "trainer_state.json")})),
+    ("a manifest with a size in text", HERE, "the manifest says 'x'",
+     lambda place: (place / HERE / "manifest.json").write_text(re.sub(
+         r'"bytes": \d+', '"bytes": "x"', (place / HERE / "manifest.json").read_text()))),
+    ("a device for a model card", HERE, "README.md is no regular file", both(
+        link(f"{HERE}/README.md", "/dev/zero"), lambda place: (place / HERE / "manifest.json").write_text(re.sub(
+            r'("README.md": {\s*"bytes": )\d+', r"\g<1>0", (place / HERE / "manifest.json").read_text())))),
+    ("all checkpoints damaged", "out", "no sound checkpoint in out", cut(WEIGHTS, 5000)),
+    ("all checkpoints damaged, found by auto", "auto", "no sound checkpoint in out", cut(WEIGHTS, 5000)),
+    ("a state that is no JSON", HERE, "trainer_state.json cannot be read", sealed(write(STATE, "x"))),
+    ("a state that never ends", HERE, "trainer_state.json cannot be read", sealed(write(STATE, deep("object")))),
+    ("a state of another program", HERE, "trainer_state.json: format is 'x'", state("format", "x")),
+    ("a state of another version", HERE, "version 2, this program reads 1", state("version", 2)),
+    ("a step in text", HERE, "step is 'x', not a whole number", state("step", "x")),
+    ("a negative step", HERE, "step is -1", state("step", -1)),
+    ("a step of 1e300", HERE, "step is 1e+300", state("step", 1e300)),
+    ("a step of 10^30", HERE, "step is 1000000000", state("step", 10**30)),
+    ("no step", HERE, "step is None", state("step", GONE)),
+    ("a step that is true", HERE, "step is True", state("step", True)),
+    ("a step other than the folder's", HERE, "step is 3", state("step", 3)),
+    ("samples that are null", HERE, "samples_seen is None", state("samples_seen", None)),
+    ("negative samples", HERE, "samples_seen is -5", state("samples_seen", -5)),
+    ("10^30 samples", HERE, "samples_seen is 1000000000", state("samples_seen", 10**30)),
+    ("a best loss in text", HERE, "best_val_loss is 'nan'", state("best_val_loss", "nan")),
+    ("a best loss that is no number", HERE, "best_val_loss is nan", state("best_val_loss", float("nan"))),
+    ("a best step that is a list", HERE, "best_step is []", state("best_step", [])),
+    ("skipped steps in text", HERE, "skipped_steps is 'x'", state("skipped_steps", "x")),
+    ("a validated step of the future", HERE, "validated_step is 1000", state("validated_step", 10**15)),
+    ("validations below zero", HERE, "validations_without_gain is -2", state("validations_without_gain", -2)),
+    ("no model in the state", HERE, "lacks model or data", state("model", GONE)),
+    ("data that is text", HERE, "lacks model or data", state("data", "x")),
+    ("settings that are a list", HERE, "settings is []", state("settings", [])),
+    ("an environment in text", HERE, "environment is 'x'", state("environment", "x")),
+    ("a loss scale in text", f"{HERE} --use_amp --amp_dtype fp16", "scaler", state("scaler", {"scale": "x"})),
+    ("a loss scale of zero", f"{HERE} --use_amp --amp_dtype fp16", "scaler", state("scaler", {
+        "scale": 0.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0})),
+    ("a loss scaler that is a list", HERE, "scaler is [1]", state("scaler", [1])),
+    ("a model of other layers", f"{HERE} --n_layer 3", "n_layer is 2 there, 3 here", both()),
+    ("a wider vocabulary", HERE, "vocab_size is 400 there, 500 here", put(META, "vocab_size", 500)),
+    ("a tensor too few", HERE, f"{QKV} is missing", sealed(tensors(WEIGHTS, lambda held: held.pop(QKV)))),
+    ("a tensor too many", HERE, "more is not part of this model",
+     sealed(tensors(WEIGHTS, lambda held: held.update(more=np.zeros(3, "f4"))))),
+    ("a tensor of another shape", HERE, f"{QKV} has shape [96, 5]",
+     sealed(tensors(WEIGHTS, lambda held: held.update({QKV: np.zeros((5, 96), "f4")})))),
+    ("a tensor of whole numbers", HERE, f"{QKV} holds I64",
+     sealed(tensors(WEIGHTS, lambda held: held.update({QKV: held[QKV].astype("i8")})))),
+    ("a header of 2^60 bytes", HERE, "model.safetensors cannot be read", sealed(write(WEIGHTS, SAFETENSORS_BOMB))),
+    ("a header that is no JSON", HERE, "model.safetensors cannot be read",
+     sealed(write(WEIGHTS, (9).to_bytes(8, "little") + b"{" * 99))),
+    ("the optimizer of a smaller model", HERE, f"exp_avg.{QKV} has shape",
+     sealed(tensors(OPTIMIZER, lambda held: held.update({f"exp_avg.{QKV}": np.zeros((3, 3), "f4")})))),
+    ("an optimizer without a moment", HERE, f"exp_avg_sq.{QKV} is missing",
+     sealed(tensors(OPTIMIZER, lambda held: held.pop(f"exp_avg_sq.{QKV}")))),
+    ("a moment of whole numbers", HERE, f"exp_avg.{QKV} holds",
+     sealed(tensors(OPTIMIZER, lambda held: held.update({f"exp_avg.{QKV}": held[f"exp_avg.{QKV}"].astype("i8")})))),
+    ("an optimizer's step that is a matrix", HERE, f"step.{QKV} has shape",
+     sealed(tensors(OPTIMIZER, lambda held: held.update({f"step.{QKV}": np.zeros((2, 2), "f4")})))),
+    ("no random-number generator", HERE, "rng.cpu is missing",
+     sealed(tensors(OPTIMIZER, lambda held: held.pop("rng.cpu")))),
+    ("a random-number generator of three bytes", HERE, "rng.cpu",
+     sealed(tensors(OPTIMIZER, lambda held: held.update({"rng.cpu": np.zeros(3, "u1")})))),
+    ("a random-number generator of floats", HERE, "rng.cpu",
+     sealed(tensors(OPTIMIZER, lambda held: held.update({"rng.cpu": np.zeros(5056, "f4")})))),
+]
+
+
+def train_rows() -> list[Row]:
+    data, machine = Exit.DATA, Exit.MACHINE
+    return [
+        *(Row(f"train.py: {what}", f"{TRAIN} {flags}", Exit.FLAGS, says) for what, flags, says in TRAIN_FLAGS),
+        *(Row(f"train.py tokens: {what}", TRAIN, data, says, setup) for what, says, setup in TOKENS),
+        *(Row(f"train.py metadata: {what}", TRAIN, data, says, setup) for what, says, setup in METADATA),
+        *(Row(f"train.py tokenizer: {what}", TRAIN, data, says, write("corpus/tokenizer.json", content))
+          for what, says, content in TOKENIZERS),
+        *(Row(f"train.py: {what}", f"{BIN} {flags}", data, says, setup) for what, flags, says, setup in BIN_FILES),
+        *(Row(f"train.py resumes: {what}", f"{RESUME} {flags}", Exit.CHECKPOINT, says, setup)
+          for what, flags, says, setup in RESUMED),
+        Row("train.py: no data folder", f"{BIN} --data_dir none", data, "--data_dir none does not exist"),
+        Row("train.py: a file for a data folder", f"{BIN} --data_dir text.txt", data, "is not a folder"),
+        Row("train.py: a data folder without metadata", TRAIN, data, "has no metadata.json", drop(META)),
+        Row("train.py: a data folder without anything", f"{BIN} --data_dir empty", data, "has no metadata.json",
+            folder("empty")),
+        Row("train.py: tokenizer.json is a folder", TRAIN, data, "tokenizer", folder("corpus/tokenizer.json")),
+        Row("train.py: tokenizer.json is a gigabyte", TRAIN, data, "has 1,073,741,824 bytes",
+            sparse("corpus/tokenizer.json")),
+        Row("train.py: tokenizer.json is a pipe", TRAIN, data, "no regular file", fifo("corpus/tokenizer.json")),
+        Row("train.py resumes: other tokens", f"{RESUME} {HERE}", data, "on other tokens",
+            both(ids("corpus/train.bin", 5, 7), put(META, "splits.train.sha256", GONE))),
+        Row("train.py resumes: another tokenizer", f"{RESUME} {HERE}", data, "with another tokenizer",
+            change("corpus/tokenizer.json", lambda held: held + b"\n")),
+        Row("train.py: another run's checkpoints", f"{BIN} --data_dir corpus --output_dir out", Exit.CHECKPOINT,
+            "holds another run's checkpoints"),
+        Row("train.py: output_dir is a file", f"{TRAIN} --output_dir text.txt", machine, "--output_dir text.txt"),
+        Row("train.py: output_dir is in a file", f"{TRAIN} --output_dir text.txt/x", machine,
+            "--output_dir text.txt/x"),
+        Row("train.py: output_dir is a link to nowhere", f"{TRAIN} --output_dir l", machine, "--output_dir l",
+            link("l", "nowhere/x")),
+        Row("train.py: output_dir is forbidden", f"{TRAIN} --output_dir no", machine, "--output_dir no",
+            both(folder("no"), forbid("no"))),
+        Row("train.py: output_dir has a name of 300 letters", f"{TRAIN} --output_dir {'x' * 300}", machine, "too long"),
+        Row("train.py: output_dir is another run's", f"{TRAIN} --output_dir busy", Exit.BUSY, "is in use",
+            hold("busy/.lock")),
+    ]
+
+
+# ---------------------------------------------------------------- pretokenize.py
+
+PRETOKENIZE_FLAGS = [
+    ("no text", "", "FILE: none given"),
+    ("a vocabulary below the bytes", "text.txt --vocab_size 256", "--vocab_size '256': must be auto or"),
+    ("a vocabulary beyond 2^31", "text.txt --vocab_size 2147483648", "--vocab_size '2147483648'"),
+    ("a vocabulary that is no number", "text.txt --vocab_size nan", "--vocab_size 'nan'"),
+    ("all for validation", "text.txt --val_fraction 1", "--val_fraction '1': must be a number from 0 and below 1"),
+    ("less than nothing for validation", "text.txt --val_fraction -0.1", "--val_fraction '-0.1'"),
+    ("a share that is no number", "text.txt --val_fraction nan", "--val_fraction 'nan'"),
+    ("pairs seen never", "text.txt --min_frequency 0", "--min_frequency '0'"),
+    ("a sample beyond floating point", "text.txt --train_sample_bytes 1e999", "--train_sample_bytes '1e999'"),
+    ("no workers", "text.txt --num_workers 0", "--num_workers '0'"),
+    ("a share of the work that is not", "text.txt --shard 3/3", "--shard '3/3': must be i/N"),
+    ("a share without a tokenizer", "text.txt --shard 0/2", "--shard: needs --tokenizer_file"),
+    ("an unknown layout", "text.txt --format zip", "--format 'zip': must be one of native"),
+    ("a misspelt flag", "text.txt --vocabsize 300", "Did you mean --vocab_size?"),
+    ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
+    ("text to be finalized", "text.txt --finalize", "--finalize: takes no FILE"),
+    ("an empty name", "''", "FILE '': must be text"),
+    ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: impossible with"),
+    ("a separator of nothing", "text.txt --document_separator ''", "--document_separator ''"),
+    ("six wrong flags at once", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers -1 --peek 0 --shard 9",
+     "and 2 more: "),
+]
+
+CORPORA = [
+    ("a missing file", "none.txt", "none.txt: No such file", both()),
+    ("a pattern that matches nothing", "'*.none'", "matches no file", both()),
+    ("a folder without text", "corpus", "corpus holds no .txt", both()),
+    ("an empty folder", "empty", "empty holds no .txt", folder("empty")),
+    ("a folder nobody may read", "no", "Permission denied", both(folder("no"), forbid("no"))),
+    ("a pipe", "pipe", "no regular file", fifo("pipe")),
+    ("a device", "/dev/zero", "no regular file", both()),
+    ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
+    ("a link to itself", "x.txt", "x.txt: Too many levels", link("x.txt", "x.txt")),
+    ("a file nobody may read", "text.txt", "Permission denied", forbid("text.txt")),
+    ("an empty file", "x.txt", "nothing to train on in x.txt", write("x.txt", "")),
+    ("an empty standard input", "-", "nothing to train on in stdin", both()),
+    ("a blank file", "x.txt", "nothing to train on in x.txt", write("x.txt", " \n\t\n" * 99)),
+    ("one byte", "x.txt", "nothing to train on in x.txt", write("x.txt", "a")),
+    ("a byte order mark alone", "x.txt", "nothing to train on in x.txt", write("x.txt", b"\xef\xbb\xbf")),
+    ("UTF-16 with a mark", "x.txt", "x.txt is UTF-16", write("x.txt", "the cat".encode("utf-16"))),
+    ("UTF-16 without a mark", "x.txt", "x.txt is UTF-16LE", write("x.txt", WORDS.decode().encode("utf-16-le"))),
+    ("UTF-32", "x.txt", "x.txt is UTF-32", write("x.txt", "the cat".encode("utf-32"))),
+    ("Latin-1 where that is forbidden", "x.txt --strict_utf8", "not UTF-8: 0xe9 (invalid continuation byte) at byte 2,"
+     "003, line 41 of x.txt", write("x.txt", WORDS + "caf\xe9 noir\n".encode("latin-1"))),
+    ("a zip archive", "x.txt", "x.txt is a zip archive", write("x.txt", b"PK\x03\x04" + bytes(99))),
+    ("a PDF", "x.txt", "x.txt is a PDF", write("x.txt", b"%PDF-1.7\n" + bytes(99))),
+    ("a program", "x.txt", "x.txt is a program", write("x.txt", b"\x7fELF\2\1\1" + bytes(999))),
+    ("a picture", "x.txt", "x.txt is a picture", write("x.txt", b"\x89PNG\r\n\x1a\n" + bytes(99))),
+    ("a tar archive", "x.tar", "x.tar is a tar archive",
+     write("x.tar", b"x.txt".ljust(257, b"\0") + b"ustar\x0000" + bytes(999))),
+    ("a packed tar archive", "x.tar.gz", "x.tar.gz is a tar archive",
+     write("x.tar.gz", packed("gz", b"x.txt".ljust(257, b"\0") + b"ustar\x0000" + bytes(999)))),
+    *((f"a damaged .{kind}", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
+       write(f"x.txt.{kind}", packed(kind, WORDS)[:20] + b"\0\xff\0" * 9 + packed(kind, WORDS)[30:]))
+      for kind in ("gz", "bz2", "xz")),
+    *((f"a .{kind} cut short", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
+       write(f"x.txt.{kind}", packed(kind, WORDS)[:-9])) for kind in ("gz", "bz2", "xz")),
+    ("a .gz of garbage", "x.gz", "x.gz is damaged", write("x.gz", b"\x1f\x8b" + bytes(99))),
+    ("a bomb", "x.txt.gz", "That is a bomb",
+     lambda place: (place / "x.txt.gz").write_bytes(packed("gz", bytes(2**20)) * 300)),
+    ("a bomb in .xz", "x.txt.xz", "That is a bomb",
+     lambda place: (place / "x.txt.xz").write_bytes(packed("xz", bytes(2**24)) * 20)),
+    ("lines without the field", "x.jsonl", "holds no text as 'text': it has body",
+     write("x.jsonl", '{"body": "a b c"}\n' * 9)),
+    ("lines without another field", "x.jsonl --text_field body", "holds no text as 'body': it has text. Give --text_fi"
+     "eld", write("x.jsonl", '{"text": "a b c"}\n' * 9)),
+    ("lines with a number for text", "x.jsonl", "holds no text as 'text'", write("x.jsonl", '{"text": 5}\n' * 9)),
+    ("broken lines", "x.jsonl", "is not JSON", write("x.jsonl", '{"text": "a b\n' * 9)),
+    ("lists in lists in a line", "x.jsonl", "is not JSON", write("x.jsonl", deep("list"))),
+    ("one JSON array", "x.json", "x.json is one JSON array", write("x.json", '[{"text": "a"}]')),
+    ("junk for a table", "x.parquet", "x.parquet is no Parquet file", write("x.parquet", "junk" * 99)),
+    ("a table of junk", "x.parquet", "x.parquet", write("x.parquet", b"PAR1" + b"junk" * 99 + b"PAR1")),
+]
+
+
+def shards(**changes: Any) -> Setup:
+    """A folder of one shard, spoilt; it has a tokenizer but no tokens."""
+    fields = {"format": "gpt-token-shard", "version": 2, "plan": "p", "shard": 0, "num_shards": 1, "dtype": "int16",
+              "val_fraction": 0.1, "files": {}, "splits": {}, "num_sources": 1, "sources": ["a"], **changes}
+    kept = {key: value for key, value in fields.items() if value is not GONE}
+    return both(write("new/shard-00000-of-00001/shard.json", json.dumps(kept)),
+                lambda place: shutil.copy(place / "corpus/tokenizer.json", place / "new/shard-00000-of-00001"))
+
+
+SHARDS = [
+    ("no shards", "holds no shard", both()),
+    ("a shard of another version", "is not one of this program", shards(version=1)),
+    ("a plan that is a list", "plan is []", shards(plan=[])),
+    ("a number of shards in text", "num_shards is 'x'", shards(num_shards="x")),
+    ("10^30 shards", "num_shards is 1000000000", shards(num_shards=10**30)),
+    ("a shard's number that is null", "shard is None", shards(shard=None)),
+    ("files that are a list", "files is []", shards(files=[])),
+    ("a file that is a number", "files is ", shards(files={"train.bin": 5})),
+    ("a file that is not there", "is not what was written", shards(files={"train.bin": {"file_bytes": 3}})),
+    ("no type", "dtype is None", shards(dtype=GONE)),
+    ("a share for validation in text", "val_fraction is 'x'", shards(val_fraction="x")),
+    ("sources that are a number", "sources is 5", shards(sources=5)),
+    ("one shard of two", "lacks 1 of 2 shards: 1", shards(num_shards=2)),
+    ("a shard without its tokens", "train.bin", shards()),
+]
+
+
+def verified(**changes: Any) -> Setup:
+    """corpus/metadata.json with fields of its training part changed."""
+    return both(*(put(META, f"splits.train.{key}", value) for key, value in changes.items()))
+
+
+VERIFIED = [
+    ("a folder that is not there", "none", "metadata none/metadata.json: No such file", both()),
+    ("tokens that have changed", "corpus", "its sha256 is not that of metadata.json", both(
+        change("corpus/train.bin", lambda held: held[2:] + held[:2]))),
+    ("a tokenizer that has changed", "corpus", "is not the one the tokens were made with",
+     change("corpus/tokenizer.json", lambda held: held + b"\n")),
+    ("documents without a number", "corpus", "holds no number of documents", verified(documents=GONE)),
+    ("too many documents", "corpus", "documents up to token", verified(documents=10**30)),
+    ("no document ends", "corpus", "train.idx is not there", drop("corpus/train.idx")),
+    ("document ends cut short", "corpus", "train.idx", cut("corpus/train.idx", 5)),
+    ("files that are none", "corpus", "splits.train.files is []", verified(files=[])),
+    ("a tokenizer's record that is text", "corpus", "is not the one", put(META, "tokenizer", "x")),
+    ("no tokenizer", "corpus", "tokenizer.json: No such file", drop("corpus/tokenizer.json")),
+]
+
+
+def pretokenize_rows() -> list[Row]:
+    data, machine = Exit.DATA, Exit.MACHINE
+    return [
+        *(Row(f"pretokenize.py: {what}", f"{PRETOKENIZE} {flags}", Exit.FLAGS, says)
+          for what, flags, says in PRETOKENIZE_FLAGS),
+        *(Row(f"pretokenize.py text: {what}", f"{PRETOKENIZE} {flags}", data, says, setup)
+          for what, flags, says, setup in CORPORA),
+        *(Row(f"pretokenize.py tokenizer: {what}", f"{GIVEN} x.json", data, says, write("x.json", content))
+          for what, says, content in TOKENIZERS),
+        *(Row(f"pretokenize.py finalizes: {what}", "pretokenize.py --finalize --output_dir new", data, says, setup)
+          for what, says, setup in SHARDS),
+        *(Row(f"pretokenize.py verifies: {what}", f"pretokenize.py --verify {name}", data, says, setup)
+          for what, name, says, setup in VERIFIED),
+        Row("pretokenize.py: no tokenizer", f"{GIVEN} none.json", data, "tokenizer none.json: No such file"),
+        Row("pretokenize.py: a folder for a tokenizer", f"{GIVEN} empty", data, "tokenizer", folder("empty")),
+        Row("pretokenize.py: a tokenizer of a gigabyte", f"{GIVEN} x.json", data, "has 1,073,741,824 bytes",
+            sparse("x.json")),
+        Row("pretokenize.py: peeking at nothing", "pretokenize.py --peek 1 --output_dir none", data, "No such file"),
+        Row("pretokenize.py: outputs exist", f"{PRETOKENIZE} text.txt --output_dir corpus", data, "Give --overwrite"),
+        Row("pretokenize.py: output_dir is a file", f"{PRETOKENIZE} text.txt --output_dir text.txt", machine,
+            "--output_dir text.txt"),
+        Row("pretokenize.py: output_dir is in a file", f"{PRETOKENIZE} text.txt --output_dir text.txt/x", machine,
+            "--output_dir text.txt/x"),
+        Row("pretokenize.py: output_dir is a link to nowhere", f"{PRETOKENIZE} text.txt --output_dir l", machine,
+            "--output_dir l", link("l", "nowhere/x")),
+        Row("pretokenize.py: output_dir is forbidden", f"{PRETOKENIZE} text.txt --output_dir no", machine,
+            "--output_dir no", both(folder("no"), forbid("no"))),
+        Row("pretokenize.py: output_dir is another run's", f"{PRETOKENIZE} text.txt --output_dir busy", Exit.BUSY,
+            "is in use", hold("busy/.pretokenize.lock")),
+    ]
+
+
+# ---------------------------------------------------------------- generate.py
+
+GENERATE_FLAGS = [
+    ("a billion new tokens", "--max_new_tokens 1000000000", "--max_new_tokens '1000000000': must be a whole number fr"
+     "om 1 to 1,000,000"),
+    ("no new tokens", "--max_new_tokens 0", "--max_new_tokens '0'"),
+    ("a negative number of tokens", "--max_new_tokens -5", "--max_new_tokens '-5'"),
+    ("a share above one", "--top_p 1.5", "--top_p '1.5': must be a number above 0 to 1"),
+    ("a share of nothing", "--top_p 0", "--top_p '0'"),
+    ("a temperature that is no number", "--temperature nan", "--temperature 'nan'"),
+    ("an infinite temperature", "--temperature inf", "--temperature 'inf'"),
+    ("a negative temperature", "--temperature -1", "--temperature '-1'"),
+    ("text for a temperature", "--temperature hot", "--temperature 'hot'"),
+    ("no samples", "--num_samples 0", "--num_samples '0'"),
+    ("a negative top_k", "--top_k -1", "--top_k '-1'"),
+    ("a seed beyond 64 bits", "--seed 99999999999999999999", "--seed '99999999999999999999'"),
+    ("a seed with a fraction", "--seed 1.5", "--seed '1.5'"),
+    ("two prompts", "--prompt a --prompt_file text.txt", "--prompt and --prompt_file: give one of them"),
+    ("a precision without its flag", "--amp_dtype bf16", "--amp_dtype: has no effect without --use_amp"),
+    ("a precision that is none", "--use_amp --amp_dtype fp8", "--amp_dtype 'fp8'"),
+    ("a misspelt flag", "--temprature 1", "Did you mean --temperature?"),
+    ("a hyphen for an underscore", "--max-new-tokens 5", "Did you mean --max_new_tokens?"),
+    ("a word without a flag", "hello", "'hello': a word that belongs to no flag"),
+    ("an empty checkpoint's name", "--ckpt ''", "--ckpt '': must be text"),
+    ("two wrong flags at once", "--top_p 2 --num_samples x", "--num_samples 'x'"),
+]
+CONFIG = "gpt2/config.json"
+GPT2 = "gpt2/model.safetensors"
+CONFIGS = [
+    ("no config", "config.json", drop(CONFIG)),
+    ("an empty config", "config.json cannot be read", write(CONFIG, "")),
+    ("a config that is a list", "config.json holds no JSON object", write(CONFIG, "[]")),
+    ("a config without end", "config.json cannot be read", write(CONFIG, deep("list"))),
+    ("a config of a gigabyte", "config.json cannot be read (it has 1,073,741,824 bytes", sparse(CONFIG)),
+    ("another kind of model", "model_type is 'llama'", put(CONFIG, "model_type", "llama")),
+    ("10^9 layers", "n_layer is 1000000000, not a whole number from 1 to 1,024", put(CONFIG, "n_layer", 10**9)),
+    ("10^30 layers", "n_layer is 1000000000", put(CONFIG, "n_layer", 10**30)),
+    ("a thousand layers, of which the file has two", "config.json asks for", put(CONFIG, "n_layer", 1000)),
+    ("a layer too many", "is missing", put(CONFIG, "n_layer", 3)),
+    ("no layers", "n_layer is 0", put(CONFIG, "n_layer", 0)),
+    ("negative layers", "n_layer is -1", put(CONFIG, "n_layer", -1)),
+    ("layers in text", "n_layer is '2'", put(CONFIG, "n_layer", "2")),
+    ("layers with a fraction", "n_layer is 2.5", put(CONFIG, "n_layer", 2.5)),
+    ("layers that are true", "n_layer is True", put(CONFIG, "n_layer", True)),
+    ("layers that are null", "n_layer is None", put(CONFIG, "n_layer", None)),
+    ("layers named twice", "n_layer is 0", change(CONFIG, lambda held: held.rstrip()[:-1] + b', "n_layer": 0}')),
+    ("a width of 2^16", "config.json asks for", put(CONFIG, "n_embd", 2**16)),
+    ("heads that do not divide the width", "is no multiple of n_head", put(CONFIG, "n_head", 5)),
+    ("a context of 10^9", "n_positions is 1000000000", put(CONFIG, "n_positions", 10**9)),
+    ("a vocabulary of 10^9", "vocab_size is 1000000000", put(CONFIG, "vocab_size", 10**9)),
+    ("another inner width", "n_inner is 7", put(CONFIG, "n_inner", 7)),
+    ("an inner width that is a list", "n_inner is [1]", put(CONFIG, "n_inner", [1])),
+    ("an unknown activation", "activation_function is 'swish'", put(CONFIG, "activation_function", "swish")),
+    ("an activation that is a list", "activation_function is []", put(CONFIG, "activation_function", [])),
+    ("an epsilon in text", "layer_norm_epsilon is 'x'", put(CONFIG, "layer_norm_epsilon", "x")),
+    ("an epsilon that is no number", "layer_norm_epsilon is nan", put(CONFIG, "layer_norm_epsilon", float("nan"))),
+    ("an epsilon that is true", "layer_norm_epsilon is True", put(CONFIG, "layer_norm_epsilon", True)),
+    ("a tied head in text", "tie_word_embeddings is 'no'", put(CONFIG, "tie_word_embeddings", "no")),
+    ("no weights", "model.safetensors is missing", drop(GPT2)),
+    ("weights in a pickle alone", "its weights are a pickle", both(drop(GPT2), write("gpt2/pytorch_model.bin", "x"))),
+    ("a folder for weights", "model.safetensors is missing", folder(GPT2)),
+    ("empty weights", "header too small", cut(GPT2, 0)),
+    ("a page of HTML for weights", "model.safetensors cannot be read", write(GPT2, "<html>" + " " * 500_000)),
+    ("weights cut short", "model.safetensors cannot be read", cut(GPT2, 140_000)),
+    ("a header of 2^60 bytes", "model.safetensors cannot be read",
+     change(GPT2, lambda held: SAFETENSORS_BOMB + held)),
+    ("a tensor too few", f"{QKV} is missing", tensors(GPT2, lambda held: held.pop(QKV))),
+    ("a tensor too many", "more is not part", tensors(GPT2, lambda held: held.update(more=np.zeros(3, "f4")))),
+    ("a tensor of another shape", f"{QKV} has shape",
+     tensors(GPT2, lambda held: held.update({QKV: np.zeros((5, 96), "f4")}))),
+    ("tensors of whole numbers", "holds I32",
+     tensors(GPT2, lambda held: held.update({key: value.astype("i4") for key, value in held.items()}))),
+    ("four tensors of another shape", "and 1 more", tensors(GPT2, lambda held: held.update(
+        {key: value[:1] for key, value in list(held.items())[:4]}))),
+]
+PROMPTS = [
+    ("a missing prompt file", "--prompt_file none.txt", "--prompt_file none.txt: No such file", both()),
+    ("a folder for a prompt", "--prompt_file corpus", "--prompt_file corpus: Is a directory", both()),
+    ("a prompt of a gigabyte", "--prompt_file x.txt", "--prompt_file x.txt has more than", sparse("x.txt")),
+    ("a prompt without end", "--prompt_file /dev/zero", "--prompt_file /dev/zero has more than", both()),
+    ("an empty prompt and no end of text", "--prompt '' --tokenizer_file x.json", "an empty prompt",
+     write("x.json", NO_IDS)),
+    ("a prompt that the tokenizer has no ids for", "--prompt dog --tokenizer_file x.json", "no ids for the prompt",
+     write("x.json", NO_IDS)),
+    ("a tokenizer that is not there", "--tokenizer_file none.json", "tokenizer none.json: No such file", both()),
+    ("no tokenizer", "", "gpt2 has no tokenizer.json", drop("gpt2/tokenizer.json")),
+    ("an empty tokenizer", "", "is not JSON", write("gpt2/tokenizer.json", "")),
+    ("a tokenizer with an id of 2^32 - 1", "", "has 4,294,967,296 ids", write("gpt2/tokenizer.json", HUGE_IDS)),
+    ("a tokenizer with more ids than the model", "", "ids, the model 399",
+     both(put(CONFIG, "vocab_size", 399), tensors(GPT2, lambda held: held.update(
+         {"transformer.wte.weight": held["transformer.wte.weight"][:399]})))),
+]
+
+
+def generate_rows() -> list[Row]:
+    code = Exit.CHECKPOINT
+    return [
+        *(Row(f"generate.py: {what}", f"{GENERATE} gpt2 {flags}", Exit.FLAGS, says)
+          for what, flags, says in GENERATE_FLAGS),
+        *(Row(f"generate.py: {what}", f"{GENERATE} gpt2", code, says, setup) for what, says, setup in CONFIGS),
+        *(Row(f"generate.py: {what}", f"{GENERATE} gpt2 {flags}", Exit.DATA, says, setup)
+          for what, flags, says, setup in PROMPTS),
+        *(Row(f"generate.py: {what}", f"{GENERATE} {flags}", code, says, setup) for what, flags, says, setup in RESUMED
+          if flags in ("none", "corpus", "ckpt.pt", "model.bin", "text.txt", "pipe", "nano", "out")),
+        Row("generate.py: one flipped bit", f"{GENERATE} {HERE}", code, "does not have the manifest's sha256",
+            change(WEIGHTS, lambda held: held[:-9] + bytes([held[-9] ^ 1]) + held[-8:])),
+        Row("generate.py: a checkpoint's junk generation_config", f"{GENERATE} {HERE}", code, "generation_config.json",
+            write(f"{HERE}/generation_config.json", "junk")),
+        Row("generate.py: a checkpoint without its manifest", f"{GENERATE} {HERE}", code, "it was never finished",
+            drop(f"{HERE}/manifest.json")),
+        Row("generate.py: weights that are not finite", f"{GENERATE} gpt2", Exit.DIVERGED, "logits are not finite",
+            tensors(GPT2, lambda held: held.update({QKV: held[QKV] * np.float32("nan")}))),
+    ]
+
+
+ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows()]
+
+# ---------------------------------------------------------------- how a row is run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a user sees of a command: its exit code (negative: the signal that ended it), both streams, its cost."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    peak_bytes: int
+
+
+def serve() -> None:
+    """Reads requests from stdin, one JSON object a line, and answers each after a fork has run it."""
+    import generate
+    import pretokenize
+    import train
+
+    mains = {"train.py": train, "pretokenize.py": pretokenize, "generate.py": generate}
+    torch.set_num_threads(1)
+    gc.freeze()  # else each fork's collector would copy all of it
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        request = json.loads(line)
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            signal.alarm(SECONDS)
+            os.chdir(request["place"])
+            for number, name in enumerate(("stdin", "stdout", "stderr")):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
+                os.dup2(os.open(request[name], flags, 0o600), number)
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115
+            sys.argv = request["words"]
+            code: Any = 99
+            try:
+                for main in (mains[sys.argv[0]].answer_early, mains[sys.argv[0]].main):
+                    cli.guard(main)
+                code = 0
+            except SystemExit as end:
+                code = end.code
+            finally:
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(code)
+        _, status, usage = os.wait4(child, 0)
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)
+        print(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started,
+                          "peak_bytes": usage.ru_maxrss * 1024}), file=answers, flush=True)
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory):
+    """A function: runs a command line in a folder, in a fork of a process that has all imported."""
+    place = tmp_path_factory.mktemp("streams")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(place), "XDG_CACHE_HOME": str(place / "cache"),
+                   "COLUMNS": "120"}
+    with subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env={**environment, "PYTHONPATH": str(ROOT)}) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def run(line: str, where: Path) -> Outcome:
+            streams = {"stdin": os.devnull, "stdout": str(place / "stdout"), "stderr": str(place / "stderr")}
+            print(json.dumps({"words": shlex.split(line), "place": str(where), **streams}), file=server.stdin,
+                  flush=True)
+            answer = json.loads(server.stdout.readline())  # type: ignore[union-attr]
+            return Outcome(stdout=(place / "stdout").read_text(), stderr=(place / "stderr").read_text(), **answer)
+
+        yield run
+
+
+def start(line: str, where: Path) -> Outcome:
+    """Runs a command line in a folder as a user does."""
+    command, *words = shlex.split(line)
+    started = time.monotonic()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run([sys.executable, str(ROOT / command), *words], cwd=where, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=SECONDS, check=False,
+                              env={**os.environ, "TMPDIR": str(where.parent)})
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - started, peak)
+    return Outcome(-signal.SIGALRM, "", "", time.monotonic() - started, 0)
+
+
+@pytest.fixture(scope="module")
+def world(fork, tokenizer_file, tmp_path_factory):
+    """The good folder that each row spoils a copy of; that its commands succeed is part of the proof."""
+    place = tmp_path_factory.mktemp("world")
+    rng = np.random.default_rng(0)
+    text = " ".join(rng.choice(WORDS.decode().split(), 20_000))
+    (place / "text.txt").write_text(text)
+    done = fork(f"pretokenize.py text.txt --tokenizer_file {tokenizer_file} --output_dir corpus --num_workers 1", place)
+    assert done.code == 0, done.stderr
+    rewrite_tokens(place / "corpus")
+    done = fork(f"train.py --data_dir corpus --output_dir out {MODEL} --batch_size 2 --max_steps 2", place)
+    assert done.code == 0, done.stderr
+    shutil.rmtree(place / "out/checkpoint-1")  # the best by validation
+    (place / "gpt2").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(place / HERE / name, place / "gpt2" / name)
+    return place
+
+
+def rewrite_tokens(folder: Path) -> None:
+    """Cuts the training part to 1,000 tokens and the validation to 100: a single document each, 400 ids known."""
+    metadata = json.loads((folder / "metadata.json").read_text())
+    for split, length in (("train", 1000), ("val", 100)):
+        path = folder / f"{split}.bin"
+        tokens = np.resize(np.fromfile(path, "<i2"), length)
+        tokens[-1] = metadata["end_of_text_id"]
+        tokens.tofile(path)
+        np.array([length], "<u8").tofile(folder / f"{split}.idx")
+        metadata["splits"][split] |= {"tokens": length, "documents": 1, "file_bytes": 2 * length,
+                                      "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+
+
+def there_is(place: Path) -> dict[str, Any]:
+    """Every file and folder but locks, with size and time."""
+    return {str(path.relative_to(place)): (os.lstat(path).st_size, os.lstat(path).st_mtime_ns)
+            if not path.is_dir() else None for path in place.rglob("*") if not path.name.endswith(".lock")}
+
+
+def faults_of(row: Row, world: Path, place: Path, run: Callable[[str, Path], Outcome]) -> list[str]:
+    """All that is wrong with what the command does about a row."""
+    shutil.copytree(world, place, symlinks=True)  # copy2: the times are kept, so the tokens are trusted
+    kept = row.setup(place)
+    before = there_is(place)
+    done = run(row.line, place)
+    after = there_is(place)
+    new = {name for name in {**before, **after} if before.get(name, "new") != after.get(name, "new")}
+    new -= {"new", "busy"} if row.line.startswith("train.py") else set()  # the folder with the lock
+    lines = done.stderr.splitlines()
+    first = next((at for at, line in enumerate(lines) if line.startswith("error: ")), len(lines))
+    message = lines[first:]
+    faults = {
+        f"exit code {done.code}, not {row.code}": done.code != row.code,
+        f"does not say {row.says!r}": row.says not in "\n".join(message),
+        f"{len(message)} lines of message": not 1 <= len(message) <= 5,
+        "a line that is no message": not all(line.startswith("warning: ") for line in lines[:first]),
+        "a trace of the program": bool(re.search("Traceback|panicked|Error:|RUST_BACKTRACE", done.stderr)),
+        f"a message of {len(' '.join(message))} characters": len(" ".join(message)) > 700,
+        "what cannot be printed": not all(c.isprintable() or c == "\n" for c in done.stderr),
+        f"left behind or changed: {sorted(new)}": bool(new),
+        "looks like success": bool(re.search(r"^next:|^saved|tok/s|^step \d", done.stdout, re.MULTILINE)),
+        "speaks before the flags are right": row.code == 2 and row.line.count("--min_lr 0.5") == 0
+        and "--epochs 1" not in row.line and bool(done.stdout),
+        f"{done.seconds:.1f} s": done.seconds > SECONDS,
+        f"{done.peak_bytes:,} bytes of memory": done.peak_bytes > MOST_BYTES,
+    }
+    del kept
+    found = [fault for fault, is_there in faults.items() if is_there]
+    return [*found, done.stderr] if found else []
+
+
+# ---------------------------------------------------------------- the tests
+
+
+def test_the_unspoilt_inputs_are_good(world, fork, tmp_path):
+    for at, line in enumerate((TRAIN, f"{RESUME} {HERE}", f"{RESUME} auto", f"{RESUME} out", f"{PRETOKENIZE} text.txt",
+                               f"{GIVEN} corpus/tokenizer.json", f"{GENERATE} gpt2", f"{GENERATE} out",
+                               f"{BIN} --bin_file corpus/train.bin --vocab_size 400", "pretokenize.py --verify corpus",
+                               f"{TRAIN} --use_amp --amp_dtype fp16", f"{GENERATE} gpt2 --prompt_file text.txt")):
+        shutil.copytree(world, tmp_path / str(at))
+        done = fork(line, tmp_path / str(at))
+        assert done.code == 0, (line, done.stderr)
+        assert done.peak_bytes < MOST_BYTES
+
+
+def test_there_is_a_row_for_each_sentence():
+    assert len({row.sentence for row in ROWS}) == len(ROWS)
+    for command, least in (("train.py", 50), ("pretokenize.py", 45), ("generate.py", 45)):
+        assert sum(row.line.startswith(command) for row in ROWS) >= least
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.sentence)
+def test_a_bad_input_is_named_and_nothing_else_happens(row, world, fork, tmp_path):
+    if faults := faults_of(row, world, tmp_path / "world", fork):
+        pytest.fail("\n".join(faults), pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.sentence)
+def test_so_it_is_for_a_real_process(row, world, tmp_path):
+    if faults := faults_of(row, world, tmp_path / "world", start):
+        pytest.fail("\n".join(faults), pytrace=False)
+
+
+if __name__ == "__main__":
+    serve()
