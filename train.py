@@ -369,7 +369,7 @@ class Run:
     gauge: device.Gauge
     last_save: dict[str, float] = field(default_factory=dict)  # its step, when it ended
     start_up: dict[str, float] = field(default_factory=dict)  # seconds
-    last_said: set[str] = field(default_factory=set)  # warnings that are given once
+    last_said: set[str] = field(default_factory=set)  # what is said once
 
     @property
     def output_dir(self) -> Path:
@@ -425,7 +425,8 @@ def save(run: Run, stays: bool) -> bool:
                      f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(run.args.output_dir)}"
                      ". Training goes on and the next save tries again; free some space.")
         return False
-    if "step" not in run.last_save:
+    if "saved" not in run.last_said:
+        run.last_said.add("saved")
         run.out.say(f"saved checkpoint-{state.step}: {size(checkpoint.bytes_needed(config))} in "
                     f"{time.perf_counter() - started:.2f} s (said once)")
     run.last_save["step"] = state.step
@@ -566,6 +567,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         checkpoint.load_training(resumed[0], run.model, run.optimizer)
         if run.scaler.is_enabled() and stored.get("scaler"):
             run.scaler.load_state_dict(stored["scaler"])
+        if resumed[0].resolve().parent == run.output_dir.resolve():
+            run.last_save["step"] = state.step  # it is not written again, over the only sound one perhaps
         out.say(f"resume      from {resumed[0].name}, step {state.step:,} of {recipe.total_steps:,}")
         say_differences(stored, settings(args, recipe, machine), out)
     try:
@@ -896,7 +899,8 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     state, out, signals = run.state, run.out, run.signals
     seconds = time.perf_counter() - run.clock.began
-    on_disk = state.step in checkpoint.steps_in(run.output_dir) or (state.step > 0 and save(run, stays=False))
+    on_disk = run.last_save.get("step") == state.step and state.step in checkpoint.steps_in(run.output_dir)
+    on_disk = on_disk or (state.step > 0 and save(run, stays=False))
     out.close()
     closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": last_loss,
                "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
