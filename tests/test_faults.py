@@ -673,7 +673,8 @@ def test_a_signal_while_compiling_is_heard(stops, tmp_path):
 # ---------------------------------------------------------------- disks and folders
 
 
-LONG = ["--checkpoint_every_steps", "10", "--eval_interval", "1000", "--gradient_accumulation_steps", "8"]
+LONG = ["--checkpoint_every_steps", "10", "--eval_interval", "1000", "--gradient_accumulation_steps", "8",
+        "--checkpoint_interval", "1000"]
 
 
 @pytest.fixture
