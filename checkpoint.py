@@ -4,26 +4,30 @@
     optimizer.safetensors  trainer_state.json                                                        for resuming
     README.md  manifest.json                                         the model card; sizes and sha256, written last
 
-A folder is written under a temporary name, flushed to disk, read back, and renamed: it is there whole or not at all. No
-file is a pickle; tensors are safetensors, the rest is JSON.
+A folder is written under a temporary name, flushed to disk, read back, and renamed: it is there whole or not at all.
+Training waits for a copy of the tensors alone; a thread writes it. No file is a pickle; tensors are safetensors, the
+rest is JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
+import struct
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from cli import Exit, UserError, printable, sha256_of, sync
 from model import ACTIVATIONS, GPT, GPTConfig
@@ -36,6 +40,10 @@ except ImportError:  # Windows: no lock there
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 TEMPORARY = ".tmp-checkpoint-"
+REPLACED = ".tmp-replaced-"  # one of the same step, put aside for the moment that the new one takes its name
+DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of what is written
+BLOCK_BYTES = 2**24
+JSON_BYTES = 2**26  # no file of ours comes near
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' Conv1D stores [in, out]
 # Bounds that any real GPT-2 is within, so that a hostile config.json cannot ask for the machine's memory.
 BOUNDS = {"vocab_size": 2**24, "seq_length": 2**20, "n_layer": 1024, "n_head": 1024, "n_embd": 2**16}
@@ -96,6 +104,8 @@ def read_config(folder: Path) -> GPTConfig:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
+        if path.is_file() and path.stat().st_size > JSON_BYTES:
+            raise Damaged(f"{path.name} has {path.stat().st_size:,} bytes, more than any such file")
         fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Damaged(f"{path.name} is missing") from None
@@ -109,17 +119,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- tensors
 
 
-def to_hf_tensors(model: GPT) -> dict[str, torch.Tensor]:
-    """The weights by GPT2LMHeadModel's names and layout, on the host: padding trimmed, absent biases zero."""
-    config, tensors = model.config, {}
-    for name, tensor in model.state_dict().items():
-        tensor, owner = tensor.detach().cpu(), name.split(".")[-2]
+def to_hf_tensors(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Views of a model's state dict by GPT2LMHeadModel's names and layout: padding trimmed, absent biases zero."""
+    found = {}
+    for name, tensor in tensors.items():
+        owner = name.split(".")[-2]
         if owner in ("wte", "lm_head"):
             tensor = tensor[:config.vocab_size]
-        tensors[name] = (tensor.t() if name.endswith(TRANSPOSED) else tensor).contiguous()
+        found[name] = tensor.t() if name.endswith(TRANSPOSED) else tensor
         if not config.bias and owner not in ("wte", "wpe", "lm_head"):
-            tensors[name.removesuffix("weight") + "bias"] = torch.zeros(tensors[name].size(-1), dtype=tensor.dtype)
-    return tensors
+            found[name.removesuffix("weight") + "bias"] = torch.zeros(found[name].size(-1), dtype=tensor.dtype)
+    return found
 
 
 def weights_of(folder: Path) -> Path:
@@ -196,93 +206,169 @@ def load_model(folder: Path, device: torch.device) -> GPT:
     return model.to(device)
 
 
-def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state and the random generators' by name, on the host: 'exp_avg.transformer.wte.weight', ..."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
-    tensors["rng.cpu"] = torch.get_rng_state()
-    where = next(model.parameters()).device
-    if where.type == "cuda":
-        tensors["rng.cuda"] = torch.cuda.get_rng_state(where)
-    return tensors
+@dataclass(frozen=True)
+class Tensors:
+    """What a checkpoint stores: the model's state dict; 'exp_avg.transformer.wte.weight' and the like, 'rng.cpu'."""
+
+    model: dict[str, torch.Tensor]
+    training: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(model: GPT, optimizer: torch.optim.Optimizer) -> Tensors:
+        """The tensors themselves, where they are; only the random generators' states are copies."""
+        training = {f"{key}.{name}": value.detach() for name, parameter in model.named_parameters()
+                    for key, value in optimizer.state[parameter].items()}
+        training["rng.cpu"] = torch.get_rng_state()
+        where = next(model.parameters()).device
+        if where.type == "cuda":
+            training["rng.cuda"] = torch.cuda.get_rng_state(where)
+        return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(-(-tensor.nbytes // 64) * 64 for part in (self.model, self.training) for tensor in part.values())
 
 
-def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
+class Snapshot:
+    """A copy of a checkpoint's tensors on the host, in one buffer that every save takes again.
+
+    The buffer is kept because new pages cost more than the copy itself; on a GPU it is pinned.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, num_bytes: int, pinned: bool) -> None:
+        """Takes the buffer's pages now, so that the first save need not. Raises RuntimeError if there are none."""
+        if self._buffer.nbytes < num_bytes:
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned).zero_()
+
+    def take(self, tensors: Tensors) -> Tensors:
+        """The tensors' copies, complete on return; they last until the next take."""
+        self.reserve(tensors.num_bytes, any(tensor.is_cuda for tensor in tensors.model.values()))
+        used, copies = 0, Tensors({}, {})
+        for part, copied in ((tensors.model, copies.model), (tensors.training, copies.training)):
+            for name, tensor in part.items():
+                place = self._buffer[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                copied[name] = place.copy_(tensor, non_blocking=True)
+                used += -(-tensor.nbytes // 64) * 64
+        if self._buffer.is_pinned():
+            torch.cuda.synchronize()
+        return copies
+
+
+def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, anew: bool = False) -> list[str]:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
-    Raises UserError (exit 4) if the state belongs to another model.
+    Returns what it could not restore, in words. anew leaves the optimizer as it is. Raises UserError (exit 4) if the
+    state belongs to another model.
     """
+    where, notes = next(model.parameters()).device, []
     try:
         load_weights(folder, model)
         with safe_open(folder / "optimizer.safetensors", framework="pt") as file:
             names = set(file.keys())
-            for name, parameter in model.named_parameters():
-                state = {}
-                for key in ("step", "exp_avg", "exp_avg_sq"):
-                    if f"{key}.{name}" not in names:
-                        raise Damaged(f"optimizer.safetensors: {key}.{name} is missing")
-                    value = file.get_tensor(f"{key}.{name}")
-                    if key != "step" and value.shape != parameter.shape:
-                        raise Damaged(f"optimizer.safetensors: {key}.{name} has shape {list(value.shape)}, the model "
-                                      f"{list(parameter.shape)}")
-                    state[key] = value.to(parameter.device)
-                optimizer.state[parameter] = state
-            torch.set_rng_state(file.get_tensor("rng.cpu"))
-            where = next(model.parameters()).device
-            if "rng.cuda" in names and where.type == "cuda":
-                torch.cuda.set_rng_state(file.get_tensor("rng.cuda"), where)
+            if anew:
+                notes.append("the optimizer starts anew (--reset_optimizer)")
+            else:
+                optimizer.state.update(_optimizer_state(file, names, model))
+            for name, current in (("rng.cpu", torch.get_rng_state()),
+                                  *([("rng.cuda", torch.cuda.get_rng_state(where))] if where.type == "cuda" else [])):
+                stored = file.get_tensor(name) if name in names else torch.empty(0)
+                if stored.shape != current.shape or stored.dtype != current.dtype:
+                    notes.append(f"{name}, the state of a random generator, is not in the checkpoint and starts anew")
+                elif name == "rng.cpu":
+                    torch.set_rng_state(stored)
+                else:
+                    torch.cuda.set_rng_state(stored, where)
     except (Damaged, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
                                          "these flags; start anew in another --output_dir.") from error
+    return notes
+
+
+def _optimizer_state(file: Any, names: set[str], model: GPT) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    """AdamW's state of every parameter, all checked before any is used. Raises Damaged."""
+    problems, states, cure = [], {}, "--reset_optimizer starts it anew"
+    for name, parameter in model.named_parameters():
+        for key, shape in (("step", []), ("exp_avg", list(parameter.shape)), ("exp_avg_sq", list(parameter.shape))):
+            if f"{key}.{name}" not in names:
+                problems.append(f"{key}.{name} is missing")
+            elif (found := file.get_slice(f"{key}.{name}")).get_shape() != shape:
+                problems.append(f"{key}.{name} has shape {found.get_shape()}, the model {shape}")
+            elif found.get_dtype() != "F32":
+                problems.append(f"{key}.{name} holds {found.get_dtype()}, not F32")
+    if problems:
+        raise Damaged(f"optimizer.safetensors: {'; '.join(problems[:3])}; {cure}")
+    for name, parameter in model.named_parameters():
+        states[parameter] = {key: file.get_tensor(f"{key}.{name}").to(parameter.device)
+                             for key in ("step", "exp_avg", "exp_avg_sq")}
+    return states
 
 
 # ---------------------------------------------------------------- writing
 
 
-def save(output_dir: Path, step: int, model: GPT, optimizer: torch.optim.Optimizer, state: dict[str, Any],
+class NotFinite(Exception):
+    """A tensor that is not finite is not saved over good ones; says which."""
+
+
+def save(output_dir: Path, step: int, config: GPTConfig, tensors: Tensors, state: dict[str, Any],
          tokenizer_json: str | None, end_of_text_id: int | None, card: str) -> Path:
     """Writes output_dir/checkpoint-STEP: all of it, on the disk and read back, before any of it is seen.
 
-    state holds what trainer_state.json shall, JSON values; RNG and optimizer tensors are taken from where they are.
-    Raises OSError if it could not be written; nothing of it is then left.
+    state holds what trainer_state.json shall, JSON values. Raises OSError if it could not be written, NotFinite if it
+    should not; nothing of it is then left.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
-    final = output_dir / f"checkpoint-{step}"
+    final, replaced = output_dir / f"checkpoint-{step}", output_dir / f"{REPLACED}checkpoint-{step}"
     temporary = output_dir / f"{TEMPORARY}{step}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        _write_tensors(temporary / "model.safetensors", to_hf_tensors(model))
-        _write_tensors(temporary / "optimizer.safetensors", optimizer_tensors(model, optimizer))
-        files = {"config.json": to_hf_config(model.config, end_of_text_id),
+        manifest = {
+            "model.safetensors": write_tensors(temporary / "model.safetensors", to_hf_tensors(config, tensors.model)),
+            "optimizer.safetensors": write_tensors(temporary / "optimizer.safetensors", tensors.training)}
+        files = {"config.json": to_hf_config(config, end_of_text_id),
                  "generation_config.json": {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id},
                  "trainer_state.json": {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
-                                        "model": asdict(model.config), **state}}
+                                        "model": asdict(config), **state}}
+        texts = {name: json.dumps(fields, indent=1) for name, fields in files.items()}
         if tokenizer_json is not None:
-            files["tokenizer_config.json"] = _tokenizer_config(tokenizer_json, end_of_text_id, model.config.seq_length)
-            _write_text(temporary / "tokenizer.json", tokenizer_json)
-        for name, fields in files.items():
-            _write_text(temporary / name, json.dumps(fields, indent=1))
-        _write_text(temporary / "README.md", card)
-        manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-                    for path in sorted(temporary.iterdir())}
-        _write_text(temporary / "manifest.json", json.dumps({"version": STATE_VERSION, "files": manifest}, indent=1))
+            texts["tokenizer.json"] = tokenizer_json
+            texts["tokenizer_config.json"] = json.dumps(
+                _tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length), indent=1)
+        for name, content in {**texts, "README.md": card}.items():
+            manifest[name] = _write_bytes(temporary / name, [content.encode()])
+        listed = {"version": STATE_VERSION, "files": dict(sorted(manifest.items()))}
+        _write_bytes(temporary / "manifest.json", [json.dumps(listed, indent=1).encode()])
         sync(temporary)
+        verify(temporary)
         if final.exists():  # an older, or a damaged, one of the same step
-            discarded = output_dir / f"{TEMPORARY}{step}-{os.getpid()}-old"
-            final.rename(discarded)
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+        try:
             temporary.rename(final)
-            shutil.rmtree(discarded, ignore_errors=True)
-        else:
-            temporary.rename(final)
-        sync(output_dir)
-    except SafetensorError as error:  # how the library reports a full disk
-        raise OSError(f"{error}") from error
+            sync(output_dir)
+        except OSError:  # what the disk may not hold is not offered
+            with contextlib.suppress(OSError):
+                final.rename(temporary)
+            _put_back(replaced, final)
+            raise
+    except Damaged as error:
+        raise OSError(f"what was written reads back differently: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def _put_back(replaced: Path, final: Path) -> None:
+    """Gives a checkpoint that was put aside its name again, if no other took it."""
+    with contextlib.suppress(OSError):
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
 
 
 def bytes_needed(config: GPTConfig) -> int:
@@ -301,20 +387,53 @@ def model_card(config: GPTConfig, facts: dict[str, str]) -> str:
             "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")\n")
 
 
-def _write_text(path: Path, content: str) -> None:
-    path.write_text(content, encoding="utf-8")
-    sync(path)
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Writes a safetensors file, one contiguous tensor at a time; returns its manifest entry when it is on the disk.
+
+    The bytes are those of safetensors' save_file. Raises OSError, and NotFinite before a tensor that is not.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # the library's own order
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in names:
+        end = offset + tensors[name].nbytes
+        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape),
+                        "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+
+    def content() -> Iterator[memoryview | bytes]:
+        yield struct.pack("<Q", len(text)) + text
+        for name in names:
+            tensor = tensors[name].detach().cpu().contiguous()
+            if tensor.is_floating_point() and not tensor.sum().isfinite():  # a sum costs a pass, not a copy
+                raise NotFinite(name)
+            yield tensor.view(-1).view(torch.uint8).numpy().data
+
+    return _write_bytes(path, content())
 
 
-def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Writes a safetensors file, waits for the disk, and reads every tensor back."""
-    save_file(tensors, path, metadata={"format": "pt"})
-    sync(path)
-    with safe_open(path, framework="pt") as file:
-        for name, tensor in tensors.items():
-            if not torch.equal(file.get_tensor(name).view(torch.uint8) if tensor.dim() else file.get_tensor(name),
-                               tensor.view(torch.uint8) if tensor.dim() else tensor):  # as bytes: NaN equals NaN
-                raise OSError(f"{path.name}: {name} read back differs from what was written")
+def _write_bytes(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
+    """Writes a new file, its sha256 computed beside, and waits for the disk; returns its manifest entry."""
+    digest, num_bytes = hashlib.sha256(), 0
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with ThreadPoolExecutor(1) as hasher:
+            for part in content:
+                for start in range(0, len(part), BLOCK_BYTES):
+                    block = memoryview(part)[start:start + BLOCK_BYTES]
+                    hashed = hasher.submit(digest.update, block)
+                    while block:
+                        block = block[os.write(handle, block):]
+                    hashed.result()
+                num_bytes += len(part)
+        os.fsync(handle)
+        if hasattr(os, "posix_fadvise"):  # reading back then asks the disk, and the corpus keeps its pages
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+    return {"bytes": num_bytes, "sha256": digest.hexdigest()}
 
 
 def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_length: int) -> dict[str, Any]:
@@ -349,22 +468,32 @@ def verify(folder: Path) -> dict[str, Any]:
         raise Damaged(f"manifest.json: version {manifest.get('version')!r}, this program reads {STATE_VERSION}")
     if not isinstance(files, dict) or not needed <= set(files):
         raise Damaged("manifest.json does not list a checkpoint's files")
-    for name, entry in files.items():
-        path = folder / name
-        if path.parent != folder or not isinstance(entry, dict):
-            raise Damaged("manifest.json holds an entry that is no file of this folder")
-        try:
-            num_bytes = path.stat().st_size
-            if num_bytes != entry.get("bytes"):
-                raise Damaged(f"{name} has {num_bytes:,} bytes, the manifest says {entry.get('bytes')}")
-            if sha256_of(path) != entry.get("sha256"):
-                raise Damaged(f"{name} does not have the manifest's sha256: its content changed after it was saved")
-        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-            raise Damaged(f"{printable(name)[:60]}: {getattr(error, 'strerror', error)}") from error
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
+        waiting = [(name, hashers.submit(_check_file, folder, name, entry)) for name, entry in files.items()]
+        for name, checked in waiting:
+            try:
+                checked.result()
+            except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+                raise Damaged(f"{printable(name)[:60]}: {getattr(error, 'strerror', error)}") from error
     state = _read_json(folder / "trainer_state.json")
     if state.get("format") != STATE_FORMAT or state.get("version") != STATE_VERSION:
         raise Damaged(f"trainer_state.json: version {state.get('version')!r}, this program reads {STATE_VERSION}")
     return state
+
+
+def _check_file(folder: Path, name: str, entry: Any) -> None:
+    """Raises Damaged if a file is not what the manifest's entry says, OSError if it cannot be read."""
+    path = folder / name
+    if path.parent != folder or not isinstance(entry, dict):
+        raise Damaged("manifest.json holds an entry that is no file of this folder")
+    if not path.is_file():
+        path.stat()
+        raise Damaged(f"{name} is no file")
+    num_bytes = path.stat().st_size
+    if num_bytes != entry.get("bytes"):
+        raise Damaged(f"{name} has {num_bytes:,} bytes, the manifest says {entry.get('bytes')}")
+    if sha256_of(path) != entry.get("sha256"):
+        raise Damaged(f"{name} does not have the manifest's sha256: its content changed after it was saved")
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
@@ -475,7 +604,7 @@ def owned(output_dir: Path) -> Iterator[None]:
 
     Raises UserError: exit 7 if another run holds it, exit 5 if it cannot be written.
     """
-    name = printable(str(output_dir))
+    name, is_new = printable(str(output_dir)), not output_dir.exists()
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         handle = open(output_dir / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run
@@ -502,7 +631,50 @@ def owned(output_dir: Path) -> Iterator[None]:
                                           "space.") from error
         for leftover in output_dir.glob(f"{TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        yield
+        for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
+            _put_back(leftover, output_dir / leftover.name.removeprefix(REPLACED))
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            yield
+        except UserError:
+            if is_new:  # a run that never began leaves no folder behind
+                with contextlib.suppress(OSError):
+                    (output_dir / ".lock").unlink()
+                    output_dir.rmdir()
+            raise
+
+
+class Saver:
+    """Saves behind the training's back, one checkpoint at a time; a second one waits for the first."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "saver", self._yield_the_cores)
+        self._pending: Future | None = None
+
+    @staticmethod
+    def _yield_the_cores() -> None:
+        with contextlib.suppress(OSError, AttributeError):  # only Linux gives a thread a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._pending is not None
+
+    def start(self, work: Callable[[], Any]) -> None:
+        """Begins the work. The one before must have been taken."""
+        assert self._pending is None
+        self._pending = self._thread.submit(work)
+
+    def take(self, wait: bool) -> Any:
+        """The result of the work that has ended, or raises what it raised; None if it has not and wait is off."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def close(self) -> None:
+        """Waits for the work in flight."""
+        self._thread.shutdown(wait=True)
 
 
 def prune(output_dir: Path, keep: int, protected: set[int]) -> None:

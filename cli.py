@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import difflib
 import enum
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -17,6 +18,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -52,6 +54,26 @@ class UserError(Exception):
     def __init__(self, code: Exit, message: str):
         super().__init__(message)
         self.code = code
+
+
+class Problems:
+    """Collects the UserErrors of checks that do not depend on each other, to be told in one go."""
+
+    def __init__(self) -> None:
+        self.found: list[UserError] = []
+
+    @contextlib.contextmanager
+    def catch(self) -> Iterator[None]:
+        """Keeps a UserError raised inside for stop."""
+        try:
+            yield
+        except UserError as error:
+            self.found.append(error)
+
+    def stop(self) -> None:
+        """Raises one UserError with all that was found, at most five, its exit code the first's; or does nothing."""
+        if self.found:
+            raise UserError(self.found[0].code, "\nerror: ".join(str(error) for error in self.found[:MESSAGE_LINES]))
 
 
 # ---------------------------------------------------------------- text that is safe and easy to read
@@ -98,20 +120,24 @@ def cache_folder() -> Path:
 
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(2**22))
+    with path.open("rb", buffering=0) as file:
+        while num_bytes := file.readinto(buffer):
+            digest.update(buffer[:num_bytes])
     return digest.hexdigest()
 
 
 def sync(path: Path) -> None:
     """Waits until a file, or the names in a folder, are on the disk; a folder only where the system can."""
-    if path.is_dir() and os.name != "posix":
+    is_folder = path.is_dir()
+    if is_folder and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if not is_folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network drives cannot
+            raise
     finally:
         os.close(handle)
 
@@ -316,8 +342,12 @@ def warn(message: str) -> None:
 def guard(main: Callable[[Sequence[str]], int]) -> None:
     """Runs main on the command line and ends the process: one line for an error, a crash log for a bug, no traceback.
 
-    --debug shows the traceback. The exit code is main's, or that of Exit, or 128 + the signal's number.
+    --debug shows the traceback. The exit code is main's, or that of Exit, or 128 + the signal's number; that of a
+    signal during the imports that follow an early answer too.
     """
+    for number in STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:  # closed by the shell; the null device takes its number, which no file of ours must get
@@ -376,31 +406,64 @@ class Stopped(Exception):
     """A signal asked us to stop."""
 
 
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def _no_wakeup() -> None:
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.set_wakeup_fd(-1)
+
+
 class Signals:
     """Remembers the first SIGINT, SIGTERM or SIGHUP for loops to see; a second one leaves at once.
 
-    A signal that the parent ignores (nohup) stays ignored. Use as a context manager.
+    A thread takes them, so that the second one need not wait for the operation that the main thread is in. A signal
+    that the parent ignores (nohup) stays ignored. Use as a context manager, in the main thread.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.at = 0.0
+        self.at_once = ""  # while nothing can be lost: words after 'stopped by SIGTERM' with which the process ends
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous.setdefault(number, signal.signal(number, self._handle))
+                self._previous[number] = signal.signal(number, self._note)
+        told, self._tells = socket.socketpair()
+        self._tells.setblocking(False)
+        if hasattr(os, "register_at_fork"):  # a forked child's signals are not ours
+            os.register_at_fork(after_in_child=_no_wakeup)
+        signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._listen, args=(told,), daemon=True, name="signals")
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        self._tells.close()  # which ends the thread
+        self._thread.join()
 
-    def _handle(self, number: int, _frame: object) -> None:
-        if self.number is not None:
-            os._exit(128 + number)
-        self.number, self.at = number, time.monotonic()
+    def _note(self, number: int, _frame: object) -> None:
+        if self.number is None:
+            self.at, self.number = time.monotonic(), number
+
+    def _listen(self, told: socket.socket) -> None:
+        seen = 0
+        with told:
+            while word := told.recv(1):
+                if word[0] not in self._previous:
+                    continue
+                seen += 1
+                self._note(word[0], None)
+                if self.at_once:
+                    with contextlib.suppress(OSError, ValueError):
+                        print(f"stopped by {self.name} {self.at_once}", file=sys.stderr, flush=True)
+                if self.at_once or seen > 1:
+                    os._exit(128 + word[0])
 
     def look(self) -> None:
         """Raises Stopped after a signal."""
@@ -432,6 +495,7 @@ class Progress:
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._pulse = heartbeat_seconds
+        self.stopped_seconds = 0.0  # that the whole process stood still: Ctrl-Z, a suspended machine
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
         self._thread.start()
 
@@ -498,8 +562,12 @@ class Progress:
                 self._bar = None
 
     def _beat(self) -> None:
-        while not self._closed.wait(min(1.0, self._pulse / 4)):
+        pause, woke = min(1.0, self._pulse / 4), time.monotonic()
+        while not self._closed.wait(pause):
             now = time.monotonic()
+            if now - woke > pause + 3:
+                self.stopped_seconds += now - woke - pause
+            woke = now
             if self._doing and now - self._last >= self._pulse:
                 line = f"... {self._doing}, {duration(now - self._since)}"
                 if self._bar is not None:
@@ -524,6 +592,7 @@ class Metrics:
                         kept.append(line)
         write_whole(path, "".join(line + "\n" for line in kept))
         self._path = path
+        self._torn = False
 
     def write(self, **fields: Any) -> None:
         """Adds one line; the folder may have been deleted meanwhile."""
@@ -532,6 +601,8 @@ class Metrics:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(finite) + "\n")
+                file.write("\n" * self._torn + json.dumps(finite) + "\n")
+            self._torn = False
         except OSError as error:
+            self._torn = True  # a part of the line may be there: the next one shall not continue it
             warn(f"metrics.jsonl: {error.strerror}; the line of step {fields.get('step')} is lost")

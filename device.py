@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,8 +152,10 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def set_up(machine: Machine, tf32: bool, compiled: Path) -> None:
+def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = False) -> None:
     """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes.
+
+    deterministic lets any other operation raise RuntimeError, on a GPU too.
 
     compiled is where the compiler keeps its kernels: PyTorch's own default, /tmp, is lost with the machine's restart.
     """
@@ -162,6 +164,11 @@ def set_up(machine: Machine, tf32: bool, compiled: Path) -> None:
             compiled.mkdir(parents=True, exist_ok=True)
             if os.access(compiled, os.W_OK):
                 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return
@@ -210,16 +217,16 @@ def set_rng_state(machine: Machine, states: list[torch.Tensor]) -> None:
 
 
 class Clock:
-    """Seconds of training alone: what happens inside pause() is not counted."""
+    """Seconds of training alone: what happens inside pause() is not counted, nor what stopped() says stood still."""
 
-    def __init__(self, machine: Machine):
-        self._machine = machine
+    def __init__(self, machine: Machine, stopped: Callable[[], float] = lambda: 0.0):
+        self._machine, self._stopped = machine, stopped
         self.start()
 
     def start(self) -> None:
         """Begins to count here, after compiling say."""
         self.began = self._lap = time.perf_counter()
-        self._paused = 0.0
+        self._paused, self._stopped_before = 0.0, self._stopped()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -235,9 +242,10 @@ class Clock:
     def lap(self) -> float:
         """Training seconds since the last lap."""
         now = time.perf_counter()
-        seconds = now - self._lap - self._paused
-        self._lap, self._paused = now, 0.0
-        return seconds
+        stopped = self._stopped()
+        seconds = now - self._lap - self._paused - (stopped - self._stopped_before)
+        self._lap, self._paused, self._stopped_before = now, 0.0, stopped
+        return max(seconds, 1e-9)
 
 
 class Gauge:

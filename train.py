@@ -61,6 +61,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--grad_clip", real(0, 1e6), 1.0, "largest norm of the gradient; 0: not clipped")
     g.flag("--label_smoothing", real(0, 1, below=True), 0.0, "share of the target spread over all ids in training")
     g.flag("--seed", whole(0, 2**63 - 1), 1337, "weights, data order, dropout")
+    g.switch("--deterministic", False, "only kernels whose results no timing changes: slower on a GPU, where a resumed "
+             "run then equals one never stopped bit for bit; an operation without such a kernel ends the run")
     g = parser.group("machine")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "mixed precision", "on with CUDA, off on a CPU")
@@ -82,6 +84,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
     g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in "
            "--output_dir, else start", "start anew")
+    g.switch("--reset_optimizer", False, "resume with weights, step and data order alone: moments start at zero")
     g.switch("--overwrite", False, "delete the checkpoints another run left in --output_dir")
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
     g.flag("--eval_batches", whole(1), 50, "batches of a validation, always the same; all if there are fewer")
@@ -107,6 +110,7 @@ def check(args: argparse.Namespace) -> list[str]:
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
         "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
+        "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not args.resume_from,
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
         "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
@@ -144,6 +148,7 @@ from typing import Any
 import torch
 
 import checkpoint
+import curve
 import data
 import device
 import generate
@@ -154,6 +159,7 @@ from model import GPT, IGNORED, SIZES, GPTConfig, attends_in_blocks
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
 ABANDON_SECONDS = 15.0  # a step that has run on for this long after a signal is given up at its next micro-batch
 SAMPLE_TOKENS = 64
+NOTHING_LOST = "before the first step; nothing was lost"
 Autocast = Callable[[], contextlib.AbstractContextManager]
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -286,9 +292,9 @@ def train_step(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.G
                ) -> tuple[torch.Tensor, torch.Tensor]:
     """One optimizer step over its micro-batches: mean loss and gradient norm, on the device, nothing waited for.
 
-    A norm that is not finite leaves weights and optimizer state as they are; the fused optimizer decides that on the
-    device, by found_inf, and clips on the way, by grad_scale. All micro-batches have the same number of targets, so
-    their mean is the step's mean.
+    A loss or norm that is not finite leaves weights and optimizer state as they are; the fused optimizer decides that
+    on the device, by found_inf, and clips on the way, by grad_scale. All micro-batches have the same number of targets,
+    so their mean is the step's mean.
     """
     mean_loss = torch.zeros((), device=next(model.parameters()).device)
     for inputs_BT, targets_BT in batches:
@@ -299,7 +305,7 @@ def train_step(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.G
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+    optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
     if grad_clip:
         optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
     optimizer.step()
@@ -367,9 +373,12 @@ class Run:
     state: State
     clock: device.Clock
     gauge: device.Gauge
-    last_save: dict[str, float] = field(default_factory=dict)  # its step, when it ended
+    curve: curve.Curve
+    saver: checkpoint.Saver
+    snapshot: checkpoint.Snapshot | None  # None: no memory for a copy, so training waits for the disk
+    last_save: dict[str, float] = field(default_factory=dict)  # the step begun, the step done, when it began
     start_up: dict[str, float] = field(default_factory=dict)  # seconds
-    last_said: set[str] = field(default_factory=set)  # what is said once
+    last_said: set[str] = field(default_factory=set)  # warnings that are given once
 
     @property
     def output_dir(self) -> Path:
@@ -402,35 +411,69 @@ def best_of(state: State) -> str:
     return "n/a" if state.best_val_loss is None else f"{state.best_val_loss:.4f} at step {state.best_step}"
 
 
-def save(run: Run, stays: bool) -> bool:
-    """Saves a checkpoint and prunes older ones; if that fails it says why. True if the state is on disk."""
+def save(run: Run, stays: bool) -> None:
+    """Begins a save: training waits for a copy of the state alone; a thread writes it and then prunes older ones."""
+    settle(run, wait=True)
     state, config, started = run.state, run.config, time.perf_counter()
-    run.last_save["at"] = time.monotonic()
+    run.last_save.update(at=time.monotonic(), begun=state.step)
     card = checkpoint.model_card(config, {
         "steps": f"{state.step:,} of {run.recipe.total_steps:,}",
         "tokens seen": f"{state.samples_seen * config.seq_length:,}", "best validation loss in nats": best_of(state),
         "training tokens": f"{run.corpus.train.length:,}, sha256 {run.corpus.identity}"})
+    fields = {**asdict(state), **settings(run.args, run.recipe, run.machine), "stays": stays,
+              "scaler": run.scaler.state_dict(),
+              "data": {"train_sha256": run.corpus.identity, "tokenizer_sha256": run.corpus.tokenizer_sha256}}
+    with run.out.phase("copying the state"), run.clock.pause():
+        tensors = checkpoint.Tensors.of(run.model, run.optimizer)
+        tensors = run.snapshot.take(tensors) if run.snapshot else tensors
+    stalled = time.perf_counter() - started
+
+    def write() -> tuple[int, float, float]:
+        checkpoint.save(run.output_dir, fields["step"], config, tensors, fields,
+                        run.tokenizer.to_str() if run.tokenizer else None, run.corpus.end_of_text_id, card)
+        protected = {state.best_step, int(run.last_save.get("best", 0))}
+        checkpoint.prune(run.output_dir, run.args.keep_checkpoints, protected)
+        return fields["step"], stalled, time.perf_counter() - started
+
+    run.saver.start(write)
+    if run.snapshot is None:
+        settle(run, wait=True)
+
+
+def settle(run: Run, wait: bool) -> None:
+    """Says how the save in flight went, once it has ended or, if wait is on, when it ends.
+
+    Raises UserError (exit 6) if it found weights or moments that are not finite.
+    """
+    if not run.saver.is_busy:
+        return
+    config, step = run.config, int(run.last_save.get("begun", 0))
     try:
-        with run.out.phase("saving"), run.clock.pause():
-            checkpoint.save(
-                run.output_dir, state.step, run.model, run.optimizer,
-                {**asdict(state), **settings(run.args, run.recipe, run.machine), "stays": stays,
-                 "scaler": run.scaler.state_dict(),
-                 "data": {"train_sha256": run.corpus.identity, "tokenizer_sha256": run.corpus.tokenizer_sha256}},
-                run.tokenizer.to_str() if run.tokenizer else None, run.corpus.end_of_text_id, card)
-            checkpoint.prune(run.output_dir, run.args.keep_checkpoints, {state.best_step})
+        with run.clock.pause() if wait else contextlib.nullcontext(), run.out.phase("saving"):
+            done = run.saver.take(wait)
+    except checkpoint.NotFinite as error:
+        raise diverged(run, f"{error} is not finite after step {step:,}") from error
     except OSError as error:
         free = shutil.disk_usage(run.output_dir).free if run.output_dir.exists() else 0
-        run.out.warn(f"checkpoint-{state.step} could not be saved: {error.strerror or error}. It needs about "
+        run.out.warn(f"checkpoint-{step} could not be saved: {error.strerror or error}. It needs about "
                      f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(run.args.output_dir)}"
                      ". Training goes on and the next save tries again; free some space.")
-        return False
-    if "saved" not in run.last_said:
-        run.last_said.add("saved")
-        run.out.say(f"saved checkpoint-{state.step}: {size(checkpoint.bytes_needed(config))} in "
-                    f"{time.perf_counter() - started:.2f} s (said once)")
-    run.last_save["step"] = state.step
-    return True
+        return
+    if done is None:
+        return
+    step, stalled, seconds = done
+    if "done" not in run.last_save:
+        run.out.say(f"saved checkpoint-{step}: {size(checkpoint.bytes_needed(config))} in {seconds:.2f} s, of which "
+                    f"training waited {seconds if run.snapshot is None else stalled:.2f} s (said once)")
+    run.last_save["done"] = step
+    if run.state.best_step in checkpoint.steps_in(run.output_dir):
+        run.last_save["best"] = run.state.best_step
+
+
+def is_on_disk(run: Run) -> bool:
+    """True if the checkpoint of this step is there and sound: the one resumed from, or one saved by this run."""
+    return run.state.step in checkpoint.steps_in(run.output_dir) and (
+        run.state.step in (run.last_save.get("done"), run.last_save.get("resumed")))
 
 
 def validate(run: Run, metrics: cli.Metrics) -> None:
@@ -456,7 +499,7 @@ def validate(run: Run, metrics: cli.Metrics) -> None:
     state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:
         state.best_val_loss, state.best_step = loss, state.step
-        if run.last_save.get("step") != state.step:
+        if state.step not in (run.last_save.get("begun"), run.last_save.get("resumed")):
             save(run, stays=False)
 
 
@@ -481,18 +524,27 @@ def show_sample(run: Run) -> None:
 def main(argv: Sequence[str]) -> int:
     """Everything until the folder is ours; returns the exit code."""
     args = read_flags(argv)
-    out = cli.Progress()
-    with contextlib.closing(out), cli.Signals() as signals:
-        if args.use_gpu and (reason := device.why_no_cuda()):
-            raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
-        machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-        device.set_up(machine, args.tf32, cli.cache_folder() / "compiled")
-        with out.phase("checking the tokens"):
+    out, problems, corpus, config, resumed = cli.Progress(), cli.Problems(), None, None, None
+    with contextlib.closing(out), cli.Signals() as signals, contextlib.ExitStack() as held:
+        signals.at_once = NOTHING_LOST
+        with problems.catch():
+            if args.use_gpu and (reason := device.why_no_cuda()):
+                raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
+        with problems.catch():
+            if not args.dry_run:
+                held.enter_context(checkpoint.owned(Path(args.output_dir)))
+        with problems.catch(), out.phase("checking the tokens"):
             corpus = open_corpus(args)
-        if args.dry_run:
-            return train(args, argv, out, signals, machine, corpus, None)
-        with checkpoint.owned(Path(args.output_dir)):
-            return train(args, argv, out, signals, machine, corpus, find_resume(args, out))
+            config = model_config(args, corpus.vocab_size, corpus.train.length)
+        with problems.catch():
+            if not args.dry_run and (resumed := find_resume(args, out)) and corpus and config:
+                checkpoint.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
+        problems.stop()
+        assert corpus
+        assert config
+        machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
+        device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic)
+        return train(args, argv, out, signals, machine, corpus, config, resumed)
 
 
 def open_corpus(args: argparse.Namespace) -> data.Corpus:
@@ -535,12 +587,10 @@ def find_resume(args: argparse.Namespace, out: cli.Progress) -> tuple[Path, dict
 
 
 def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals,
-          machine: device.Machine, corpus: data.Corpus, resumed: tuple[Path, dict[str, Any]] | None) -> int:
+          machine: device.Machine, corpus: data.Corpus, config: GPTConfig,
+          resumed: tuple[Path, dict[str, Any]] | None) -> int:
     """The run from the plan to the last line; returns the exit code."""
-    config = model_config(args, corpus.vocab_size, corpus.train.length)
     stored = resumed[1] if resumed else {}
-    if resumed:
-        checkpoint.check_same(stored, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
     state = State(**{key: stored[key] for key in asdict(State()) if key in stored})
     most_tokens = 16_384 if machine.device.type == "cuda" else 4_096
     most = max(1, most_tokens // config.seq_length)
@@ -564,18 +614,24 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
 
     run = build(args, out, signals, machine, corpus, config, recipe, state, where)
     if resumed:
-        checkpoint.load_training(resumed[0], run.model, run.optimizer)
+        notes = checkpoint.load_training(resumed[0], run.model, run.optimizer, args.reset_optimizer)
         if run.scaler.is_enabled() and stored.get("scaler"):
             run.scaler.load_state_dict(stored["scaler"])
         if resumed[0].resolve().parent == run.output_dir.resolve():
-            run.last_save["step"] = state.step  # it is not written again, over the only sound one perhaps
+            run.last_save["resumed"] = state.step  # is on the disk, and not replaced by one that does not stay
         out.say(f"resume      from {resumed[0].name}, step {state.step:,} of {recipe.total_steps:,}")
+        for note in notes:
+            out.say(f"resume      {note}")
         say_differences(stored, settings(args, recipe, machine), out)
+        run.last_save["best"] = state.best_step
     try:
         if machine.compile:
             warm_up(run)
         if args.dry_run:
             return dry_run(run)
+        signals.at_once = ""  # from here on there is something to save
+        if run.snapshot:
+            run.saver.start(lambda: reserve(run))
         for other in checkpoint.not_leading_to(run.output_dir, resumed[0] if resumed else None, state.step):
             if args.overwrite:
                 out.say(f"overwrite   deleting {printable(str(other))}")
@@ -591,6 +647,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
                                       f"of {there}. What was saved is safe. Try a smaller --batch_size, --seq_length "
                                       "or --model_size.") from error
     finally:
+        run.saver.close()
         gc.unfreeze()
 
 
@@ -613,7 +670,17 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
         lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
         bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
-               tokenizer, bytes_per_id, state, device.Clock(machine), device.Gauge(machine))
+               tokenizer, bytes_per_id, state, device.Clock(machine, lambda: out.stopped_seconds),
+               device.Gauge(machine), curve.Curve(math.log(config.vocab_size)), checkpoint.Saver(),
+               checkpoint.Snapshot() if device.available_ram() > 2 * checkpoint.bytes_needed(config) else None)
+
+
+def reserve(run: Run) -> None:
+    """Takes the memory for copies of the state before the first save needs it; the moments are as large as the weights.
+    """
+    assert run.snapshot
+    weights = checkpoint.Tensors.of(run.model, run.optimizer)
+    run.snapshot.reserve(3 * weights.num_bytes + 2**16, run.machine.device.type == "cuda")
 
 
 def residual_dtype(args: argparse.Namespace, machine: device.Machine) -> torch.dtype | None:
@@ -648,14 +715,21 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
         attention = device.attention_backend(machine, recipe.batch_size, config.n_head, config.seq_length,
                                              config.n_embd // config.n_head)
     kept, needed = disk_needed(args, config, recipe)
+    copied = f"in the background, from a copy of {size(checkpoint.bytes_needed(config))} in RAM"
+    if device.available_ram() <= 2 * checkpoint.bytes_needed(config):
+        copied = f"while training waits: there is no RAM for a copy of {size(checkpoint.bytes_needed(config))}"
     output = [] if args.dry_run else [f"output      {printable(args.output_dir)}: up to {kept} checkpoints, "
-                                      f"{size(needed)}; {size(shutil.disk_usage(args.output_dir).free)} free"]
+                                      f"{size(needed)}; {size(shutil.disk_usage(args.output_dir).free)} free; "
+                                      f"written {copied}"]
+    exact = "that of a run never stopped but for the last digits; --deterministic gives every bit"
+    if args.deterministic or machine.device.type == "cpu":
+        exact = f"bit for bit that of a run never stopped ({'--deterministic' if args.deterministic else 'on a CPU'})"
     tokens_per_step = recipe.samples_per_step * config.seq_length
     setting = memory_setting(args, machine, recipe.accumulation > 1)
     val = f"{count(corpus.val.length)} for validation" if corpus.val else "none for validation"
     schedule = f"{recipe.warmup_steps:,} steps up to {recipe.learning_rate:.2e}, then cosine to {recipe.min_lr:.2e}"
     stream, chunk = "bf16" if residual_dtype(args, machine) else "fp32", loss_chunk(args, machine)
-    return [*device.describe(machine, attention, args.tf32),
+    return [*device.describe(machine, attention, args.tf32), f"exactness   a resumed run's loss is {exact}",
             f"activations {'recomputed in backward' if args.activation_checkpointing else 'kept'}, residual stream in "
             f"{stream}, logits of {f'{chunk:,}' if chunk else 'all'} tokens at once",
             f"tokens      {count(corpus.train.length)} for training, {val}; in {where}",
@@ -726,7 +800,7 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
     state, recipe, args, optimizer = run.state, run.recipe, run.args, run.optimizer
     skipped, in_a_row = torch.zeros(2, device=run.machine.device)
     first_step = last_logged = state.step
-    loss_now = math.nan
+    loss_now, losses = math.nan, []
     run.last_save["at"] = time.monotonic()
     run.out.bar(recipe.total_steps, state.step, "step")
     if state.validated_step < state.step and state.step % recipe.eval_interval == 0:
@@ -744,23 +818,29 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
         state.samples_seen += recipe.samples_per_step
         skipped += optimizer.found_inf  # type: ignore[attr-defined]
         in_a_row = (in_a_row + 1) * optimizer.found_inf  # type: ignore[attr-defined]
+        losses.append(loss)
 
         is_last = state.step == recipe.total_steps
         if state.step % recipe.log_interval == 0 or is_last or state.step == 1:  # the same steps, resumed or not
-            loss_now, norm_now, skipped_now, in_a_row_now = torch.stack((loss, norm, skipped, in_a_row)).tolist()
+            *losses_now, norm_now, skipped_now, in_a_row_now = torch.stack((*losses, norm, skipped, in_a_row)).tolist()
             state.skipped_steps += int(skipped_now)
             skipped.zero_()
+            losses.clear()
+            loss_now = losses_now[-1]
             seconds = run.clock.lap()
             report(run, metrics, loss_now, norm_now, seconds / (state.step - last_logged), first_step)
             watch(run, seconds, seconds / (state.step - last_logged))
+            read_curve(run, last_logged, losses_now)
             last_logged = state.step
             if in_a_row_now >= MOST_SKIPPED_IN_A_ROW:
-                raise diverged(run)
+                raise diverged(run, f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
+                                    f"{state.step:,}; none was applied")
         stays = is_last or epochs_ended(run)
         saves, validates = stays or is_due(run), is_last or state.step % recipe.eval_interval == 0
         if saves or validates:
             state.skipped_steps += int(skipped)
             skipped.zero_()
+        settle(run, wait=False)
         if saves:
             save(run, stays)
         if validates:
@@ -886,21 +966,37 @@ def report(run: Run, metrics: cli.Metrics, loss: float, norm: float, seconds: fl
     run.out.at(state.step, " | ".join(line))
 
 
-def diverged(run: Run) -> UserError:
-    """The error (exit 6) after too many steps in a row without a finite gradient."""
+def read_curve(run: Run, last_logged: int, losses: Sequence[float]) -> None:
+    """Says what the losses of the steps after last_logged show: each spike, each piece of advice once."""
+    for step, loss in enumerate(losses, last_logged + 1):
+        if spike := run.curve.add(step, loss):
+            run.out.warn(spike)
+    recipe = run.recipe
+    advice = run.curve.advice(recipe.learning_rate, lr_at(run.state.step, recipe) / recipe.learning_rate)
+    if advice and advice[:12] not in run.last_said:  # once of each kind
+        run.last_said.add(advice[:12])
+        run.out.warn(f"advice at step {run.state.step:,}: {advice}")
+
+
+def diverged(run: Run, what: str) -> UserError:
+    """The error (exit 6) of a run that cannot go on as it does."""
+    with contextlib.suppress(OSError, UserError):
+        settle(run, wait=True)
     last = next(iter(checkpoint.steps_in(run.output_dir).values()), None)
-    return UserError(Exit.DIVERGED, f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
-                                    f"{run.state.step:,}; none was applied. The last good checkpoint is "
-                                    f"{last.name if last else 'none'}. Resume with half the --learning_rate "
-                                    f"({run.recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
+    return UserError(Exit.DIVERGED, f"{what}. The last good checkpoint is {last.name if last else 'none'}. Resume with "
+                                    f"half the --learning_rate ({run.recipe.learning_rate / 2:.2g}) or a longer "
+                                    "--warmup_steps.")
 
 
 def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     state, out, signals = run.state, run.out, run.signals
     seconds = time.perf_counter() - run.clock.began
-    on_disk = run.last_save.get("step") == state.step and state.step in checkpoint.steps_in(run.output_dir)
-    on_disk = on_disk or (state.step > 0 and save(run, stays=False))
+    settle(run, wait=True)
+    if state.step and not is_on_disk(run):
+        save(run, stays=False)
+        settle(run, wait=True)
+    on_disk = is_on_disk(run)
     out.close()
     closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": last_loss,
                "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
@@ -986,6 +1082,7 @@ def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Prog
     What is not remembered from other runs is tried in child processes. Raises UserError (exit 5) where not even one
     sequence fits, SystemExit after a signal.
     """
+    signals.at_once = ""  # a child process would outlive us
     samples, free = recipe.samples_per_step, device.free_memory(machine)
     room = int((1 - plan.MARGIN) * (device.available_ram() if free is None else free))
     candidates = plan.divisors(samples, max(1, plan.MOST_TOKENS // config.seq_length))
@@ -1012,6 +1109,7 @@ def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Prog
     why = "a whole step" if larger is None else f"{larger} does not fit {size(room)}"
     if larger and larger * config.seq_length > plan.MOST_TOKENS:
         why = f"more than {plan.MOST_TOKENS:,} tokens help no more"
+    signals.at_once = NOTHING_LOST
     out.say(f"batch_size  {found} x {samples // found} micro-batches holds {size(held)}; {why} "
             f"({f'{len(tried)} tried' if tried else f'remembered in {printable(str(plan.cache_file()))}'})")
     return replace(recipe, batch_size=found, accumulation=samples // found)
@@ -1033,7 +1131,7 @@ def probe(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
     args = read_flags(argv)
     out = cli.Progress(open(os.devnull, "w"))  # noqa: SIM115
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-    device.set_up(machine, args.tf32, cli.cache_folder() / "compiled")
+    device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic)
     corpus = open_corpus(args)
     config = model_config(args, corpus.vocab_size, corpus.train.length)
     recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)

@@ -109,7 +109,8 @@ def make_checkpoint(make_model, tokenizer_file):
         optimizer.step()
         optimizer.zero_grad()
         state = {"stays": stays, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
-        path = checkpoint.save(folder, step, model, optimizer, state, tokenizer_file.read_text(encoding="utf-8"), 0,
+        path = checkpoint.save(folder, step, model.config, checkpoint.Tensors.of(model, optimizer), state,
+                               tokenizer_file.read_text(encoding="utf-8"), 0,
                                checkpoint.model_card(model.config, {"steps": str(step)}))
         return path, model.eval(), optimizer
 

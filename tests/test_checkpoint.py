@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_everything_comes_back_bit_for_bit(make_checkpoint, make_model, tmp_path
     assert state["data"] == {"train_sha256": "a", "tokenizer_sha256": "b"}
     other = make_model(99)
     restored = torch.optim.AdamW(other.parameters(), 1e-3)
-    checkpoint.load_training(path, other, restored)
+    assert checkpoint.load_training(path, other, restored) == []
     assert torch.equal(torch.rand(5), noise)
     for (name, here), there in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(here, there), name
@@ -71,6 +72,25 @@ def test_everything_comes_back_bit_for_bit(make_checkpoint, make_model, tmp_path
         for key, value in optimizer.state[here].items():
             assert torch.equal(value, restored.state[there][key]), (name, key)
             assert value.dtype == restored.state[there][key].dtype
+
+
+def test_an_optimizer_can_start_anew(make_checkpoint, make_model, tmp_path):
+    path, model, _ = make_checkpoint(tmp_path)
+    other = make_model(99)
+    restored = torch.optim.AdamW(other.parameters(), 1e-3)
+    assert checkpoint.load_training(path, other, restored, anew=True) == [
+        "the optimizer starts anew (--reset_optimizer)"]
+    assert not restored.state
+    for here, there in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_a_random_state_that_does_not_fit_is_told(folder, make_model):
+    path, other = folder / "checkpoint-900", make_model(99)
+    tensors = load_file(path / "optimizer.safetensors")
+    save_file({**tensors, "rng.cpu": torch.zeros(3)}, path / "optimizer.safetensors")
+    notes = checkpoint.load_training(path, other, torch.optim.AdamW(other.parameters()))
+    assert notes == ["rng.cpu, the state of a random generator, is not in the checkpoint and starts anew"]
 
 
 def test_a_model_without_biases_comes_back_too(make_checkpoint, make_model, tmp_path):
@@ -467,8 +487,8 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("broken", "calls_that_work"), [
-    ("sync", 0), ("sync", 1), ("sync", 2), ("sync", 9), ("save_file", 0), ("save_file", 1),
-    ("_write_text", 0), ("_write_text", 1), ("_write_text", 5), ("sha256_of", 0), ("sha256_of", 7)])
+    ("sync", 0), ("sync", 1), ("write_tensors", 0), ("write_tensors", 1), ("_write_bytes", 0), ("_write_bytes", 1),
+    ("_write_bytes", 5), ("_write_bytes", 8), ("sha256_of", 0), ("sha256_of", 7)])
 def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_checkpoint, sound, folder, monkeypatch,
                                                                          broken, calls_that_work):
     works, calls = getattr(checkpoint, broken), []
@@ -491,22 +511,81 @@ def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_ch
 
 
 def test_a_tensor_that_reads_back_differently_is_a_failed_write(make_checkpoint, tmp_path, monkeypatch):
-    def faulty(tensors, path, metadata):
-        save_file({name: tensor + 1 for name, tensor in tensors.items()}, path, metadata)
+    writes = checkpoint._write_bytes
 
-    monkeypatch.setattr(checkpoint, "save_file", faulty)
-    with pytest.raises(OSError, match="read back differs from what was written"):
+    def faulty(path, content):
+        entry = writes(path, content)
+        if path.name == "model.safetensors":
+            flip(path)
+        return entry
+
+    monkeypatch.setattr(checkpoint, "_write_bytes", faulty)
+    with pytest.raises(OSError, match=r"reads back differently: model\.safetensors does not have"):
         make_checkpoint(tmp_path)
     assert names_in(tmp_path) == []
 
 
-def test_weights_that_are_not_numbers_are_saved_as_they_are(make_model, tmp_path):
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_never_saved(make_model, tmp_path, value):
     model = make_model()
+    tensors = checkpoint.Tensors.of(model, torch.optim.AdamW(model.parameters()))
     with torch.no_grad():
-        model.get_parameter("transformer.wpe.weight")[0, 0] = torch.nan
-    checkpoint.save(tmp_path, 1, model, torch.optim.AdamW(model.parameters()), {}, None, None, "")
-    assert checkpoint.load_model(tmp_path / "checkpoint-1", CPU).state_dict()["transformer.wpe.weight"][0, 0].isnan()
-    assert "tokenizer.json" not in names_in(tmp_path / "checkpoint-1")
+        model.get_parameter("transformer.wpe.weight")[0, 0] = value
+    with pytest.raises(checkpoint.NotFinite, match=r"transformer\.wpe\.weight"):
+        checkpoint.save(tmp_path, 1, model.config, tensors, {}, None, None, "")
+    assert names_in(tmp_path) == []
+
+
+def test_the_bytes_are_those_that_safetensors_writes(make_checkpoint, tmp_path):
+    path, model, optimizer = make_checkpoint(tmp_path)
+    tensors = checkpoint.Tensors.of(model, optimizer)
+    for name, part in (("model", checkpoint.to_hf_tensors(model.config, tensors.model)),
+                       ("optimizer", load_file(path / "optimizer.safetensors"))):
+        save_file({name: tensor.contiguous() for name, tensor in part.items()}, tmp_path / "theirs", {"format": "pt"})
+        assert (path / f"{name}.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_a_snapshot_is_a_copy_that_training_does_not_change(make_model):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
+    optimizer.step()
+    live, snapshot = checkpoint.Tensors.of(model, optimizer), checkpoint.Snapshot()
+    before = {name: tensor.clone() for name, tensor in {**live.model, **live.training}.items()}
+    for _ in range(2):  # the second one takes the same memory
+        taken = snapshot.take(live)
+        copies = {**taken.model, **taken.training}
+        with torch.no_grad():
+            for tensor in live.model.values():
+                tensor.fill_(7.0)
+        assert copies.keys() == before.keys()
+        for name, tensor in copies.items():
+            assert torch.equal(tensor, before[name]), name
+            assert tensor.dtype == before[name].dtype
+        model.load_state_dict({name: before[name] for name in live.model})
+
+
+def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
+    aside = folder / f"{checkpoint.REPLACED}checkpoint-1000"
+    (folder / "checkpoint-1000").rename(aside)
+    shutil.copytree(folder / "checkpoint-900", folder / f"{checkpoint.REPLACED}checkpoint-900")
+    with checkpoint.owned(folder):
+        assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
+
+
+def test_one_save_at_a_time_and_its_error_comes_to_the_loop():
+    saver, gate = checkpoint.Saver(), threading.Event()
+    saver.start(lambda: gate.wait(60))
+    assert saver.is_busy
+    assert saver.take(wait=False) is None
+    assert saver.is_busy
+    gate.set()
+    assert saver.take(wait=True) is True
+    saver.start(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        saver.take(wait=True)
+    assert not saver.is_busy
+    saver.close()
 
 
 def test_a_checkpoint_takes_about_the_bytes_foretold(sound):
@@ -557,5 +636,5 @@ def test_the_config_is_what_a_model_of_that_shape_writes(tmp_path, make_model):
 def test_the_names_on_disk_are_gpt2s_without_any_wrappers(make_model):
     with torch.device("meta"):
         expected = {name for name, _ in GPT(make_model().config).named_parameters()}
-    assert set(checkpoint.to_hf_tensors(make_model())) == expected
+    assert set(checkpoint.to_hf_tensors((model := make_model()).config, model.state_dict())) == expected
     assert all(name.startswith("transformer.") for name in expected)

@@ -27,7 +27,6 @@ ROOT = Path(__file__).parent.parent
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "4",
         "--log_interval", "1", "--sample_interval", "0", "--checkpoint_every_minutes", "0"]
-PREFIX = ".tmp-checkpoint-"
 FAILED = re.compile(r"warning: checkpoint-\d+ could not be saved: .*needs about [\d,]+ bytes, [\d,]+ are free")
 
 
@@ -227,15 +226,18 @@ class Trial:
         found = checkpoint.newest_sound(out, lambda message: None)
         return found[1]["step"] if found else 0
 
-    def ends_exactly(self, out: Path) -> list[str]:
-        """Resumes to the end; in what losses, tensors, exit code or leftovers differ from the undisturbed run's."""
+    def ends_exactly(self, out: Path, least: int = 0) -> list[str]:
+        """Resumes to the end, from step least or later; in what losses, tensors, exit code or leftovers are others."""
         code, text, _ = self.forks.run(self.argv(out))
         wrong = [f"resumed: exit {code}\n{text}"] if code else []
+        found = re.search(r"^(?:resume +from checkpoint-|already at step )(\d+)", text, re.MULTILINE)
+        if least and (not found or int(found[1]) < least):
+            wrong.append(f"the checkpoint of step {least} is lost\n{text}")
         if not wrong and losses(out) != self.losses:
             wrong.append("other losses")
         if not wrong and tensors(out / f"checkpoint-{self.last}") != self.tensors[self.last]:
             wrong.append("other weights")
-        return wrong + [f"{path.name} was not swept" for path in out.glob(f"{PREFIX}*")]
+        return wrong + [f"{path.name} was not swept" for path in out.glob(".tmp-*")]
 
 
 def steps_in(folder: Path) -> dict[int, Path]:
@@ -285,21 +287,19 @@ class Sweep:
         expected = -9 if action in ("kill", "tear") else 0 if trial.last in steps_in(out) else 5
         wrong = [f"exit {code}, expected {expected}\n{text}"] if code != expected else []
         wrong += [problem for problem in trial.unsound(out) if not problem.startswith(self.damaged)]
-        if (newest := trial.newest(out)) < self.least:
-            wrong.append(f"the checkpoint of step {self.least} is lost, {newest} is left")
         if expected >= 0:
             failed, fails = FAILED.search(text), action in ("nospace", "full", "eio")
             if "Traceback" in text or "a bug of" in text:
                 wrong.append(text)
             if ("could not be saved" in text) != bool(failed) and expected == 0:
                 wrong.append(f"no figures in the warning\n{text}")
-            if fails and kind in ("write", "open", "mkdir") and PREFIX in path and not failed:
+            if fails and kind in ("write", "open", "mkdir") and not failed:
                 wrong.append(f"no warning\n{text}")
             if action == "short" and failed:
                 wrong.append("half a write was taken for a failed one")
             if not (action == "eio" and kind == "unlink"):
-                wrong += [f"{path.name} was left" for path in out.glob(f"{PREFIX}*")]
-        wrong += trial.ends_exactly(out)
+                wrong += [f"{path.name} was left" for path in out.glob(".tmp-*")]
+        wrong += trial.ends_exactly(out, self.least)
         shutil.rmtree(out)
         return [f"{action} at call {at}, {kind} {path}: {problem}" for problem in wrong]
 
@@ -553,7 +553,7 @@ class Stops:
     def wrong(self, case: tuple[str, int, float]) -> list[str]:
         """What is wrong after the signal came in the phase, that many seconds after it began, and after going on."""
         (phase, number, delay), trial = case, self.trial
-        out = self.start(f"{phase}-{number:d}-{delay:.3f}")
+        out = self.start(f"{phase}-{number:d}-{delay}")
         function, call = PHASES[phase]
         disk = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "40", "FAULTY_ACTION": f"{number:d}",
                 "FAULTY_AT": str(1 + int(1000 * delay))}
@@ -637,7 +637,7 @@ def started(trial: Trial, out: Path, *flags: str, **env: str) -> subprocess.Pope
 def test_a_signal_while_importing_ends_quietly(stops):
     wrong, rng, count = [], random.Random(1), 0
     for number in SIGNALS:
-        for delay in (0.05, 0.2, *(rng.uniform(0.3, 3) for _ in range(4))):
+        for delay in (0.3, *(rng.uniform(0.3, 3) for _ in range(5))):  # before that Python itself starts
             out, began, count = stops.start(f"importing-{count}"), time.monotonic(), count + 1
             process = started(stops.trial, out)
             time.sleep(delay)
@@ -651,7 +651,7 @@ def test_a_signal_while_importing_ends_quietly(stops):
 
 @pytest.mark.slow
 def test_a_signal_while_compiling_is_heard(stops, tmp_path):
-    """The trial of an eager run cannot be compared with: what counts is the exit, the time and the checkpoint."""
+    """Nothing can be lost then: the process leaves at once, and the run goes on as if it had not been there."""
     for number, delay in ((signal.SIGTERM, 1.0), (signal.SIGINT, 8.0), (signal.SIGHUP, 15.0)):
         out = stops.start(f"compiling-{number:d}")
         process = started(stops.trial, out, "--compile", XDG_CACHE_HOME=str(tmp_path / f"cache-{number:d}"))
@@ -666,7 +666,7 @@ def test_a_signal_while_compiling_is_heard(stops, tmp_path):
               f"{time.monotonic() - sent:.1f} s later")
         assert process.returncode == 128 + number, text
         assert "Traceback" not in text
-        assert time.monotonic() - sent < 30
+        assert time.monotonic() - sent < 10
         assert stops.trial.ends_exactly(out) == []
 
 
@@ -737,7 +737,7 @@ def test_a_full_disk_costs_saves_and_not_the_run(forks, corpus, tmp_path, small_
     held = trial.newest(out)
     assert held >= 10
     assert trial.unsound(out) == []
-    assert not list(out.glob(f"{PREFIX}*"))
+    assert not list(out.glob(".tmp-*"))
     ballast.unlink()
     code, text = run.ended()
     failed = text.count("could not be saved")
@@ -810,22 +810,6 @@ def test_a_read_only_folder_ends_with_exit_5_before_training(forks, corpus, smal
         code, text, _ = forks.run(["--data_dir", str(corpus), *TINY, "--max_steps", "2", "--output_dir", str(out)])
         assert code == 5, text
         assert f"error: --output_dir {out} cannot be written: Read-only file system" in text
-
-
-@pytest.mark.slow
-def test_a_disk_that_becomes_read_only_costs_saves_and_not_the_run(forks, corpus, tmp_path, small_disk):
-    trial = Trial(forks, corpus, tmp_path, 60, LONG)
-    out = small_disk / "out"
-    run = Background(trial, out, "--keep_checkpoints", "1")
-    run.wait(lambda text: "step 14/" in text)
-    while subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True).returncode:
-        time.sleep(0.01)  # busy while a file is open for writing
-    code, text = run.ended()
-    assert code == 5, text
-    assert len(FAILED.findall(text)) == text.count("could not be saved: ") > 0
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
-    assert trial.newest(out) >= 10
-    assert trial.unsound(out) + trial.ends_exactly(out) == []
 
 
 if __name__ == "__main__":

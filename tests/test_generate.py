@@ -1,6 +1,7 @@
 """generate.py: it draws from the distribution Hugging Face draws from, and writes whole characters."""
 
 import io
+import json
 import random
 import re
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import checkpoint
 import data
@@ -286,7 +288,8 @@ def test_a_tokenizer_larger_than_the_model_is_refused(call, folder, tmp_path):
 
 def test_a_folder_without_a_tokenizer_asks_for_one(call, make_model, tmp_path, tokenizer_file):
     model = make_model()
-    path = checkpoint.save(tmp_path, 1, model, torch.optim.AdamW(model.parameters()), {}, None, None, "")
+    tensors = checkpoint.Tensors.of(model, torch.optim.AdamW(model.parameters()))
+    path = checkpoint.save(tmp_path, 1, model.config, tensors, {}, None, None, "")
     with pytest.raises(UserError, match=r"has no tokenizer\.json\. Give the model's") as caught:
         call(ckpt=path)
     assert caught.value.code == Exit.DATA
@@ -297,8 +300,9 @@ def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_m
     model = make_model()
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight").fill_(torch.nan)
-    optimizer = torch.optim.AdamW(model.parameters())
-    path = checkpoint.save(tmp_path, 1, model, optimizer, {}, tokenizer_file.read_text(), 0, "")
+    tensors = checkpoint.to_hf_tensors(model.config, model.state_dict())
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint.to_hf_config(model.config, 0)))
     with pytest.raises(UserError, match="not finite") as caught:
-        call(ckpt=path)
+        call("--tokenizer_file", str(tokenizer_file), ckpt=tmp_path)
     assert caught.value.code == Exit.DIVERGED

@@ -18,6 +18,7 @@ IMPORTS = {
     "cli": set(),
     "model": set(),
     "device": set(),
+    "curve": set(),
     "formats": {"cli"},
     "data": {"formats", "cli"},
     "plan": {"model", "cli"},
@@ -29,7 +30,7 @@ IMPORTS = {
     "passes": {"engine", "formats", "store", "text", "workers", "cli"},
     "pretokenize": {"passes", "data", "engine", "formats", "store", "text", "workers", "cli"},
     "generate": {"model", "data", "device", "checkpoint", "cli"},
-    "train": {"model", "data", "device", "checkpoint", "plan", "generate", "cli"},
+    "train": {"model", "data", "device", "checkpoint", "curve", "plan", "generate", "cli"},
     "bench": {"train", "model", "data", "device", "cli"},
 }
 COMMANDS = ("pretokenize", "train", "generate", "bench")

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 import checkpoint
 import cli
@@ -365,6 +366,7 @@ VARIANTS = {
     "--vocab_size": "300 | --bin_file {corpus}/train.bin",
     "--preload": "mmap",
     "--allow_new_data": "| --resume_from auto",
+    "--deterministic": "",
     "--model_size": "mini | --n_head 2",
     "--n_layer": "2",
     "--n_head": "4",
@@ -402,6 +404,7 @@ VARIANTS = {
     "--keep_checkpoints": "1 | --checkpoint_every_steps 1",
     "--resume_from": "auto",
     "--overwrite": "| --resume_from {tmp}",
+    "--reset_optimizer": "| --resume_from auto",
     "--eval_interval": "1",
     "--eval_batches": "1",
     "--sample_interval": "1",
@@ -454,7 +457,7 @@ def test_each_flag_changes_something(run, corpus, monkeypatch):
         value, _, context = (part.format(corpus=corpus, tmp=run.folder).split() for part in words.partition("|"))
         if fingerprint(run, *context) == fingerprint(run, *context, flag, *value):
             silent.append(flag)
-    assert silent == ["--allow_new_data", "--model_size", "--overwrite"]  # these need more, and have tests of their own
+    assert silent == ["--allow_new_data", "--model_size", "--overwrite", "--reset_optimizer"]  # have tests of their own
     shown = subprocess.run(
         [sys.executable, ROOT / "train.py", "--help"], capture_output=True, text=True, check=True
     ).stdout
@@ -758,22 +761,129 @@ def test_losses_that_are_not_finite_end_the_run_with_exit_6(run, monkeypatch):
     assert list(checkpoint.steps_in(run.folder / "out")) == [3]
 
 
+def test_what_is_wrong_around_a_run_is_told_in_one_go(run):
+    (run.folder / "out").write_text("a file")
+    code, _ = run("--metadata_file", "nowhere.json", "--resume_from", str(run.folder / "no"), "--max_steps", "2")
+    assert code.code == cli.Exit.MACHINE
+    lines = str(code).split("\nerror: ")
+    assert len(lines) == 3
+    assert all(word in line for word, line in zip(("--output_dir", "nowhere.json", "no does not exist"), lines,
+                                                  strict=True))
+
+
+def test_a_run_that_never_began_leaves_no_folder(run):
+    code, _ = run("--metadata_file", "nowhere.json")
+    assert code.code == cli.Exit.DATA
+    assert not (run.folder / "out").exists()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
+    logged, real = [], checkpoint.save
+
+    def slow(output_dir, step, *rest):
+        deadline = time.monotonic() + 60
+        while step == 2 and time.monotonic() < deadline:  # until later steps have been logged
+            logged[:] = [line["step"] for line in metrics_of(output_dir)]
+            if max(logged) >= 3:
+                break
+            time.sleep(0.01)
+        return real(output_dir, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    code, text = run("--max_steps", "5", "--checkpoint_every_steps", "2", "--log_interval", "1", "--eval_interval", "9")
+    assert code == 0
+    assert max(logged) == 3  # the save of step 4 waits for that of step 2
+    assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s \(said once\)", text)
+    assert list(checkpoint.steps_in(run.folder / "out")) == [5, 4, 2]
+
+
+def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):
+    flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9")
+    assert run(*flags)[0] == 0
+    monkeypatch.setattr(train.checkpoint, "bytes_needed", lambda config: 2**62)
+    code, text = run(*flags, out="waiting")
+    assert code == 0
+    assert "written while training waits" in text
+    for step in (2, 4):
+        assert same_tensors(run.folder / f"out/checkpoint-{step}", run.folder / f"waiting/checkpoint-{step}")
+
+
+def test_the_best_stays_until_a_better_one_is_on_the_disk(run, monkeypatch):
+    losses, real = iter([3.0, 2.0, 1.0]), checkpoint.save
+
+    def full_from_step_4(output_dir, step, *rest):
+        if step >= 4:
+            raise OSError(28, "No space left on device")
+        return real(output_dir, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", full_from_step_4)
+    monkeypatch.setattr(train, "evaluate", lambda *_: (next(losses), None))
+    run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every_steps", "1", "--keep_checkpoints", "1")
+    assert list(checkpoint.steps_in(run.folder / "out")) == [3, 2]
+
+
+def test_an_optimizer_reset_resumes_weights_and_step_alone(run):
+    flags = ("--checkpoint_every_steps", "2", "--eval_interval", "9", "--log_interval", "1", "--epochs", "9")
+    run("--max_steps", "4", *flags)
+    code, text = run("--max_steps", "6", *flags, "--resume_from", "auto", "--reset_optimizer")
+    assert code == 0
+    assert "the optimizer starts anew (--reset_optimizer)" in text
+    assert [line["step"] for line in metrics_of(run.folder / "out")][:6] == [1, 2, 3, 4, 5, 6]
+    tensors = load_file(run.folder / "out/checkpoint-6/optimizer.safetensors")
+    assert tensors["step.transformer.wte.weight"] == 2
+
+
+def test_spikes_and_advice_are_told(run, monkeypatch):
+    monkeypatch.setattr(train.curve.Curve, "add", lambda self, step, loss: f"spike {step}" if step == 3 else None)
+    monkeypatch.setattr(train.curve.Curve, "advice", lambda *_: "the loss explodes: so")
+    _, text = run("--max_steps", "6", "--log_interval", "2", "--epochs", "9")
+    assert text.count("warning: spike 3\n") == 1
+    assert text.count("the loss explodes") == 1
+
+
+def test_a_process_that_stood_still_does_not_spoil_the_seconds(corpus, tmp_path):
+    argv = ["--no-use_gpu", "--data_dir", str(corpus), "--output_dir", str(tmp_path), *TINY, *QUIET, "--log_interval",
+            "1", "--epochs", "999999", "--max_steps", "100000", "--checkpoint_interval", "999999"]
+    with subprocess.Popen([sys.executable, str(ROOT / "train.py"), *argv], stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(metrics_lines(tmp_path)) > 5)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        process.send_signal(signal.SIGCONT)
+        stopped_after = len(metrics_lines(tmp_path))
+        wait_for(lambda: len(metrics_lines(tmp_path)) > stopped_after + 50)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert max(json.loads(line)["seconds"] for line in metrics_lines(tmp_path) if '"seconds"' in line) < 4
+
+
+def metrics_lines(folder: Path) -> list[str]:
+    path = folder / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for(what) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypatch):
-    real, calls = checkpoint.save_file, []
+    real, calls = checkpoint.write_tensors, []
 
     def full(*a, **k):
         calls.append(1)
         if len(calls) <= 2:
             raise OSError(28, "No space left on device")
-        real(*a, **k)
+        return real(*a, **k)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
     code, text = run("--max_steps", "6", "--checkpoint_every_steps", "2", "--eval_interval", "100")
     assert code == 0
     assert text.count("could not be saved: No space left on device") == 2
     assert list(checkpoint.steps_in(run.folder / "out")) == [6]
     assert not list((run.folder / "out").glob(".tmp*"))
-    monkeypatch.setattr(checkpoint, "save_file", lambda *_, **__: full_always())
+    monkeypatch.setattr(checkpoint, "write_tensors", lambda *_, **__: full_always())
     code, _ = run("--max_steps", "2", out="full")
     assert code.code == cli.Exit.MACHINE
 
