@@ -347,10 +347,10 @@ def test_a_save_that_fails_at_every_call_costs_nothing_but_itself(sweep):
 
 
 def test_a_sound_checkpoint_is_there_at_every_moment(disk, corpus, tmp_path):
-    """Killed between saving and validating, with one checkpoint: what the resumed run does about the best is safe."""
+    """Stopped between saving and validating, with one checkpoint: what the resumed run does about the best is safe."""
     trial = Trial(disk, corpus, tmp_path, 36, ["--eval_interval", "31"])
-    code, text, _ = disk.run(trial.argv(tmp_path / "before"), raised=[("train.evaluate", 1, signal.SIGKILL, 0.0)])
-    assert (code, list(steps_in(tmp_path / "before"))) == (-9, [31]), text
+    code, text, _ = disk.run(trial.argv(tmp_path / "before"), raised=[("train.evaluate", 1, signal.SIGTERM, 0.0)])
+    assert (code, list(steps_in(tmp_path / "before"))) == (143, [31]), text
     sweep = Sweep(trial, 31, 31, tmp_path / "before")
     renames = [at for at, call in enumerate(sweep.calls, 1) if call[1] == "rename"]
     wrong = [problem for at in renames for action in ("kill", "tear") for problem in sweep.wrong((action, at))]
@@ -572,7 +572,7 @@ class Stops:
             wrong.append(f"exit {code}\n{text}")
         if "Traceback" in text or "error:" in text:
             wrong.append(text)
-        if code == 128 + number and "to go on: python train.py" not in text:
+        if code == 128 + number and text and not re.search("to go on: python train.py|; nothing was lost", text):
             wrong.append(f"how to go on is not said\n{text}")
         logged = max([30, *map(int, re.findall(r"^step (\d+)/", text, re.MULTILINE))])
         if (newest := self.trial.newest(out)) < logged:
@@ -635,17 +635,19 @@ def started(trial: Trial, out: Path, *flags: str, **env: str) -> subprocess.Pope
 
 @pytest.mark.slow
 def test_a_signal_while_importing_ends_quietly(stops):
-    wrong, rng, count = [], random.Random(1), 0
+    wrong, rng, count, longest = [], random.Random(1), 0, 0.0
     for number in SIGNALS:
         for delay in (0.3, *(rng.uniform(0.3, 3) for _ in range(5))):  # before that Python itself starts
-            out, began, count = stops.start(f"importing-{count}"), time.monotonic(), count + 1
+            out, count = stops.start(f"importing-{count}"), count + 1
             process = started(stops.trial, out)
             time.sleep(delay)
             process.send_signal(number)
+            sent = time.monotonic()
             text = process.communicate()[0]
+            longest = max(longest, time.monotonic() - sent)
             wrong += stops.judged(out, f"signal {number:d} after {delay:.2f} s", number, process.returncode, text,
-                                  time.monotonic() - began)
-    print(f"\nsignals {count}, wrong {len(wrong)}")
+                                  time.monotonic() - sent)
+    print(f"\nsignals {count}, wrong {len(wrong)}, the slowest end {longest:.1f} s later")
     assert not wrong, "\n".join(wrong)
 
 
@@ -661,12 +663,13 @@ def test_a_signal_while_compiling_is_heard(stops, tmp_path):
         time.sleep(delay)
         sent = time.monotonic()
         process.send_signal(number)
-        text = process.communicate()[0]
-        print(f"signal {number:d} after {delay:.0f} s of compiling: exit {process.returncode} "
-              f"{time.monotonic() - sent:.1f} s later")
+        process.wait()
+        seconds = time.monotonic() - sent
+        text = process.communicate()[0]  # a compiler that has not ended yet holds the pipe
+        print(f"signal {number:d} after {delay:.0f} s of compiling: exit {process.returncode} {seconds:.1f} s later")
         assert process.returncode == 128 + number, text
         assert "Traceback" not in text
-        assert time.monotonic() - sent < 10
+        assert seconds < 10
         assert stops.trial.ends_exactly(out) == []
 
 
@@ -731,7 +734,7 @@ def test_a_full_disk_costs_saves_and_not_the_run(forks, corpus, tmp_path, small_
     trial = Trial(forks, corpus, tmp_path, 150, LONG)
     out = small_disk / "out"
     run = Background(trial, out, "--keep_checkpoints", "1")
-    run.wait(lambda text: "step 14/" in text)
+    run.wait(lambda text: "saved checkpoint-10" in text)
     ballast = fill(small_disk)
     run.wait(lambda text: text.count("could not be saved") >= 2)
     held = trial.newest(out)
@@ -745,7 +748,11 @@ def test_a_full_disk_costs_saves_and_not_the_run(forks, corpus, tmp_path, small_
     assert len(FAILED.findall(text)) == failed
     assert trial.unsound(out) == []
     assert tensors(out / "checkpoint-150") == trial.tensors[150]
-    assert all(line in trial.losses for line in losses(out))
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    whole = [json.loads(line) for line in lines if line.endswith("}")]  # a line cut by the full disk stays alone
+    assert {fields["step"]: fields.get("loss") for fields in whole[:-1]}.items() <= {
+        fields["step"]: fields.get("loss") for fields in trial.losses[:-1]}.items()
+    assert 1 + failed < len(whole) < len(trial.losses)
     print(f"\nsaves that failed {failed}, held meanwhile: checkpoint-{held}; the disk freed, the next succeeded")
 
 
@@ -754,7 +761,7 @@ def test_a_disk_that_stays_full_ends_with_exit_5_and_the_run_can_go_on(forks, co
     trial = Trial(forks, corpus, tmp_path, 60, LONG)
     out = small_disk / "out"
     run = Background(trial, out, "--keep_checkpoints", "1")
-    run.wait(lambda text: "step 14/" in text)
+    run.wait(lambda text: "saved checkpoint-10" in text)
     ballast = fill(small_disk)
     code, text = run.ended()
     assert code == 5, text
@@ -768,7 +775,7 @@ def test_a_disk_that_stays_full_ends_with_exit_5_and_the_run_can_go_on(forks, co
 def test_a_folder_that_is_unmounted_is_made_anew(forks, corpus, tmp_path, small_disk):
     trial = Trial(forks, corpus, tmp_path, 100, LONG)
     run = Background(trial, small_disk / "out", "--keep_checkpoints", "1")
-    run.wait(lambda text: "step 14/" in text)
+    run.wait(lambda text: "saved checkpoint-10" in text)
     subprocess.run(["umount", "-l", str(small_disk)], check=True)
     code, text = run.ended()
     assert code == 0, text
@@ -779,7 +786,7 @@ def test_a_folder_that_is_unmounted_is_made_anew(forks, corpus, tmp_path, small_
 def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
     trial = Trial(forks, corpus, tmp_path, 60, LONG)
     run = Background(trial, tmp_path / "out")
-    run.wait(lambda text: "step 14/" in text)
+    run.wait(lambda text: "saved checkpoint-10" in text)
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "elsewhere")
     code, text = run.ended()
