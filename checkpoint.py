@@ -480,7 +480,7 @@ def steps_in(folder: Path) -> dict[int, Path]:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             match = re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name)
-            if match and (path / "manifest.json").is_file():
+            if match and (path / "manifest.json").exists():
                 found[int(match[1])] = path
     return dict(sorted(found.items(), reverse=True))
 

@@ -470,6 +470,12 @@ def settle(run: Run, wait: bool) -> None:
         run.last_save["best"] = run.state.best_step
 
 
+def is_on_disk(run: Run) -> bool:
+    """True if the checkpoint of this step is there and sound: the one resumed from, or one saved by this run."""
+    return run.state.step in checkpoint.steps_in(run.output_dir) and (
+        run.state.step in (run.last_save.get("done"), run.last_save.get("resumed")))
+
+
 def validate(run: Run, metrics: cli.Metrics) -> None:
     """Measures the validation loss, remembers the best, and makes sure that the best is on disk."""
     if run.val_tokens is None:
@@ -493,7 +499,7 @@ def validate(run: Run, metrics: cli.Metrics) -> None:
     state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:
         state.best_val_loss, state.best_step = loss, state.step
-        if run.last_save.get("begun") != state.step:
+        if state.step not in (run.last_save.get("begun"), run.last_save.get("resumed")):
             save(run, stays=False)
 
 
@@ -612,6 +618,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         notes = checkpoint.load_training(resumed[0], run.model, run.optimizer, args.reset_optimizer)
         if run.scaler.is_enabled() and stored.get("scaler"):
             run.scaler.load_state_dict(stored["scaler"])
+        if resumed[0].resolve().parent == run.output_dir.resolve():
+            run.last_save["resumed"] = state.step  # is on the disk, and not replaced by one that does not stay
         out.say(f"resume      from {resumed[0].name}, step {state.step:,} of {recipe.total_steps:,}")
         for note in notes:
             out.say(f"resume      {note}")
@@ -988,10 +996,10 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
     state, out, signals = run.state, run.out, run.signals
     seconds = time.perf_counter() - run.clock.began
     settle(run, wait=True)
-    if state.step and state.step not in checkpoint.steps_in(run.output_dir):
+    if state.step and not is_on_disk(run):
         save(run, stays=False)
         settle(run, wait=True)
-    on_disk = state.step in checkpoint.steps_in(run.output_dir)
+    on_disk = is_on_disk(run)
     out.close()
     closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": last_loss,
                "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",

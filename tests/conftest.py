@@ -53,21 +53,30 @@ def tokenizer(tokenizer_file):
     return data.load_tokenizer(tokenizer_file)
 
 
+@pytest.fixture(scope="session")
+def make_corpus(tokenizer_file):
+    """A function: fills a folder as pretokenize.py leaves it: 1,000 training and 100 validation tokens, int16."""
+
+    def make(folder: Path) -> Path:
+        folder.mkdir()
+        (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+        rng, splits = np.random.default_rng(0), {}
+        for name, length in (("train", 1000), ("val", 100)):
+            path = folder / f"{name}.bin"
+            rng.integers(0, 300, length).astype("<i2").tofile(path)
+            splits[name] = {"tokens": length, "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)}
+        metadata = {"format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "vocab_size": 400,
+                    "dtype": "int16", "end_of_text_id": 0, "splits": splits}
+        (folder / "metadata.json").write_text(json.dumps(metadata))
+        return folder
+
+    return make
+
+
 @pytest.fixture
-def corpus_folder(tokenizer_file, tmp_path):
-    """A folder as pretokenize.py leaves it: 1,000 training and 100 validation tokens, int16."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
-    rng, splits = np.random.default_rng(0), {}
-    for name, length in (("train", 1000), ("val", 100)):
-        path = folder / f"{name}.bin"
-        rng.integers(0, 300, length).astype("<i2").tofile(path)
-        splits[name] = {"tokens": length, "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)}
-    metadata = {"format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "vocab_size": 400, "dtype": "int16",
-                "end_of_text_id": 0, "splits": splits}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
-    return folder
+def corpus_folder(make_corpus, tmp_path):
+    """A folder as pretokenize.py leaves it."""
+    return make_corpus(tmp_path / "corpus")
 
 
 @pytest.fixture(scope="session")

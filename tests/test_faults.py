@@ -1,0 +1,823 @@
+"""What train.py leaves behind when disk, machine or user fail it, at every moment: checkpoints, losses, exit codes.
+
+Runs are children of a process that has imported everything (fork), so that one costs half a second; the disk fails by
+faulty.c, preloaded. Exact means: losses and final tensors equal, byte for byte, those of a run that nothing disturbed.
+"""
+
+import functools
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TENSORS = ("model.safetensors", "optimizer.safetensors")
+TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "4",
+        "--log_interval", "1", "--sample_interval", "0", "--checkpoint_every_minutes", "0"]
+FAILED = re.compile(r"warning: checkpoint-\d+ could not be saved: .*needs about [\d,]+ bytes, [\d,]+ are free")
+
+
+# ---------------------------------------------------------------- runs as children of one process
+
+
+def serve() -> None:
+    """Runs train.py once for each line of stdin, a job in JSON, and answers with its exit code and seconds.
+
+    A job holds argv, env, out (a file for all that is printed), kill_after (seconds, or null), ignored (signals), and
+    raised: lists of a function, the number of one of its calls, and the signal raised some seconds after that call.
+    """
+    sys.path.insert(0, str(ROOT))
+    import torch
+    import torch._dynamo  # torch itself imports it late, in each child anew
+
+    import cli
+    import train
+
+    torch.set_num_threads(1)  # a pool of threads would not outlive fork
+    for line in sys.stdin:
+        job, started = json.loads(line), time.monotonic()
+        child = os.fork()
+        if not child:
+            os.environ.update(job["env"])
+            handle = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.dup2(handle, 1)
+            os.dup2(handle, 2)
+            for number in job["ignored"]:
+                signal.signal(number, signal.SIG_IGN)
+            for wish in job["raised"]:
+                raise_at(*wish)
+            sys.argv = ["train.py", *job["argv"]]
+            leave(functools.partial(cli.guard, train.main))
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+            if job["kill_after"] is not None and time.monotonic() - started >= job["kill_after"]:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.002)
+        answer = {"code": os.waitstatus_to_exitcode(ended[1]), "seconds": time.monotonic() - started}
+        print(json.dumps(answer), flush=True)
+
+
+def leave(main: Callable[[], None]) -> NoReturn:
+    """Runs main and ends this process with its exit code, without the second that taking an interpreter apart takes."""
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def raise_at(function: str, call: int, number: int, delay: float) -> None:
+    """Wraps "module.name" so that its call-th call raises a signal in this process, delay seconds after it began."""
+    module, *outer, name = function.split(".")
+    holder = functools.reduce(getattr, outer, sys.modules[module])
+    real, calls = getattr(holder, name), []
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call and delay:
+            timer = threading.Timer(delay, os.kill, (os.getpid(), number))
+            timer.daemon = True
+            timer.start()
+        elif len(calls) == call:
+            os.kill(os.getpid(), number)
+        return real(*args, **kwargs)
+
+    setattr(holder, name, wrapped)
+
+
+class Forks:
+    """Two processes that serve, started when first needed; usable from two threads."""
+
+    def __init__(self, shim: Path | None, folder: Path):
+        self.folder, self.idle, self.count = folder, queue.SimpleQueue(), 0
+        self.env = {**os.environ, "OMP_NUM_THREADS": "1", **({"LD_PRELOAD": str(shim)} if shim else {})}
+        self.always: dict[str, str] = {}  # for all jobs
+        self.started: list[subprocess.Popen] = []
+        self.lock = threading.Lock()
+
+    def run(self, argv: list[str], env: dict[str, str] | None = None, kill_after: float | None = None,
+            raised: Iterable[tuple] = (), ignored: Iterable[int] = (), out: Path | None = None,
+            ) -> tuple[int, str, float]:
+        """Runs train.py: its exit code, negative for a signal; what it printed, to the file out; its seconds."""
+        with self.lock:
+            self.count += 1
+            out = out or self.folder / f"{self.count}.txt"
+            out.touch()
+            if self.idle.empty() and len(self.started) < 2:
+                server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                          text=True, env=self.env)
+                self.started.append(server)
+                self.idle.put(server)
+        job = {"argv": argv, "env": {**self.always, **(env or {})}, "out": str(out), "kill_after": kill_after,
+               "raised": list(raised), "ignored": list(ignored)}
+        server = self.idle.get()
+        try:
+            server.stdin.write(json.dumps(job) + "\n")
+            server.stdin.flush()
+            answer = json.loads(server.stdout.readline())
+        finally:
+            self.idle.put(server)
+        return answer["code"], out.read_text(errors="replace"), answer["seconds"]
+
+    def map(self, function: Callable[[Any], list[str]], cases: Iterable[Any]) -> list[str]:
+        """What the function finds wrong in all cases, two at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            return [problem for problems in pool.map(function, cases) for problem in problems]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for server in self.started:
+            server.communicate()
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    """Runs train.py quickly, with the disk of faulty.c beneath it where a compiler for it is."""
+    folder = tmp_path_factory.mktemp("forks")
+    compiler, shim = shutil.which("cc"), None
+    if compiler and sys.platform == "linux":
+        shim = folder / "faulty.so"
+        subprocess.run([compiler, "-Wall", "-Werror", "-O1", "-shared", "-fPIC", "-o", str(shim),
+                        str(ROOT / "tests" / "faulty.c"), "-ldl", "-lpthread"], check=True)
+    forks = Forks(shim, folder)
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def disk(forks):
+    """The same, skipping the test where no disk can be made to fail."""
+    if "LD_PRELOAD" not in forks.env:
+        pytest.skip("needs Linux and a C compiler")
+    return forks
+
+
+@pytest.fixture(scope="module")
+def corpus(make_corpus, tmp_path_factory):
+    """1,000 training tokens: 31 steps an epoch."""
+    return make_corpus(tmp_path_factory.mktemp("faults") / "corpus")
+
+
+# ---------------------------------------------------------------- what is compared
+
+
+def losses(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl without what is measured with a clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def tensors(path: Path) -> list[bytes]:
+    """The bytes of a checkpoint's tensors."""
+    return [(path / name).read_bytes() for name in TENSORS]
+
+
+class Trial:
+    """A command line, what it leads to when nothing disturbs it, and the comparison with a run that was disturbed."""
+
+    def __init__(self, forks: Forks, corpus: Path, folder: Path, last: int, flags: list[str]):
+        self.forks, self.folder, self.last = forks, folder, last
+        self.flags = ["--data_dir", str(corpus), *TINY, "--max_steps", str(last), "--resume_from", "auto", *flags]
+        self.whole = folder / "whole"
+        code, text, self.seconds = forks.run([*self.argv(self.whole), "--keep_checkpoints", "1000"])
+        assert code == 0, text
+        self.losses = losses(self.whole)
+        self.tensors = {step: tensors(path) for step, path in steps_in(self.whole).items()}
+
+    def argv(self, out: Path) -> list[str]:
+        """The command line for an output folder."""
+        return [*self.flags, "--output_dir", str(out)]
+
+    def unsound(self, out: Path) -> list[str]:
+        """The checkpoints of a folder that are not, byte for byte, those of the run that nothing disturbed."""
+        import checkpoint
+
+        wrong = []
+        for step, path in steps_in(out).items():
+            try:
+                checkpoint.verify(path)
+                if tensors(path) != self.tensors[step]:
+                    wrong.append(f"{path.name}: other tensors")
+            except checkpoint.Damaged as error:
+                wrong.append(f"{path.name}: {error}")
+        return wrong
+
+    def newest(self, out: Path) -> int:
+        """The step that a run would go on from; 0 for the start."""
+        import checkpoint
+
+        found = checkpoint.newest_sound(out, lambda message: None)
+        return found[1]["step"] if found else 0
+
+    def ends_exactly(self, out: Path, least: int = 0) -> list[str]:
+        """Resumes to the end, from step least or later; in what losses, tensors, exit code or leftovers are others."""
+        code, text, _ = self.forks.run(self.argv(out))
+        wrong = [f"resumed: exit {code}\n{text}"] if code else []
+        found = re.search(r"^(?:resume +from checkpoint-|already at step )(\d+)", text, re.MULTILINE)
+        if least and (not found or int(found[1]) < least):
+            wrong.append(f"the checkpoint of step {least} is lost\n{text}")
+        if not wrong and losses(out) != self.losses:
+            wrong.append("other losses")
+        if not wrong and tensors(out / f"checkpoint-{self.last}") != self.tensors[self.last]:
+            wrong.append("other weights")
+        return wrong + [f"{path.name} was not swept" for path in out.glob(".tmp-*")]
+
+
+def steps_in(folder: Path) -> dict[int, Path]:
+    """checkpoint.steps_in, imported late: this file serves too, and then nothing of the tests is needed."""
+    import checkpoint
+
+    return checkpoint.steps_in(folder)
+
+
+# ---------------------------------------------------------------- a disk that fails at one call of one save
+
+
+class Sweep:
+    """One save of a run, whose every call on the disk can be made to fail.
+
+    before is the folder the run finds, least the step that no fault may lose, damaged what was so before.
+    """
+
+    def __init__(self, trial: Trial, step: int, least: int, before: Path | None = None, flags: tuple = (),
+                 damaged: str = "none"):
+        self.trial, self.step, self.least, self.before, self.flags = trial, step, least, before, flags
+        self.damaged = damaged
+        self.counted, log = trial.folder / "counted", trial.folder / "calls.tsv"
+        log.touch()
+        code, text, _ = self.run(self.counted, "count", 0, log)
+        assert (code, trial.unsound(self.counted)) == (0, []), text
+        self.calls = [line.split("\t") for line in log.read_text().splitlines()]  # number, kind, path, bytes
+
+    def run(self, out: Path, action: str, at: int, log: Path | None = None) -> tuple[int, str, float]:
+        """The run whose save meets the fault."""
+        if self.before:
+            shutil.copytree(self.before, out)
+        env = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": str(self.step), "FAULTY_ACTION": action, "FAULTY_AT": str(at)}
+        return self.trial.forks.run([*self.trial.argv(out), *self.flags], {**env, "FAULTY_LOG": str(log or "")})
+
+    def cases(self) -> list[tuple[str, int]]:
+        """Every fault at every call it makes a difference to."""
+        faults = ("kill", "tear", "nospace", "full", "eio")
+        return [(action, at) for at, (_, kind, _, _) in enumerate(self.calls, 1)
+                for action in (*faults, *(["short"] if kind == "write" else []))]
+
+    def wrong(self, case: tuple[str, int]) -> list[str]:
+        """What is wrong after a fault, and after going on from there."""
+        (action, at), trial = case, self.trial
+        out, (_, kind, path, _) = trial.folder / f"{action}-{at}", self.calls[at - 1]
+        code, text, _ = self.run(out, action, at)
+        expected = -9 if action in ("kill", "tear") else 0 if trial.last in steps_in(out) else 5
+        wrong = [f"exit {code}, expected {expected}\n{text}"] if code != expected else []
+        wrong += [problem for problem in trial.unsound(out) if not problem.startswith(self.damaged)]
+        if expected >= 0:
+            failed, fails = FAILED.search(text), action in ("nospace", "full", "eio")
+            if "Traceback" in text or "a bug of" in text:
+                wrong.append(text)
+            if ("could not be saved" in text) != bool(failed) and expected == 0:
+                wrong.append(f"no figures in the warning\n{text}")
+            if fails and kind in ("write", "open", "mkdir") and not failed:
+                wrong.append(f"no warning\n{text}")
+            if action == "short" and failed:
+                wrong.append("half a write was taken for a failed one")
+            if not (action == "eio" and kind == "unlink"):
+                wrong += [f"{path.name} was left" for path in out.glob(".tmp-*")]
+        wrong += trial.ends_exactly(out, self.least)
+        shutil.rmtree(out)
+        return [f"{action} at call {at}, {kind} {path}: {problem}" for problem in wrong]
+
+
+@pytest.fixture(scope="module", params=["new", "over a damaged one"])
+def sweep(request, disk, corpus, tmp_path_factory):
+    """A save that finds nothing under its name and prunes, and one that finds a damaged checkpoint there."""
+    folder = tmp_path_factory.mktemp("sweep")
+    trial = Trial(disk, corpus, folder, 12, ["--checkpoint_every_steps", "3", "--eval_interval", "1000"])
+    if request.param == "new":
+        return Sweep(trial, 6, 3, flags=("--keep_checkpoints", "1"))
+    shutil.copytree(trial.whole, folder / "before")
+    for step in (9, 12):
+        shutil.rmtree(folder / f"before/checkpoint-{step}")
+    os.truncate(folder / "before/checkpoint-6/optimizer.safetensors", 100)
+    return Sweep(trial, 6, 3, folder / "before", damaged="checkpoint-6: optimizer.safetensors has 100 bytes")
+
+
+def test_what_a_save_writes_is_on_the_disk_before_it_is_seen(sweep):
+    """Of each file all bytes, then fsync; then the folder; then the name; then the folder that holds the name."""
+    calls = [(kind, Path(path), int(size)) for _, kind, path, size in sweep.calls]
+    temporary = next(path for kind, path, _ in calls if kind == "mkdir")
+    renamed = calls.index(("rename", temporary, 0))
+    for path in (sweep.trial.whole / f"checkpoint-{sweep.step}").iterdir():
+        mine = [(kind, size) for kind, at, size in calls[:renamed] if at == temporary / path.name]
+        assert sum(size for kind, size in mine if kind == "write") == path.stat().st_size, path.name
+        assert mine[-1][0] == "fsync", path.name
+    assert any(kind == "fsync" and path == temporary for kind, path, _ in calls[:renamed])
+    assert any(kind == "fsync" and path == sweep.counted for kind, path, _ in calls[renamed:])
+
+
+def test_a_save_that_fails_at_any_call_costs_nothing_but_itself(sweep):
+    """A few calls of each save; all of them with -m slow."""
+    wrong = [problem for case in random.Random(0).sample(sweep.cases(), 4) for problem in sweep.wrong(case)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_at_every_call_costs_nothing_but_itself(sweep):
+    cases, started = sweep.cases(), time.monotonic()
+    wrong = sweep.trial.forks.map(sweep.wrong, cases)
+    print(f"\ncalls of the save {len(sweep.calls)}, faults {len(cases)}, wrong {len(wrong)}, "
+          f"{time.monotonic() - started:.0f} s")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_sound_checkpoint_is_there_at_every_moment(disk, corpus, tmp_path):
+    """Stopped between saving and validating, with one checkpoint: what the resumed run does about the best is safe."""
+    trial = Trial(disk, corpus, tmp_path, 36, ["--eval_interval", "31"])
+    code, text, _ = disk.run(trial.argv(tmp_path / "before"), raised=[("train.evaluate", 1, signal.SIGTERM, 0.0)])
+    assert (code, list(steps_in(tmp_path / "before"))) == (143, [31]), text
+    sweep = Sweep(trial, 31, 31, tmp_path / "before")
+    renames = [at for at, call in enumerate(sweep.calls, 1) if call[1] == "rename"]
+    wrong = [problem for at in renames for action in ("kill", "tear") for problem in sweep.wrong((action, at))]
+    assert not wrong, "\n".join(wrong)
+    kept = json.loads((sweep.counted / "checkpoint-31/trainer_state.json").read_text())
+    assert kept["stays"], "the checkpoint of an epoch's end has become one that is pruned"
+
+
+# ---------------------------------------------------------------- kills at random moments
+
+
+MODES = [
+    ["--checkpoint_every_steps", "7"],
+    ["--checkpoint_every_steps", "1", "--keep_checkpoints", "1", "--eval_interval", "7"],
+    ["--checkpoint_every_steps", "5", "--gradient_accumulation_steps", "3", "--dropout", "0.1"],
+    ["--checkpoint_every_steps", "11", "--preload", "mmap", "--dropout", "0.2", "--eval_interval", "9"],
+    ["--checkpoint_every_steps", "6", "--use_amp", "--eval_interval", "4"],
+    ["--checkpoint_every_steps", "13", "--use_amp", "--amp_dtype", "fp16", "--gradient_accumulation_steps", "2"],
+    ["--checkpoint_every_steps", "8", "--no-tie_weights", "--label_smoothing", "0.1", "--activation_checkpointing"],
+    ["--checkpoint_every_steps", "9", "--sample_interval", "10", "--dropout", "0.3"],
+    ["--keep_checkpoints", "1", "--eval_interval", "10"],
+]
+
+
+class Killer:
+    """Runs that are killed at random moments, and how many kills hit."""
+
+    def __init__(self, trial: Trial):
+        self.trial, self.kills, self.exact = trial, 0, 0
+        self.start_up = trial.forks.run(trial.argv(trial.whole))[2]  # a run that finds itself finished
+
+    def run(self, seed: int) -> list[str]:
+        """One run killed 1 to 4 times, between its first moment and its last; what is wrong at its end."""
+        rng, out, kills = random.Random(seed), self.trial.folder / str(seed), 0
+        wanted = rng.randint(1, 4)
+        for _ in range(4 * wanted):
+            left = (self.trial.seconds - self.start_up) * (1 - self.trial.newest(out) / self.trial.last)
+            code, text, _ = self.trial.forks.run(self.trial.argv(out),
+                                                 kill_after=self.start_up + rng.uniform(-0.2, 0.9) * left)
+            if code not in (0, -9):
+                return [f"exit {code}\n{text}"]
+            kills += code == -9
+            if code == 0 or kills == wanted:
+                break
+        wrong = self.trial.unsound(out) + self.trial.ends_exactly(out)
+        self.kills, self.exact = self.kills + kills, self.exact + (not wrong)
+        shutil.rmtree(out)
+        return [f"seed {seed}, {' '.join(self.trial.flags)}: {problem}" for problem in wrong]
+
+
+def test_a_run_killed_at_random_moments_is_exact(forks, corpus, tmp_path):
+    killer = Killer(Trial(forks, corpus, tmp_path, 70, [*MODES[2], "--keep_checkpoints", "1"]))
+    assert not killer.run(3)
+    assert killer.kills
+
+
+@pytest.mark.slow
+def test_a_hundred_runs_killed_at_random_moments_are_exact(forks, corpus, tmp_path):
+    wrong, kills, exact, runs, started = [], 0, 0, 0, time.monotonic()
+    compiled = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    for number, flags in enumerate([*MODES, [*MODES[0], "--compile"], [*MODES[2], "--compile", "--use_amp"]]):
+        (tmp_path / str(number)).mkdir()
+        seeds = range(100 * number, 100 * number + (5 if "--compile" in flags else 10))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in compiled.items():
+                patch.setitem(forks.always, name, value)
+            killer = Killer(Trial(forks, corpus, tmp_path / str(number), 100, flags))
+            wrong += forks.map(killer.run, seeds)
+        kills, exact, runs = kills + killer.kills, exact + killer.exact, runs + len(seeds)
+    print(f"\nkills {kills}, runs {runs}, identical {exact}, {time.monotonic() - started:.0f} s")
+    assert not wrong, "\n".join(wrong)
+    assert exact == runs >= 100
+    assert kills >= 200
+
+
+# ---------------------------------------------------------------- damaged checkpoints
+
+
+STRANGERS = {"text": b"Dear diary, today my optimizer diverged.\n", "html": b"<!DOCTYPE html><html>404</html>\n",
+             "zip": b"PK\x03\x04\x14\x00\x00\x00\x08\x00" + bytes(30), "empty": b""}
+
+
+def damage(rng: random.Random, folder: Path) -> tuple[str, set[str]]:
+    """Damages one file of a checkpoint, or swaps two; what was done, and the names of which one is to be said."""
+    path = rng.choice(sorted(folder.iterdir()))
+    kind = rng.choice(["flip", "cut", "zeros", "tail", "swap", "folder", *STRANGERS])
+    content = path.read_bytes()
+    if kind == "swap":
+        other = rng.choice(sorted(set(folder.iterdir()) - {path}))
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+        return f"{path.name} and {other.name} swapped", {path.name, other.name}
+    if kind == "folder":
+        path.unlink()
+        path.mkdir()
+    elif kind in STRANGERS:
+        path.write_bytes(STRANGERS[kind])
+    else:
+        at, changed = rng.randrange(len(content)), bytearray(content)
+        if kind == "flip":
+            changed[at] ^= 1 << rng.randrange(8)
+        elif kind == "cut":
+            del changed[at:]
+        elif kind == "tail":
+            changed += rng.randbytes(rng.randint(1, 100)) + b"\x00"
+        else:
+            while changed == content:
+                at = rng.randrange(len(content))
+                changed[at:at + rng.choice((1, 512, 4096))] = b""
+                changed[at:at] = bytes(len(content) - len(changed))
+        path.write_bytes(changed)
+    return f"{kind} in {path.name}", {path.name}
+
+
+def damages_found(seeds: Iterable[int], folder: Path, make_checkpoint: Callable[..., Any]) -> tuple[int, list[str]]:
+    """How often the older of two checkpoints was taken when the newer was damaged, and what was accepted or not named.
+
+    Damage to manifest.json may be named by the file that it then describes wrongly.
+    """
+    import checkpoint
+
+    make_checkpoint(folder / "sound", step=1)
+    make_checkpoint(folder / "sound", step=2)
+    recovered, wrong = 0, []
+    for seed in seeds:
+        tried = folder / str(seed)
+        shutil.copytree(folder / "sound", tried)
+        what, names = damage(random.Random(seed), tried / "checkpoint-2")
+        warnings: list[str] = []
+        found = checkpoint.newest_sound(tried, warnings.append)
+        recovered += found is not None and found[0].name == "checkpoint-1"
+        if found is None or found[0].name != "checkpoint-1":
+            wrong.append(f"seed {seed}: {what} was accepted")
+        names |= {path.name for path in tried.glob("*/*")} if "manifest.json" in names else set()
+        if not any(name in message for name in names for message in warnings):
+            wrong.append(f"seed {seed}: {what} was not named: {warnings}")
+        shutil.rmtree(tried)
+    return recovered, wrong
+
+
+def test_a_damaged_file_is_named_and_the_older_checkpoint_taken(tmp_path, make_checkpoint):
+    recovered, wrong = damages_found(range(30), tmp_path, make_checkpoint)
+    assert not wrong, "\n".join(wrong)
+    assert recovered == 30
+
+
+@pytest.mark.slow
+def test_every_one_of_many_damages_is_found(tmp_path, make_checkpoint):
+    recovered, wrong = damages_found(range(1000, 2000), tmp_path, make_checkpoint)
+    print(f"\ndamages 1000, recovered {recovered}, accepted or not named {len(wrong)}")
+    assert not wrong, "\n".join(wrong)
+    assert recovered == 1000
+
+
+def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(forks, corpus, tmp_path):
+    trial = Trial(forks, corpus, tmp_path, 8, ["--checkpoint_every_steps", "2", "--eval_interval", "1000"])
+    for seed in range(2):
+        out = tmp_path / str(seed)
+        shutil.copytree(trial.whole, out)
+        what, names = damage(random.Random(seed), out / "checkpoint-8")
+        code, text, _ = forks.run(trial.argv(out))
+        assert code == 0, what
+        assert "resume      from checkpoint-6" in text
+        assert any(f"checkpoint-8 is damaged and passed over: {name}" in text for name in names), text
+        assert (losses(out), trial.unsound(out)) == (trial.losses, []), what
+
+
+# ---------------------------------------------------------------- signals
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# A function and the number of the call that begins the phase, in a run that goes on from a checkpoint at step 30.
+PHASES = {
+    "checking the tokens": ("data.open_corpus", 1),
+    "verifying the checkpoint": ("checkpoint.verify", 1),
+    "building the model": ("train.build", 1),
+    "loading the tokens": ("data.load_tokenizer", 1),
+    "first step": ("train.train_step", 1),
+    "training": ("train.train_step", 17),
+    "accumulating": ("data.Batches.get", 44),
+    "validating": ("train.evaluate", 2),
+    "sampling": ("generate.sample", 1),
+    "saving": ("", 0),  # by the disk, at any call of a save
+    "finishing": ("train.finish", 1),
+}
+
+
+class Stops:
+    """Runs that a signal stops, which go on from the checkpoint of step 30 of 70."""
+
+    def __init__(self, forks: Forks, corpus: Path, folder: Path, flags: tuple = ()):
+        self.trial = Trial(forks, corpus, folder, 70, [
+            "--checkpoint_every_steps", "10", "--eval_interval", "20", "--sample_interval", "25", "--dropout", "0.1",
+            "--gradient_accumulation_steps", "2", *flags])
+        shutil.copytree(self.trial.whole, folder / "before")
+        for step, path in steps_in(folder / "before").items():
+            if step > 30:
+                shutil.rmtree(path)
+
+    def wrong(self, case: tuple[str, int, float]) -> list[str]:
+        """What is wrong after the signal came in the phase, that many seconds after it began, and after going on."""
+        (phase, number, delay), trial = case, self.trial
+        out = self.start(f"{phase}-{number:d}-{delay}")
+        function, call = PHASES[phase]
+        disk = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "40", "FAULTY_ACTION": f"{number:d}",
+                "FAULTY_AT": str(1 + int(1000 * delay))}
+        code, text, seconds = trial.forks.run(trial.argv(out), {} if function else disk,
+                                              raised=[(function, call, number, delay)] if function else [])
+        return self.judged(out, f"{phase}, signal {number:d} after {delay:.3f} s", number, code, text, seconds)
+
+    def start(self, name: str) -> Path:
+        """A new output folder that holds the checkpoint of step 30."""
+        return shutil.copytree(self.trial.folder / "before", self.trial.folder / name)
+
+    def judged(self, out: Path, what: str, number: int, code: int, text: str, seconds: float) -> list[str]:
+        """What is wrong with a stopped run, and after going on from there."""
+        wrong = [f"took {seconds:.1f} s"] if seconds > 30 else []
+        if code not in (128 + number, -number) and not (code == 0 and self.trial.last in steps_in(out)):
+            wrong.append(f"exit {code}\n{text}")
+        if "Traceback" in text or "error:" in text:
+            wrong.append(text)
+        if code == 128 + number and text and not re.search("to go on: python train.py|; nothing was lost", text):
+            wrong.append(f"how to go on is not said\n{text}")
+        logged = max([30, *map(int, re.findall(r"^step (\d+)/", text, re.MULTILINE))])
+        if (newest := self.trial.newest(out)) < logged:
+            wrong.append(f"step {logged} was logged and is lost; {newest} is left\n{text}")
+        wrong += self.trial.ends_exactly(out)
+        shutil.rmtree(out)
+        return [f"{what}: {problem}" for problem in wrong]
+
+
+@pytest.fixture(scope="module")
+def stops(forks, corpus, tmp_path_factory):
+    return Stops(forks, corpus, tmp_path_factory.mktemp("stops"))
+
+
+def test_a_signal_stops_the_run_and_loses_no_step(stops):
+    cases = [("training", signal.SIGTERM, 0.0), ("validating", signal.SIGINT, 0.0),
+             ("building the model", signal.SIGHUP, 0.0)]
+    wrong = [problem for case in cases for problem in stops.wrong(case)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_every_signal_in_every_phase_loses_no_step(stops, disk):
+    """At the phase's first moment, and at random ones soon after."""
+    rng = random.Random(0)
+    cases = [(phase, number, delay) for phase in PHASES for number in SIGNALS
+             for delay in (0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.06))]
+    wrong = disk.map(stops.wrong, cases)
+    print(f"\nsignals {len(cases)}, wrong {len(wrong)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_ignored_hangup_stays_ignored(stops):
+    out = stops.start("nohup")
+    code, text, _ = stops.trial.forks.run(stops.trial.argv(out), ignored=[signal.SIGHUP],
+                                          raised=[("train.train_step", 5, signal.SIGHUP, 0.0)])
+    assert code == 0, text
+    assert losses(out) == stops.trial.losses
+
+
+def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
+    """Each call on the disk takes 0.2 s; the second signal comes 0.5 s into the save."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        out = stops.start(f"twice-{number:d}")
+        slow = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "35", "FAULTY_SLOW": "200"}
+        code, text, seconds = disk.run(stops.trial.argv(out), slow, raised=[
+            ("train.train_step", 5, number, 0.0), ("train.finish", 1, number, 0.5)])
+        assert code == 128 + number, text
+        assert "to go on" not in text  # it has left while saving
+        assert seconds < stops.trial.seconds + 0.5 + 2
+        assert (stops.trial.newest(out), stops.trial.unsound(out)) == (31, [])  # of the epoch's end
+        assert stops.trial.ends_exactly(out) == []
+
+
+def started(trial: Trial, out: Path, *flags: str, **env: str) -> subprocess.Popen:
+    """train.py as a process of its own."""
+    return subprocess.Popen([sys.executable, str(ROOT / "train.py"), *trial.argv(out), *flags], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**trial.forks.env, **env})
+
+
+@pytest.mark.slow
+def test_a_signal_while_importing_ends_quietly(stops):
+    wrong, rng, count, longest = [], random.Random(1), 0, 0.0
+    for number in SIGNALS:
+        for delay in (0.3, *(rng.uniform(0.3, 3) for _ in range(5))):  # before that Python itself starts
+            out, count = stops.start(f"importing-{count}"), count + 1
+            process = started(stops.trial, out)
+            time.sleep(delay)
+            process.send_signal(number)
+            sent = time.monotonic()
+            text = process.communicate()[0]
+            longest = max(longest, time.monotonic() - sent)
+            wrong += stops.judged(out, f"signal {number:d} after {delay:.2f} s", number, process.returncode, text,
+                                  time.monotonic() - sent)
+    print(f"\nsignals {count}, wrong {len(wrong)}, the slowest end {longest:.1f} s later")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_a_signal_while_compiling_is_heard(stops, tmp_path):
+    """Nothing can be lost then: the process leaves at once, and the run goes on as if it had not been there."""
+    for number, delay in ((signal.SIGTERM, 1.0), (signal.SIGINT, 8.0), (signal.SIGHUP, 15.0)):
+        out = stops.start(f"compiling-{number:d}")
+        process = started(stops.trial, out, "--compile", XDG_CACHE_HOME=str(tmp_path / f"cache-{number:d}"))
+        assert process.stdout
+        while "resume      from checkpoint-30" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(delay)
+        sent = time.monotonic()
+        process.send_signal(number)
+        process.wait()
+        seconds = time.monotonic() - sent
+        text = process.communicate()[0]  # a compiler that has not ended yet holds the pipe
+        print(f"signal {number:d} after {delay:.0f} s of compiling: exit {process.returncode} {seconds:.1f} s later")
+        assert process.returncode == 128 + number, text
+        assert "Traceback" not in text
+        assert seconds < 10
+        assert stops.trial.ends_exactly(out) == []
+
+
+# ---------------------------------------------------------------- disks and folders
+
+
+LONG = ["--checkpoint_every_steps", "10", "--eval_interval", "1000", "--gradient_accumulation_steps", "8",
+        "--checkpoint_interval", "1000"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MiB in memory; a checkpoint takes a half."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mount") is None or os.geteuid() or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
+
+
+class Background:
+    """A run that goes on while the test does something to its folder."""
+
+    def __init__(self, trial: Trial, out: Path, *flags: str):
+        self.printed, self.done = trial.folder / f"{out.name}.txt", None
+        self.printed.touch()
+        self.thread = threading.Thread(target=self._run, args=(trial, [*trial.argv(out), *flags]))
+        self.thread.start()
+
+    def _run(self, trial: Trial, argv: list[str]) -> None:
+        self.done = trial.forks.run(argv, out=self.printed)
+
+    def wait(self, reached: Callable[[str], Any]) -> None:
+        """Waits until what was printed has come so far."""
+        while not reached(self.printed.read_text()):
+            assert self.thread.is_alive(), self.printed.read_text()
+            time.sleep(0.005)
+
+    def ended(self) -> tuple[int, str]:
+        """The exit code and all that was printed."""
+        self.thread.join()
+        assert self.done
+        return self.done[:2]
+
+
+def fill(folder: Path) -> Path:
+    """Fills a small file system to its last byte; returns the file that does."""
+    ballast, block = folder / "ballast", bytes(4096)
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while file.write(block) == len(block):
+                pass
+        except OSError:
+            pass
+    return ballast
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_saves_and_not_the_run(forks, corpus, tmp_path, small_disk):
+    trial = Trial(forks, corpus, tmp_path, 150, LONG)
+    out = small_disk / "out"
+    run = Background(trial, out, "--keep_checkpoints", "1")
+    run.wait(lambda text: "saved checkpoint-10" in text)
+    ballast = fill(small_disk)
+    run.wait(lambda text: text.count("could not be saved") >= 2)
+    held = trial.newest(out)
+    assert held >= 10
+    assert trial.unsound(out) == []
+    assert not list(out.glob(".tmp-*"))
+    ballast.unlink()
+    code, text = run.ended()
+    failed = text.count("could not be saved")
+    assert code == 0, text
+    assert len(FAILED.findall(text)) == failed
+    assert trial.unsound(out) == []
+    assert tensors(out / "checkpoint-150") == trial.tensors[150]
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    whole = [json.loads(line) for line in lines if line.endswith("}")]  # a line cut by the full disk stays alone
+    assert {fields["step"]: fields.get("loss") for fields in whole[:-1]}.items() <= {
+        fields["step"]: fields.get("loss") for fields in trial.losses[:-1]}.items()
+    assert 1 + failed < len(whole) < len(trial.losses)
+    print(f"\nsaves that failed {failed}, held meanwhile: checkpoint-{held}; the disk freed, the next succeeded")
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_ends_with_exit_5_and_the_run_can_go_on(forks, corpus, tmp_path, small_disk):
+    trial = Trial(forks, corpus, tmp_path, 60, LONG)
+    out = small_disk / "out"
+    run = Background(trial, out, "--keep_checkpoints", "1")
+    run.wait(lambda text: "saved checkpoint-10" in text)
+    ballast = fill(small_disk)
+    code, text = run.ended()
+    assert code == 5, text
+    assert "the last state could not be saved" in text
+    assert trial.newest(out) >= 10
+    ballast.unlink()
+    assert trial.unsound(out) + trial.ends_exactly(out) == []
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_unmounted_is_made_anew(forks, corpus, tmp_path, small_disk):
+    trial = Trial(forks, corpus, tmp_path, 100, LONG)
+    run = Background(trial, small_disk / "out", "--keep_checkpoints", "1")
+    run.wait(lambda text: "saved checkpoint-10" in text)
+    subprocess.run(["umount", "-l", str(small_disk)], check=True)
+    code, text = run.ended()
+    assert code == 0, text
+    assert trial.unsound(small_disk / "out") == []
+    assert trial.newest(small_disk / "out") == 100
+
+
+def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
+    trial = Trial(forks, corpus, tmp_path, 60, LONG)
+    run = Background(trial, tmp_path / "out")
+    run.wait(lambda text: "saved checkpoint-10" in text)
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "elsewhere")
+    code, text = run.ended()
+    assert code == 0, text
+    assert trial.newest(tmp_path / "out") == 60
+    assert trial.unsound(tmp_path / "out") == []
+    assert all(line in trial.losses for line in losses(tmp_path / "out"))
+
+
+def test_a_folder_that_cannot_be_one_ends_with_exit_5(forks, corpus, tmp_path):
+    argv = ["--data_dir", str(corpus), *TINY, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
+    for obstacle in ("file", "dangling link"):
+        if obstacle == "file":
+            (tmp_path / "out").write_text("mine")
+        else:
+            (tmp_path / "out").unlink()
+            (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+        code, text, _ = forks.run(argv)
+        assert code == 5, f"{obstacle}: {text}"
+        assert f"error: --output_dir {tmp_path / 'out'} cannot be written" in text
+        assert "step 1/" not in text
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_ends_with_exit_5_before_training(forks, corpus, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for out in (small_disk, small_disk / "out"):
+        code, text, _ = forks.run(["--data_dir", str(corpus), *TINY, "--max_steps", "2", "--output_dir", str(out)])
+        assert code == 5, text
+        assert f"error: --output_dir {out} cannot be written: Read-only file system" in text
+
+
+if __name__ == "__main__":
+    serve()
