@@ -166,8 +166,8 @@ def weights_of(folder: Path) -> Path:
 def load_weights(folder: Path, model: GPT) -> None:
     """Copies a folder's weights into the model, whose config must be the folder's; biases it lacks must be zero there.
 
-    Raises Damaged, naming the first three, for tensors that are missing, too many, or of another shape or type; the
-    model is then unchanged.
+    A model of a shorter seq_length takes the first positions. Raises Damaged, naming the first three, for tensors that
+    are missing, too many, or of another shape or type; the model is then unchanged.
     """
     path, wanted = weights_of(folder), dict(model.state_dict())
     try:
@@ -192,6 +192,8 @@ def load_weights(folder: Path, model: GPT) -> None:
                         shape[0] = model.config.vocab_size
                     tensor = file.get_slice(stored[name])
                     found = tensor.get_shape()[::-1] if name.endswith(TRANSPOSED) else tensor.get_shape()
+                    if name == "transformer.wpe.weight" and len(found) == 2:
+                        shape[0] = max(shape[0], found[0])
                     if found != shape:
                         problems.append(f"{name} has shape {found}, the config asks for {shape}")
                     elif not tensor.get_dtype().startswith(("F", "BF")):
@@ -202,11 +204,30 @@ def load_weights(folder: Path, model: GPT) -> None:
             with torch.no_grad():
                 for name, target in wanted.items():
                     tensor = file.get_tensor(stored[name])
-                    tensor = tensor.t() if name.endswith(TRANSPOSED) else tensor
+                    tensor = tensor.t() if name.endswith(TRANSPOSED) else tensor[:target.size(0)]
                     target[:tensor.size(0)] = tensor.to(target.device, target.dtype)
                     target[tensor.size(0):] = 0.0
     except (SafetensorError, OSError) as error:
         raise Damaged(f"model.safetensors cannot be read ({printable(str(error))[:100]})") from error
+
+
+def starting_config(wish: str, warn: Callable[[str], None]) -> tuple[Path, GPTConfig]:
+    """The folder that --init_from means and its model's shape. Raises UserError (exit 4)."""
+    folder = resolve(Path(wish), warn, to_train=False)
+    try:
+        weights_of(folder)
+        return folder, read_config(folder)
+    except Damaged as error:
+        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(wish)}: {error}. Give a checkpoint of train.py or a "
+                                         "Hugging Face GPT-2 folder with safetensors.") from error
+
+
+def start_from(folder: Path, model: GPT) -> None:
+    """load_weights for --init_from. Raises UserError (exit 4)."""
+    try:
+        load_weights(folder, model)
+    except Damaged as error:
+        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(str(folder))}: {error}. Give another one.") from error
 
 
 def load_model(folder: Path, device: torch.device) -> GPT:

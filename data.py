@@ -33,6 +33,7 @@ METADATA_FORMAT = "gpt-tokens"
 METADATA_VERSION = 1
 TOKEN_COUNTS = ("tokens", "num_tokens", "total_tokens", "n_tokens", "token_count")  # ours first, then strangers'
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "encoder.json")  # in the order of preference
 ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # what tokenizers call the end of a document
 MAX_VOCAB_SIZE = 2**24  # as in checkpoint.py: what is trained can be opened
 MAX_TOKENIZER_BYTES = 256 * 2**20

@@ -184,7 +184,7 @@ def find_tokenizer(args: argparse.Namespace, folder: Path) -> Tokenizer:
     """The tokenizer given, or the one in the checkpoint's folder. Raises UserError (exit 3)."""
     if args.tokenizer_file is not None:
         return data.load_tokenizer(args.tokenizer_file)
-    for name in ("tokenizer.json", "vocab.json", "encoder.json"):
+    for name in data.TOKENIZER_FILES:
         if (folder / name).is_file():
             return data.load_tokenizer(folder / name)
     raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's --tokenizer_file.")

@@ -84,6 +84,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
     g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in "
            "--output_dir, else start", "start anew")
+    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint or a Hugging Face GPT-2 folder; "
+           "the model takes their shape, the optimizer starts anew", "random weights")
     g.switch("--reset_optimizer", False, "resume with weights, step and data order alone: moments start at zero")
     g.switch("--overwrite", False, "delete the checkpoints another run left in --output_dir")
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
@@ -107,6 +109,10 @@ def check(args: argparse.Namespace) -> list[str]:
         "--warmup_steps: needs --use_lr_scheduler": given["warmup_steps"] and not args.use_lr_scheduler,
         "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
         "--n_embd: is no multiple of --n_head": given["n_embd"] and given["n_head"] and args.n_embd % args.n_head,
+        "--init_from: sets the model's shape; drop --model_size, --n_layer, --n_head, --n_embd, --no-bias and "
+        "--no-tie_weights": args.init_from and not (
+            args.model_size == "gpt2_small" and args.bias and args.tie_weights
+            and not (given["n_layer"] or given["n_head"] or given["n_embd"])),
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
         "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
@@ -159,6 +165,7 @@ from model import GPT, IGNORED, SIZES, GPTConfig, attends_in_blocks
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
 ABANDON_SECONDS = 15.0  # a step that has run on for this long after a signal is given up at its next micro-batch
 SAMPLE_TOKENS = 64
+FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
 NOTHING_LOST = "before the first step; nothing was lost"
 Autocast = Callable[[], contextlib.AbstractContextManager]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -195,16 +202,27 @@ class Recipe:
 
 
 def model_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> GPTConfig:
-    """The model's shape from the flags; T is shorter than asked where the corpus is.
+    """The model's shape from the flags, or from --init_from; T is shorter than asked where the corpus is.
 
-    Raises UserError: exit 2 for a width that the heads do not divide, exit 3 for a corpus of fewer than two tokens.
+    Raises UserError: exit 2 for a width that the heads do not divide or a T beyond --init_from's, exit 3 for a corpus
+    of fewer than two tokens or of more ids than --init_from has, exit 4 for an --init_from that is no model.
     """
+    if num_tokens < 2:
+        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, 2 are needed. Give pretokenize.py more.")
+    if args.init_from:
+        _, config = checkpoint.starting_config(args.init_from, cli.warn)
+        if vocab_size > config.vocab_size:
+            raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, --init_from {config.vocab_size:,}. Make it "
+                                       "with pretokenize.py --tokenizer_file and the tokenizer of those weights.")
+        if (args.seq_length or 1) > config.seq_length:
+            raise UserError(Exit.FLAGS, f"--seq_length {args.seq_length:,}: --init_from has {config.seq_length:,} "
+                                        "positions. Lower it.")
+        return replace(config, seq_length=min(args.seq_length or config.seq_length, num_tokens - 1),
+                       dropout=args.dropout)
     n_layer, n_head, n_embd = (given or default for given, default in
                                zip((args.n_layer, args.n_head, args.n_embd), SIZES[args.model_size], strict=True))
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is no multiple of --n_head {n_head}. Give both.")
-    if num_tokens < 2:
-        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, 2 are needed. Give pretokenize.py more.")
     return GPTConfig(vocab_size, min(args.seq_length or 1024, num_tokens - 1), n_layer, n_head, n_embd, args.dropout,
                      args.bias, args.tie_weights)
 
@@ -224,6 +242,9 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     epochs = args.epochs
     if not epochs and args.max_steps:
         epochs = max(1, math.ceil(args.max_steps * samples_per_step / windows))
+    elif not epochs and args.init_from:
+        epochs = 3
+        reasons.append("epochs 3: weights that are trained need few passes, and overfit with more")
     elif not epochs:
         wanted = 20 * config.num_parameters / num_tokens
         epochs = max(1, min(10, math.ceil(wanted)))
@@ -234,8 +255,11 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     if not peak:
         tokens_per_step = samples_per_step * config.seq_length
         peak = default_learning_rate(config, max(1, total_steps) * tokens_per_step, tokens_per_step)
+        what = "random weights"
+        if args.init_from:
+            peak, what = FINETUNING * peak, f"weights that are trained {FINETUNING:g} of random ones'"
         reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters, {tokens_per_step:,} "
-                       f"tokens a step and {count(total_steps * tokens_per_step)} in all")
+                       f"tokens a step and {count(total_steps * tokens_per_step)} in all; for {what}")
     min_lr = args.min_lr if args.min_lr is not None else peak / 100
     if min_lr > peak:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {peak:.3g}. Give --learning_rate.")
@@ -476,20 +500,24 @@ def is_on_disk(run: Run) -> bool:
         run.state.step in (run.last_save.get("done"), run.last_save.get("resumed")))
 
 
-def validate(run: Run, metrics: cli.Metrics) -> None:
-    """Measures the validation loss, remembers the best, and makes sure that the best is on disk."""
+def measure(run: Run) -> tuple[float, float | None] | None:
+    """Loss in nats and bits per byte on the validation windows; None without validation tokens or after a signal."""
     if run.val_tokens is None:
-        return
-    state, where = run.state, run.machine.device
+        return None
+    where = run.machine.device
     rows = plan.divisors(run.recipe.batch_size, run.batches.batch_size)[-1]
     windows = data.validation_batches(run.val_tokens, run.config.seq_length, rows,  # the same windows for any rows
                                       run.args.eval_batches * (run.recipe.batch_size // rows))
     with run.out.phase("validating"), run.clock.pause():
-        found = evaluate(run.model, ((x.to(where), y.to(where)) for x, y in windows), run.bytes_per_id,
-                         run.machine.autocast, lambda: run.signals.number is not None)
-    if found is None:  # a signal; a resumed run validates this step again
+        return evaluate(run.model, ((x.to(where), y.to(where)) for x, y in windows), run.bytes_per_id,
+                        run.machine.autocast, lambda: run.signals.number is not None)
+
+
+def validate(run: Run, metrics: cli.Metrics) -> None:
+    """Measures the validation loss, remembers the best, and makes sure that the best is on disk."""
+    if (found := measure(run)) is None:  # without tokens, or after a signal: a resumed run validates this step again
         return
-    loss, bits = found
+    state, (loss, bits) = run.state, found
     is_best = math.isfinite(loss) and (state.best_val_loss is None or loss < state.best_val_loss)
     perplexity = math.exp(min(loss, 700.0))
     metrics.write(step=state.step, val_loss=loss, perplexity=perplexity, bits_per_byte=bits)
@@ -614,6 +642,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         out.warn(line)
 
     run = build(args, out, signals, machine, corpus, config, recipe, state, where)
+    if args.init_from and not resumed:
+        start(run)
     if resumed:
         notes = checkpoint.load_training(resumed[0], run.model, run.optimizer, args.reset_optimizer)
         if run.scaler.is_enabled() and stored.get("scaler"):
@@ -674,6 +704,23 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
                tokenizer, bytes_per_id, state, device.Clock(machine, lambda: out.stopped_seconds),
                device.Gauge(machine), curve.Curve(math.log(config.vocab_size)), checkpoint.Saver(),
                checkpoint.Snapshot() if device.available_ram() > 2 * checkpoint.bytes_needed(config) else None)
+
+
+def start(run: Run) -> None:
+    """Takes the weights of --init_from. Raises UserError: exit 4 if they do not fit, exit 3 for another tokenizer's."""
+    folder, config = checkpoint.starting_config(run.args.init_from, run.out.warn)
+    with run.out.phase("loading the weights"):
+        checkpoint.start_from(folder, run.model)
+    run.out.say(f"start       from the weights of {printable(str(folder))}")
+    if config.seq_length > run.config.seq_length:
+        run.out.say(f"start       positions {run.config.seq_length:,} to {config.seq_length:,} are cut off")
+    theirs = next((folder / name for name in data.TOKENIZER_FILES if (folder / name).is_file()), None)
+    if theirs is None or run.tokenizer is None:
+        run.out.warn("--init_from: no tokenizer to compare the corpus's with. If the weights had another one, ids mean "
+                     "other text.")
+    elif {**data.load_tokenizer(theirs).get_vocab()} != {**run.tokenizer.get_vocab()}:
+        raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than --init_from's, so ids mean other "
+                                   f"text. Run pretokenize.py with --tokenizer_file {printable(str(theirs))}")
 
 
 def reserve(run: Run) -> None:
@@ -805,6 +852,8 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
     first_step = last_logged = state.step
     loss_now, losses = math.nan, []
     run.last_save["at"] = time.monotonic()
+    if args.init_from and state.step == 0 and (found := measure(run)):
+        run.out.say(f"validation before the first step | loss {found[0]:.4f}")
     run.out.bar(recipe.total_steps, state.step, "step")
     if state.validated_step < state.step and state.step % recipe.eval_interval == 0:
         validate(run, metrics)  # the run before ended between saving and validating

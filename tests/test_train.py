@@ -405,6 +405,7 @@ VARIANTS = {
     "--resume_from": "auto",
     "--overwrite": "| --resume_from {tmp}",
     "--reset_optimizer": "| --resume_from auto",
+    "--init_from": "nowhere",
     "--eval_interval": "1",
     "--eval_batches": "1",
     "--sample_interval": "1",
@@ -820,6 +821,73 @@ def test_the_best_stays_until_a_better_one_is_on_the_disk(run, monkeypatch):
     monkeypatch.setattr(train, "evaluate", lambda *_: (next(losses), None))
     run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every_steps", "1", "--keep_checkpoints", "1")
     assert list(checkpoint.steps_in(run.folder / "out")) == [3, 2]
+
+
+def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(run, corpus):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    vocab_size = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, n_positions=16, n_embd=32, n_layer=2, n_head=2,
+                                        initializer_range=0.3)).eval()
+    theirs.save_pretrained(run.folder / "gpt2")
+    argv = ["--data_dir", str(corpus), "--output_dir", str(run.folder / "out"), "--init_from", str(run.folder / "gpt2"),
+            "--no-use_gpu", "--max_steps", "30", "--batch_size", "8", "--learning_rate", "1e-2"]
+    out = cli_output(argv)
+    tokens = torch.from_numpy(np.fromfile(corpus / "val.bin", "<i2").astype(np.int64))
+    windows = [tokens[start:start + 17] for start in range(0, len(tokens) - 1, 16)]
+    with torch.no_grad():
+        nats = sum(float(F.cross_entropy(theirs(window[None, :-1]).logits[0], window[1:], reduction="sum"))
+                   for window in windows)
+    began = float(re.search(r"validation before the first step \| loss (\S+)", out)[1])  # type: ignore[index]
+    assert began == pytest.approx(nats / (len(tokens) - 1), abs=6e-5)
+    assert "no tokenizer to compare" in out
+    losses = [line["val_loss"] for line in metrics_of(run.folder / "out") if "val_loss" in line]
+    assert losses[-1] < began - 1
+    again = GPT2LMHeadModel.from_pretrained(run.folder / "out/checkpoint-30").eval()
+    ours = checkpoint.load_model(run.folder / "out/checkpoint-30", torch.device("cpu")).eval()
+    with torch.no_grad():
+        assert torch.allclose(again(tokens[None, :16]).logits, ours(tokens[None, :16]), atol=1e-4)
+
+
+
+def cli_output(argv: list[str]) -> str:
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("flags", "code", "words"), [
+    (["--seq_length", "99"], cli.Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
+    (["--n_layer", "2"], cli.Exit.FLAGS, "--init_from: sets the model's shape"),
+    (["--data_dir", "{other}"], cli.Exit.DATA, "another tokenizer than --init_from's"),
+    (["--data_dir", "{larger}"], cli.Exit.DATA, "ids, --init_from"),
+])
+def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path, flags, code, words):
+    import pretokenize
+
+    assert run("--max_steps", "2")[0] == 0
+    text = tmp_path / "text.txt"
+    text.write_text("another text altogether, of other words, " * 40)
+    for name, size in (("other", "290"), ("larger", "320")):
+        pretokenize.main([str(text), "--output_dir", str(tmp_path / name), "--vocab_size", size])
+    flags = [flag.format(other=tmp_path / "other", larger=tmp_path / "larger") for flag in flags]
+    with pytest.raises(cli.UserError, match=words) as caught:
+        train.main(["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--max_steps", "2",
+                    "--init_from", str(run.folder / "out"), *flags])
+    assert caught.value.code == code
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_finetuned_model_may_be_shorter_and_a_run_of_it_resumes(run, corpus, tmp_path):
+    assert run("--max_steps", "2")[0] == 0
+    argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--batch_size", "4",
+            "--init_from", str(run.folder / "out"), "--seq_length", "4", "--sample_interval", "0"]
+    assert train.main([*argv, "--max_steps", "2"]) == 0
+    assert train.main([*argv, "--max_steps", "3", "--resume_from", "auto"]) == 0
+    assert list(checkpoint.steps_in(tmp_path / "tuned")) == [3, 2]
+    config = checkpoint.read_config(tmp_path / "tuned/checkpoint-3")
+    assert (config.seq_length, config.n_layer) == (4, 1)
 
 
 def test_an_optimizer_reset_resumes_weights_and_step_alone(run):
