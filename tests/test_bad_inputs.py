@@ -37,8 +37,8 @@ MODEL = "--n_layer 2 --n_head 2 --n_embd 32 --seq_length 16 --no-use_gpu --no-co
 TRAIN = f"train.py --data_dir corpus --output_dir new {MODEL} --batch_size 2 --max_steps 4"
 BIN = f"train.py --output_dir new {MODEL} --batch_size 2 --max_steps 4"
 RESUME = f"train.py --data_dir corpus --output_dir out {MODEL} --batch_size 2 --max_steps 4 --resume_from"
-PRETOKENIZE = "pretokenize.py --output_dir new --num_workers 1 --vocab_size 300"
-GIVEN = "pretokenize.py --output_dir new --num_workers 1 text.txt --tokenizer_file"
+PRETOKENIZE = "pretokenize.py --output_dir new --num_workers 1 --engine tokenizers --vocab_size 300"
+GIVEN = "pretokenize.py --output_dir new --num_workers 1 --engine tokenizers text.txt --tokenizer_file"
 GENERATE = "generate.py --max_new_tokens 3 --no-use_gpu --ckpt"
 HERE = "out/checkpoint-2"
 STATE, WEIGHTS, OPTIMIZER = (f"{HERE}/{name}" for name in
@@ -559,7 +559,7 @@ CORPORA = [
     ("a bomb", "x.txt.gz", "That is a bomb",
      lambda place: (place / "x.txt.gz").write_bytes(packed("gz", bytes(2**20)) * 300)),
     ("a bomb in .xz", "x.txt.xz", "That is a bomb",
-     lambda place: (place / "x.txt.xz").write_bytes(packed("xz", bytes(2**24)) * 20)),
+     lambda place: (place / "x.txt.xz").write_bytes(packed("xz", bytes(2**22)) * 80)),
     ("lines without the field", "x.jsonl", "holds no text as 'text': it has body",
      write("x.jsonl", '{"body": "a b c"}\n' * 9)),
     ("lines without another field", "x.jsonl --text_field body", "holds no text as 'body': it has text. Give --text_fi"
@@ -792,6 +792,7 @@ def serve() -> None:
 
     mains = {"train.py": train, "pretokenize.py": pretokenize, "generate.py": generate}
     torch.set_num_threads(1)
+    torch.optim.AdamW([torch.zeros(1)], fused=True)  # imports what else each fork would
     gc.freeze()  # else each fork's collector would copy all of it
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -306,3 +306,9 @@ def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_m
     with pytest.raises(UserError, match="not finite") as caught:
         call("--tokenizer_file", str(tokenizer_file), ckpt=tmp_path)
     assert caught.value.code == Exit.DIVERGED
+
+
+def test_a_prompt_that_is_not_utf8_is_replaced_and_said(tmp_path, capsys):
+    (tmp_path / "p.txt").write_bytes(b"caf\xe9 noir")
+    assert generate.read_prompt(str(tmp_path / "p.txt")) == "caf\ufffd noir"
+    assert "p.txt is not UTF-8 at byte 3 (invalid continuation byte)" in capsys.readouterr().err
