@@ -868,13 +868,13 @@ def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path, f
 
     assert run("--max_steps", "2")[0] == 0
     text = tmp_path / "text.txt"
-    text.write_text("another text altogether, of other words, " * 40)
+    text.write_text(" ".join(str(number**3) for number in range(800)))
     for name, size in (("other", "290"), ("larger", "320")):
         pretokenize.main([str(text), "--output_dir", str(tmp_path / name), "--vocab_size", size])
     flags = [flag.format(other=tmp_path / "other", larger=tmp_path / "larger") for flag in flags]
     with pytest.raises(cli.UserError, match=words) as caught:
-        train.main(["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--max_steps", "2",
-                    "--init_from", str(run.folder / "out"), *flags])
+        train.main(["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--max_steps",
+                    "2", "--init_from", str(run.folder / "out"), *flags])
     assert caught.value.code == code
     assert not (tmp_path / "tuned").exists()
 
@@ -885,7 +885,7 @@ def test_a_finetuned_model_may_be_shorter_and_a_run_of_it_resumes(run, corpus, t
             "--init_from", str(run.folder / "out"), "--seq_length", "4", "--sample_interval", "0"]
     assert train.main([*argv, "--max_steps", "2"]) == 0
     assert train.main([*argv, "--max_steps", "3", "--resume_from", "auto"]) == 0
-    assert list(checkpoint.steps_in(tmp_path / "tuned")) == [3, 2]
+    assert max(checkpoint.steps_in(tmp_path / "tuned")) == 3
     config = checkpoint.read_config(tmp_path / "tuned/checkpoint-3")
     assert (config.seq_length, config.n_layer) == (4, 1)
 
