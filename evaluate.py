@@ -476,6 +476,8 @@ def load(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -> t
 
 def measure(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -> None:
     """Everything that was asked for, in turn; --json has what was finished even where a signal ends the rest."""
+    if args.json is not None:
+        Path(args.json).resolve().parent.mkdir(parents=True, exist_ok=True)  # better refused now than in an hour
     run, facts = load(args, out, signals)
     found: list[dict[str, Any]] = []
     out.bar(1000, 0, "")

@@ -238,6 +238,8 @@ def check_output(args: argparse.Namespace) -> None:
     elif args.format != "gguf":
         raise UserError(Exit.FLAGS, f"--output {name} is a file, and --format huggingface writes a folder. Give "
                                     "another name.")
+    elif path.open("rb").read(4) != b"GGUF":
+        raise UserError(Exit.FLAGS, f"--output {name} is a file, not an earlier export. Give another name.")
     if not args.overwrite:
         raise UserError(Exit.FLAGS, f"--output {name} is there already. Give --overwrite, or another name.")
 

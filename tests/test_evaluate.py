@@ -136,7 +136,7 @@ def test_without_an_end_of_text_id_the_first_token_is_context_alone(call, tokeni
 
 # ---------------------------------------------------------------- HellaSwag and LAMBADA
 
-WORDS = "the cat sat on mat and dog ran to sea".split()
+WORDS = ["the", "cat", "sat", "on", "mat", "and", "dog", "ran", "to", "sea"]
 
 
 def words(rng, low: int, high: int) -> str:
@@ -291,7 +291,8 @@ def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_m
     model = make_model()
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight").fill_(torch.nan)
-    path = checkpoint.save(tmp_path, 1, model, torch.optim.AdamW(model.parameters()), {}, tokenizer_file.read_text(), 0, "")
+    optimizer = torch.optim.AdamW(model.parameters())
+    path = checkpoint.save(tmp_path, 1, model, optimizer, {}, tokenizer_file.read_text(), 0, "")
     (tmp_path / "a.txt").write_text("the cat")
     with pytest.raises(UserError, match="not finite") as caught:
         call("--text", tmp_path / "a.txt", ckpt=path)

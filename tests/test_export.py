@@ -1,5 +1,6 @@
 """export.py: others open what it writes and compute the same from it."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -36,17 +37,35 @@ def run(folder: Path, output: Path, *flags: str) -> None:
 def test_transformers_reads_the_gguf_and_computes_the_same(make_checkpoint, tokenizer, texts, tmp_path, changes):
     pytest.importorskip("gguf")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     path, model, _ = make_checkpoint(tmp_path / "out", **changes)
     run(path, tmp_path / "model.gguf")
-    config = AutoConfig.from_pretrained(path)  # its reader knows neither vocab_size nor n_positions of a GPT-2
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config).eval()
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).eval()
+    tensors = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=theirs)["tensors"]
+    missing, unexpected = theirs.load_state_dict(tensors, strict=False)
+    assert missing == ([] if "tie_weights" in changes else ["lm_head.weight"])  # a tied head is the embedding
+    assert not unexpected
     ids = torch.randint(0, 400, (4, 16))
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
     their_tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for content in texts:
         assert their_tokenizer(content, add_special_tokens=False)["input_ids"] == tokenizer.encode(content).ids
+
+
+def test_from_pretrained_takes_the_gguf(make_checkpoint, tmp_path):
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path, model, _ = make_checkpoint(tmp_path / "out")
+    run(path, tmp_path / "model.gguf")
+    config = AutoConfig.from_pretrained(path)  # its reader knows neither vocab_size nor n_positions of a GPT-2
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config).eval()
+    ids = torch.randint(0, 400, (4, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
 
 
 def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenizer, tmp_path):
@@ -76,6 +95,23 @@ def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenize
     block = model.get_submodule("transformer.h.1.mlp")
     assert np.array_equal(found["blk.1.ffn_up.weight"], block.get_parameter("c_fc.weight").detach().numpy())
     assert found["token_embd.weight"].shape == (410, 32)
+
+
+@pytest.mark.slow
+def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, tmp_path):
+    pytest.importorskip("gguf")
+    llama_cpp = pytest.importorskip("llama_cpp")
+    import generate
+
+    path, model, _ = make_checkpoint(tmp_path / "out", seq_length=64)
+    run(path, tmp_path / "model.gguf")
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=64, n_batch=64, verbose=False)
+    for content in texts:
+        ids = tokenizer.encode(content).ids
+        assert theirs.tokenize(content.encode(), add_bos=False, special=False) == ids
+        ids = ids[:30]
+        found = itertools.islice(theirs.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0), 20)
+        assert list(found) == list(generate.sample(model, ids, 20, 0.0, 0, 1.0, 0, None))
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
@@ -155,7 +191,7 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
 def test_an_export_is_replaced_only_if_asked_and_nothing_else_ever_is(folder, tmp_path):
     flags = ("--format", "huggingface")
     run(folder, tmp_path / "mine", *flags)
-    with pytest.raises(UserError, match="is there already. Give --overwrite") as caught:
+    with pytest.raises(UserError, match=r"is there already\. Give --overwrite") as caught:
         run(folder, tmp_path / "mine", *flags)
     assert caught.value.code == Exit.FLAGS
     run(folder, tmp_path / "mine", *flags, "--overwrite")
@@ -167,6 +203,8 @@ def test_an_export_is_replaced_only_if_asked_and_nothing_else_ever_is(folder, tm
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file"):
         run(folder, tmp_path / "file", *flags, "--overwrite")
+    with pytest.raises(UserError, match="is a file, not an earlier export"):
+        run(folder, tmp_path / "file", "--overwrite")
 
 
 def test_an_export_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):

@@ -70,7 +70,8 @@ def test_speed_is_tokens_of_a_step_by_its_seconds_also_where_steps_were_skipped(
              {"step": 12, "tokens": 1400, "seconds": None}, {"step": 14, "tokens": 1800, "seconds": 0.5}]
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run = plot.read_run(str(tmp_path / "m.jsonl"))
-    assert run.tokens_per_second == plot.Curve([2, 10, 14], pytest.approx([1000.0, 500.0, 400.0]))
+    assert run.tokens_per_second.steps == [2, 10, 14]
+    assert run.tokens_per_second.values == pytest.approx([1000.0, 500.0, 400.0])
     assert run.seconds == pytest.approx(0.2 + 1.6 + 2.0)
 
 
@@ -88,7 +89,8 @@ def test_a_folder_without_metrics_ends_the_command_with_3(tmp_path):
 def test_without_matplotlib_one_line_names_it_and_text_still_works(make_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     folder = str(make_run("one"))
-    with pytest.raises(UserError, match=r"needs the package matplotlib.*-m pip install matplotlib, or give --text") as caught:
+    why = r"needs the package matplotlib.*-m pip install matplotlib, or give --text"
+    with pytest.raises(UserError, match=why) as caught:
         plot.main([folder, "--output", str(tmp_path / "a.png")])
     assert caught.value.code == Exit.MACHINE
     assert plot.main([folder, "--text"]) == 0
