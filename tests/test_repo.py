@@ -32,8 +32,11 @@ IMPORTS = {
     "generate": {"model", "data", "device", "checkpoint", "cli"},
     "train": {"model", "data", "device", "checkpoint", "curve", "plan", "generate", "cli"},
     "bench": {"train", "model", "data", "device", "checkpoint", "cli"},
+    "evaluate": {"model", "data", "device", "checkpoint", "engine", "text", "cli"},
+    "export": {"model", "data", "checkpoint", "engine", "text", "cli"},
+    "plot": {"cli"},
 }
-COMMANDS = ("pretokenize", "train", "generate", "bench")
+COMMANDS = ("pretokenize", "train", "generate", "bench", "evaluate", "export", "plot")
 
 
 def imported_by(tree: ast.AST) -> set[str]:
@@ -151,13 +154,19 @@ def commands_in(text: str) -> list[list[str]]:
 
 def test_every_command_of_the_readme_and_the_scripts_is_understood():
     import bench
+    import evaluate
+    import export
     import generate
+    import plot
     import pretokenize
     import train
 
     parsers = {
         "bench.py": bench.read_flags,
+        "evaluate.py": evaluate.read_flags,
+        "export.py": export.read_flags,
         "generate.py": generate.read_flags,
+        "plot.py": plot.read_flags,
         "pretokenize.py": pretokenize.read_flags,
         "train.py": train.read_flags,
     }

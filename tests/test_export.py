@@ -1,0 +1,238 @@
+"""export.py: others open what it writes and compute the same from it."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoint
+import cli
+import data
+import export
+from cli import Exit, UserError
+
+ROOT = Path(export.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "out"
+    make_checkpoint(folder, 3)
+    return folder
+
+
+def run(folder: Path, output: Path, *flags: str) -> None:
+    assert export.main(["--ckpt", str(folder), "--output", str(output), *flags]) == 0
+
+
+# ---------------------------------------------------------------- GGUF
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False}, {"bias": False, "vocab_size": 410}], ids=str)
+def test_transformers_reads_the_gguf_and_computes_the_same(make_checkpoint, tokenizer, texts, tmp_path, changes):
+    pytest.importorskip("gguf")
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path, model, _ = make_checkpoint(tmp_path / "out", **changes)
+    run(path, tmp_path / "model.gguf")
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).eval()
+    tensors = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=theirs)["tensors"]
+    missing, unexpected = theirs.load_state_dict(tensors, strict=False)
+    assert missing == ([] if "tie_weights" in changes else ["lm_head.weight"])  # a tied head is the embedding
+    assert not unexpected
+    ids = torch.randint(0, 400, (4, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
+    their_tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for content in texts:
+        assert their_tokenizer(content, add_special_tokens=False)["input_ids"] == tokenizer.encode(content).ids
+
+
+def test_from_pretrained_takes_the_gguf(make_checkpoint, tmp_path):
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path, model, _ = make_checkpoint(tmp_path / "out")
+    run(path, tmp_path / "model.gguf")
+    config = AutoConfig.from_pretrained(path)  # its reader knows neither vocab_size nor n_positions of a GPT-2
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config).eval()
+    ids = torch.randint(0, 400, (4, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
+
+
+def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenizer, tmp_path):
+    gguf = pytest.importorskip("gguf")
+
+    path, model, _ = make_checkpoint(tmp_path / "out", vocab_size=410)
+    run(path, tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    expected = {"general.architecture": "gpt2", "gpt2.context_length": 16, "gpt2.embedding_length": 32,
+                "gpt2.block_count": 2, "gpt2.feed_forward_length": 128, "gpt2.attention.head_count": 2,
+                "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.bos_token_id": 0,
+                "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_bos_token": False}
+    assert {name: fields[name] for name in expected} == expected
+    assert fields["gpt2.attention.layer_norm_epsilon"] == pytest.approx(1e-5)
+    vocab, added = tokenizer.get_vocab(), data.vocab_size_of(tokenizer)
+    tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    assert {token: tokens.index(token) for token in vocab} == vocab
+    assert kinds == [gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * (added - 1),
+                     *[gguf.TokenType.UNUSED] * (410 - added)]
+    stored = json.loads(tokenizer.to_str())["model"]["merges"]
+    assert fields["tokenizer.ggml.merges"] == [" ".join(merge) for merge in stored]
+    names = [tensor.name for tensor in reader.tensors]
+    assert len(names) == len(set(names)) == 4 + 12 * 2
+    assert "output.weight" not in names
+    found = {tensor.name: tensor.data for tensor in reader.tensors}
+    block = model.get_submodule("transformer.h.1.mlp")
+    assert np.array_equal(found["blk.1.ffn_up.weight"], block.get_parameter("c_fc.weight").detach().numpy())
+    assert found["token_embd.weight"].shape == (410, 32)
+
+
+@pytest.mark.slow
+def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, tmp_path):
+    pytest.importorskip("gguf")
+    llama_cpp = pytest.importorskip("llama_cpp")
+    import generate
+
+    path, model, _ = make_checkpoint(tmp_path / "out", seq_length=64)
+    run(path, tmp_path / "model.gguf")
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=64, n_batch=64, verbose=False)
+    for content in texts:
+        ids = tokenizer.encode(content).ids
+        assert theirs.tokenize(content.encode(), add_bos=False, special=False) == ids
+        ids = ids[:30]
+        found = itertools.islice(theirs.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0), 20)
+        assert list(found) == list(generate.sample(model, ids, 20, 0.0, 0, 1.0, 0, None))
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
+def test_a_smaller_type_rounds_matrices_alone(folder, tmp_path, dtype, torch_dtype):
+    gguf = pytest.importorskip("gguf")
+
+    run(folder, tmp_path / "model.gguf", "--dtype", dtype)
+    model = checkpoint.load_model(folder / "checkpoint-3", torch.device("cpu"))
+    kinds = set()
+    for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors:
+        kind, array = tensor.tensor_type, gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        is_matrix = array.ndim == 2 and tensor.name != "position_embd.weight"
+        assert kind.name == (dtype.upper() if is_matrix else "F32"), tensor.name
+        kinds.add(kind.name)
+        if tensor.name == "blk.0.attn_qkv.weight":
+            weight = model.get_parameter("transformer.h.0.attn.c_attn.weight").detach()
+            assert np.array_equal(array, weight.to(torch_dtype).float().numpy())
+    assert kinds == {dtype.upper(), "F32"}
+
+
+@pytest.mark.parametrize("change", [
+    {"normalizer": {"type": "NFC"}}, {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True,
+                                                        "trim_offsets": True, "use_regex": True}},
+    {"pre_tokenizer": {"type": "Whitespace"}}], ids=str)
+def test_a_tokenizer_that_llama_cpp_would_not_split_alike_is_refused(folder, tokenizer, tmp_path, change):
+    pytest.importorskip("gguf")
+    (tmp_path / "other.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | change))
+    with pytest.raises(UserError, match=r"not of GPT-2's kind .* Give --format huggingface") as caught:
+        run(folder, tmp_path / "model.gguf", "--tokenizer_file", str(tmp_path / "other.json"))
+    assert caught.value.code == Exit.DATA
+    assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
+
+
+def test_an_activation_that_llama_cpp_does_not_compute_is_refused(make_checkpoint, tmp_path):
+    pytest.importorskip("gguf")
+    path, _, _ = make_checkpoint(tmp_path / "out", activation="gelu")
+    with pytest.raises(UserError, match="activation is gelu") as caught:
+        run(path, tmp_path / "model.gguf")
+    assert caught.value.code == Exit.CHECKPOINT
+
+
+def test_without_the_package_one_line_names_it(folder, tmp_path):
+    (tmp_path / "gguf.py").write_text("raise ImportError")
+    done = subprocess.run([sys.executable, str(ROOT / "export.py"), "--ckpt", str(folder), "--output", "model.gguf"],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == Exit.MACHINE
+    assert done.stderr == ("error: --format gguf needs the package gguf, which is not installed. "
+                           "Run: python -m pip install gguf\n")
+
+
+# ---------------------------------------------------------------- a Hugging Face folder
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("f32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tmp_path, dtype, torch_dtype):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run(folder, tmp_path / "mine", "--format", "huggingface", "--dtype", dtype)
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md",
+        "model.safetensors"}
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "mine", dtype="auto").eval()
+    assert theirs.dtype == torch_dtype
+    ours = checkpoint.load_model(folder / "checkpoint-3", torch.device("cpu")).to(torch_dtype).eval()
+    for module in ours.modules():
+        assert not list(module.buffers(recurse=False))
+    ids = torch.randint(0, 400, (4, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.float()(ids).logits, ours.float()(ids), rtol=0, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "mine")(texts[1])["input_ids"] == tokenizer.encode(texts[1]).ids
+    run(tmp_path / "mine", tmp_path / "again", "--format", "huggingface")  # what it wrote is a --ckpt itself
+
+
+# ---------------------------------------------------------------- what is there, what is left
+
+
+def test_an_export_is_replaced_only_if_asked_and_nothing_else_ever_is(folder, tmp_path):
+    flags = ("--format", "huggingface")
+    run(folder, tmp_path / "mine", *flags)
+    with pytest.raises(UserError, match=r"is there already\. Give --overwrite") as caught:
+        run(folder, tmp_path / "mine", *flags)
+    assert caught.value.code == Exit.FLAGS
+    run(folder, tmp_path / "mine", *flags, "--overwrite")
+    inside = sorted(path.name for path in (folder / "checkpoint-3").iterdir())
+    for output in (folder, folder / "checkpoint-3"):
+        with pytest.raises(UserError, match="not an earlier export"):
+            run(folder, output, *flags, "--overwrite")
+    assert sorted(path.name for path in (folder / "checkpoint-3").iterdir()) == inside
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        run(folder, tmp_path / "file", *flags, "--overwrite")
+    with pytest.raises(UserError, match="is a file, not an earlier export"):
+        run(folder, tmp_path / "file", "--overwrite")
+
+
+def test_an_export_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(cli, "sync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(folder, tmp_path / "mine", "--format", "huggingface")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("value", "dtype", "code", "why"), [
+    (float("nan"), "f32", Exit.DIVERGED, "not finite"), (1e5, "f16", Exit.FLAGS, "100,000, more than this type holds")])
+def test_weights_that_would_be_no_numbers_are_named(make_model, tokenizer_file, tmp_path, value, dtype, code, why):
+    model = make_model()
+    with torch.no_grad():
+        model.get_parameter("transformer.h.0.mlp.c_fc.weight")[0, 0] = value
+    content = tokenizer_file.read_text(encoding="utf-8")
+    path = checkpoint.save(tmp_path / "out", 1, model, torch.optim.AdamW(model.parameters()), {}, content, 0, "")
+    with pytest.raises(UserError, match=rf"transformer.h.0.mlp.c_fc.weight .*{why}") as caught:
+        run(path, tmp_path / "mine", "--dtype", dtype, "--format", "huggingface")
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("flags", [[], ["--output", "a", "--dtype", "f8"], ["--outptu", "a"],
+                                   ["--output", "a", "--format", "huggingface", "--tokenizer_file", "b"]], ids=" ".join)
+def test_bad_flags_end_the_command_with_2(flags):
+    with pytest.raises(UserError) as caught:
+        export.read_flags(flags)
+    assert caught.value.code == Exit.FLAGS
