@@ -123,7 +123,7 @@ def gguf_tensors(gguf: Any, model: GPT, dtype: str) -> dict[str, tuple[np.ndarra
     """
     kinds, found = gguf.GGMLQuantizationType, {}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, model.config.n_layer)
-    for name, tensor in checkpoint.to_hf_tensors(model).items():
+    for name, tensor in checkpoint.to_hf_tensors(model.config, model.state_dict()).items():
         tensor = tensor.t() if name.endswith(checkpoint.TRANSPOSED) else tensor
         array = np.ascontiguousarray(tensor.float().numpy())
         small = dtype == "f32" or array.ndim == 1 or name == "transformer.wpe.weight"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import checkpoint
 import cli
@@ -115,3 +116,18 @@ def make_checkpoint(make_model, tokenizer_file):
         return path, model.eval(), optimizer
 
     return make
+
+
+@pytest.fixture(scope="session")
+def write_folder(tokenizer_file):
+    """A function: writes a model as a Hugging Face folder without training state; weights that are not finite too."""
+
+    def write(folder: Path, model: GPT) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = checkpoint.to_hf_tensors(model.config, model.state_dict())
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(checkpoint.to_hf_config(model.config, 0)))
+        (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+        return folder
+
+    return write

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
 import data
 import evaluate
 from cli import Exit, UserError
@@ -287,12 +286,11 @@ def test_a_signal_ends_it_and_what_was_finished_is_kept(folder, tmp_path, monkey
     assert [result["file"] for result in results] == ["a.txt"]
 
 
-def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_model, tokenizer_file, tmp_path):
+def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_model, write_folder, tmp_path):
     model = make_model()
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight").fill_(torch.nan)
-    optimizer = torch.optim.AdamW(model.parameters())
-    path = checkpoint.save(tmp_path, 1, model, optimizer, {}, tokenizer_file.read_text(), 0, "")
+    path = write_folder(tmp_path / "model", model)
     (tmp_path / "a.txt").write_text("the cat")
     with pytest.raises(UserError, match="not finite") as caught:
         call("--text", tmp_path / "a.txt", ckpt=path)

@@ -219,12 +219,11 @@ def test_an_export_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("value", "dtype", "code", "why"), [
     (float("nan"), "f32", Exit.DIVERGED, "not finite"), (1e5, "f16", Exit.FLAGS, "100,000, more than this type holds")])
-def test_weights_that_would_be_no_numbers_are_named(make_model, tokenizer_file, tmp_path, value, dtype, code, why):
+def test_weights_that_would_be_no_numbers_are_named(make_model, write_folder, tmp_path, value, dtype, code, why):
     model = make_model()
     with torch.no_grad():
         model.get_parameter("transformer.h.0.mlp.c_fc.weight")[0, 0] = value
-    content = tokenizer_file.read_text(encoding="utf-8")
-    path = checkpoint.save(tmp_path / "out", 1, model, torch.optim.AdamW(model.parameters()), {}, content, 0, "")
+    path = write_folder(tmp_path / "out", model)
     with pytest.raises(UserError, match=rf"transformer.h.0.mlp.c_fc.weight .*{why}") as caught:
         run(path, tmp_path / "mine", "--dtype", dtype, "--format", "huggingface")
     assert caught.value.code == code

@@ -1,7 +1,6 @@
 """generate.py: it draws from the distribution Hugging Face draws from, and writes whole characters."""
 
 import io
-import json
 import random
 import re
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import checkpoint
 import data
@@ -296,15 +294,12 @@ def test_a_folder_without_a_tokenizer_asks_for_one(call, make_model, tmp_path, t
     assert call("--tokenizer_file", str(tokenizer_file), ckpt=path)[0]
 
 
-def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_model, tokenizer_file, tmp_path):
+def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_model, write_folder, tmp_path):
     model = make_model()
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight").fill_(torch.nan)
-    tensors = checkpoint.to_hf_tensors(model.config, model.state_dict())
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(checkpoint.to_hf_config(model.config, 0)))
     with pytest.raises(UserError, match="not finite") as caught:
-        call("--tokenizer_file", str(tokenizer_file), ckpt=tmp_path)
+        call(ckpt=write_folder(tmp_path / "model", model))
     assert caught.value.code == Exit.DIVERGED
 
 
