@@ -22,7 +22,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -422,9 +422,14 @@ def bytes_needed(config: GPTConfig) -> int:
     return 12 * config.num_parameters + 2**20
 
 
-def model_card(config: GPTConfig, facts: dict[str, str]) -> str:
-    """README.md of a checkpoint: what it is, what it saw, how to open it."""
+def model_card(config: GPTConfig, facts: dict[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
+               command: str = "") -> str:
+    """README.md of a checkpoint: what it is, what it saw, its curve (step, loss, bits per byte), how to open it."""
     lines = "".join(f"- {name}: {value}\n" for name, value in facts.items())
+    if curve:
+        lines += "\n| step | validation loss in nats | bits per byte |\n| --- | --- | --- |\n" + "".join(
+            f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |\n" for step, loss, bits in curve)
+    lines += f"\n    {command}\n" if command else ""
     return ("---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
             f"# GPT-2, {config.num_parameters:,} parameters\n\n- layers {config.n_layer}, heads {config.n_head}, width "
             f"{config.n_embd}, context {config.seq_length}, vocabulary {config.vocab_size:,}\n{lines}\n"

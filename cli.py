@@ -602,17 +602,23 @@ class Progress:
 class Metrics:
     """metrics.jsonl: one object a line, values that are not finite null. A full disk costs the line, not the run."""
 
-    def __init__(self, path: Path, step: int, validated_step: int):
-        """Opens the file, first cutting it back to the step resumed from, so that it never holds a step twice."""
+    def __init__(self, path: Path, step: int, validated_step: int,
+                 also: Callable[[int, dict[str, float]], None] | None = None):
+        """Opens the file, first cutting it back to the step resumed from, so that it never holds a step twice.
+
+        also is told each line too: the step, and what of its fields is finite.
+        """
         kept = []
+        self.kept: list[dict[str, Any]] = []  # the lines that stay
         if path.exists() and step:
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # a killed run's last line may be torn
                     fields = json.loads(line)
                     if fields["step"] <= (validated_step if "val_loss" in fields else step):
                         kept.append(line)
+                        self.kept.append(fields)
         write_whole(path, "".join(line + "\n" for line in kept))
-        self._path = path
+        self._path, self._also = path, also
         self._torn = False
 
     def write(self, **fields: Any) -> None:
@@ -627,3 +633,7 @@ class Metrics:
         except OSError as error:
             self._torn = True  # a part of the line may be there: the next one shall not continue it
             warn(f"metrics.jsonl: {error.strerror}; the line of step {fields.get('step')} is lost")
+        if self._also:
+            with contextlib.suppress(OSError):  # a full disk costs these lines too
+                self._also(fields["step"], {key: value for key, value in finite.items()
+                                            if key != "step" and value is not None})

@@ -44,6 +44,19 @@ COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk
 # ---------------------------------------------------------------- the tokenizer
 
 
+def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
+    """The tokenizer given, or the one in a model's folder. Raises UserError (exit 3), for one of more ids too."""
+    path = given or next((folder / name for name in TOKENIZER_FILES if (folder / name).exists()), None)
+    if path is None:
+        raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's "
+                                   "--tokenizer_file.")
+    tokenizer = load_tokenizer(path)
+    if vocab_size_of(tokenizer) > vocab_size:
+        raise UserError(Exit.DATA, f"the tokenizer has {vocab_size_of(tokenizer):,} ids, the model {vocab_size:,}. "
+                                   "Give the model's own --tokenizer_file.")
+    return tokenizer
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Reads a tokenizer.json, or GPT-2's encoder.json with vocab.bpe (or merges.txt) beside it.
 

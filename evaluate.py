@@ -3,6 +3,7 @@
     python evaluate.py --ckpt out --text held-out.txt other.jsonl       the newest checkpoint of train.py's folder
     python evaluate.py --ckpt ~/gpt2 --text book.txt --stride 256       any Hugging Face GPT-2 folder
     python evaluate.py --ckpt out --hellaswag hellaswag_val.jsonl --lambada lambada_test.jsonl --json figures.json
+    python evaluate.py --ckpt out --text held-out.txt --prune 0.3       before and after the smallest weights are zero
 
 Every token of a document is scored once, the first one after an end-of-text id. A window of T tokens moves on by
 --stride, so beyond the document's first T tokens each has at least T - stride tokens of context. B batch, T window, C
@@ -30,6 +31,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                          help="text as pretokenize.py takes it: files, folders, globs (default: none)")
     g.flag("--hellaswag", text(), None, "HellaSwag's own .jsonl: activity_label, ctx_a, ctx_b, endings, label", "none")
     g.flag("--lambada", text(), None, ".jsonl with a text on each line, whose last word is to be found", "none")
+    g.flag("--prune", cli.real(0, 1, above=True, below=True), None, "measure again with this share of each block's "
+           "matrices, the smallest weights, set to zero", "only as it is")
     g = parser.group("how the text is read")
     g.flag("--text_field", text("NAME"), "text", "field of a JSON line or table that holds the text")
     g.flag("--document_separator", cli.Kind(unescaped, "text that is not empty", "TEXT"), None,
@@ -434,18 +437,19 @@ def measure_lambada(run: Run, path: str, found: list[dict[str, Any]]) -> None:
 # ---------------------------------------------------------------- the command
 
 
-def find_tokenizer(args: argparse.Namespace, folder: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer given, or the one in the checkpoint's folder. Raises UserError (exit 3)."""
-    names = ("tokenizer.json", "vocab.json", "encoder.json")
-    path = args.tokenizer_file or next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
-        raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's "
-                                   "--tokenizer_file.")
-    tokenizer = data.load_tokenizer(path)
-    if data.vocab_size_of(tokenizer) > vocab_size:
-        raise UserError(Exit.DATA, f"the tokenizer has {data.vocab_size_of(tokenizer):,} ids, the model "
-                                   f"{vocab_size:,}. Give the model's own --tokenizer_file.")
-    return tokenizer
+@torch.no_grad()
+def prune(model: GPT, share: float) -> tuple[int, int]:
+    """Sets the smallest share of each matrix of the blocks to zero, by magnitude; returns how many, and of how many.
+
+    Embeddings, biases and norms stay: the layer-wise magnitude pruning of Han et al. (2015), section 3.
+    """
+    zeros = total = 0
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2 and ".h." in name:
+            smallest = weight.abs().flatten().argsort(stable=True)[:round(share * weight.numel())]
+            weight.view(-1)[smallest] = 0.0
+            zeros, total = zeros + len(smallest), total + weight.numel()
+    return zeros, total
 
 
 def load(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -> tuple[Run, dict[str, Any]]:
@@ -454,9 +458,9 @@ def load(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -> t
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     with out.phase("loading the model"):
-        folder = checkpoint.resolve(Path(args.ckpt), out.warn)
-        model = checkpoint.load_model(folder, machine.device).eval()
-        tokenizer = find_tokenizer(args, folder, model.config.vocab_size)
+        folder, model = checkpoint.read(Path(args.ckpt), out.warn, lambda folder: (
+            folder, checkpoint.load_model(folder, machine.device).eval()))
+        tokenizer = data.tokenizer_of(folder, args.tokenizer_file, model.config.vocab_size)
     T = model.config.seq_length
     stride = args.stride or (T + 1) // 2
     if stride > T:
@@ -482,12 +486,18 @@ def measure(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -
     found: list[dict[str, Any]] = []
     out.bar(1000, 0, "")
     try:
-        if args.text:
-            measure_text(run, args, found)
-        if args.hellaswag is not None:
-            measure_hellaswag(run, args.hellaswag, found)
-        if args.lambada is not None:
-            measure_lambada(run, args.lambada, found)
+        for share in (0.0, *([args.prune] if args.prune else [])):
+            if share:
+                zeros, total = prune(run.model, share)
+                out.say(f"pruned to {share:g}: {zeros:,} of {total:,} weights of the blocks are zero")
+            before = len(found)
+            if args.text:
+                measure_text(run, args, found)
+            if args.hellaswag is not None:
+                measure_hellaswag(run, args.hellaswag, found)
+            if args.lambada is not None:
+                measure_lambada(run, args.lambada, found)
+            found[before:] = [{**figures, "pruned": share} for figures in found[before:]]
     finally:
         if args.json is not None and found:
             cli.write_whole(Path(args.json), json.dumps({**facts, "results": found}, indent=1) + "\n")

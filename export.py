@@ -76,7 +76,7 @@ import checkpoint
 import data
 import engine
 from cli import Exit, UserError, printable
-from model import ACTIVATIONS, GPT, GPTConfig
+from model import ACTIVATIONS, GPT
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # A Hugging Face folder's files but the weights; what a checkpoint has beside them serves resuming alone.
@@ -211,20 +211,6 @@ def write_folder(source: Path, folder: Path, dtype: str) -> int:
 # ---------------------------------------------------------------- the command
 
 
-def find_tokenizer(args: argparse.Namespace, folder: Path, config: GPTConfig) -> Tokenizer:
-    """The tokenizer given, or the one in the checkpoint's folder. Raises UserError (exit 3)."""
-    names = ("tokenizer.json", "vocab.json", "encoder.json")
-    path = args.tokenizer_file or next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
-        raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's "
-                                   "--tokenizer_file.")
-    tokenizer = data.load_tokenizer(path)
-    if data.vocab_size_of(tokenizer) > config.vocab_size:
-        raise UserError(Exit.DATA, f"the tokenizer has {data.vocab_size_of(tokenizer):,} ids, the model "
-                                   f"{config.vocab_size:,}. Give the model's own --tokenizer_file.")
-    return tokenizer
-
-
 def check_output(args: argparse.Namespace) -> None:
     """Raises UserError (exit 2) for an output that is there, unless --overwrite may replace it as an earlier export."""
     path, name = Path(args.output), printable(args.output)
@@ -257,7 +243,7 @@ def export(args: argparse.Namespace, signals: cli.Signals) -> None:
             if ACTIVATIONS[model.config.activation] != "tanh":
                 raise UserError(Exit.CHECKPOINT, f"the model's activation is {model.config.activation}, and "
                                                  "llama.cpp's GPT-2 computes gelu_new. Give --format huggingface.")
-            tokenizer = find_tokenizer(args, source, model.config)
+            tokenizer = data.tokenizer_of(source, args.tokenizer_file, model.config.vocab_size)
             vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
             num_tensors = write_gguf(model, vocabulary, source.resolve().name, temporary, args.dtype)
         else:

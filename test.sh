@@ -6,5 +6,5 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
     [ -d .venv ] || python3 -m venv .venv
     . .venv/bin/activate
 fi
-pip install -q -r requirements.txt pytest transformers gigatoken pyarrow zstandard gguf matplotlib accelerate
+pip install -q -r requirements.txt pytest transformers gigatoken pyarrow zstandard gguf matplotlib accelerate tensorboard
 python -m pytest "$@"

@@ -12,9 +12,11 @@ length in tokens.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import cli
+from cli import Exit, UserError
 
 # ---------------------------------------------------------------- flags
 
@@ -92,6 +94,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--eval_batches", whole(1), 50, "batches of a validation, always the same; all if there are fewer")
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
+    g.switch("--tensorboard", False, "write event files in --output_dir too; needs the package tensorboard")
     g = parser.group("plan")
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
@@ -130,8 +133,10 @@ def check(args: argparse.Namespace) -> list[str]:
 
 def answer_early(argv: Sequence[str]) -> int:
     """Flags and packages, before the seconds that importing torch takes."""
-    read_flags(argv)
+    args = read_flags(argv)
     cli.require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UserError(Exit.MACHINE, "--tensorboard: the package tensorboard is missing. Run: pip install tensorboard")
     return 0
 
 
@@ -159,7 +164,7 @@ import data
 import device
 import generate
 import plan
-from cli import Exit, UserError, count, duration, printable, size
+from cli import count, duration, printable, size
 from model import GPT, IGNORED, SIZES, GPTConfig, attends_in_blocks
 
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
@@ -403,6 +408,8 @@ class Run:
     last_save: dict[str, float] = field(default_factory=dict)  # the step begun, the step done, when it began
     start_up: dict[str, float] = field(default_factory=dict)  # seconds
     last_said: set[str] = field(default_factory=set)  # warnings that are given once
+    validations: list[tuple[int, float, float | None]] = field(default_factory=list)  # step, nats, bits per byte
+    command: str = ""  # for the model card
 
     @property
     def output_dir(self) -> Path:
@@ -443,7 +450,7 @@ def save(run: Run, stays: bool) -> None:
     card = checkpoint.model_card(config, {
         "steps": f"{state.step:,} of {run.recipe.total_steps:,}",
         "tokens seen": f"{state.samples_seen * config.seq_length:,}", "best validation loss in nats": best_of(state),
-        "training tokens": f"{run.corpus.train.length:,}, sha256 {run.corpus.identity}"})
+        "training tokens": f"{run.corpus.train.length:,}, sha256 {run.corpus.identity}"}, run.validations, run.command)
     fields = {**asdict(state), **settings(run.args, run.recipe, run.machine), "stays": stays,
               "scaler": run.scaler.state_dict(),
               "data": {"train_sha256": run.corpus.identity, "tokenizer_sha256": run.corpus.tokenizer_sha256}}
@@ -521,6 +528,7 @@ def validate(run: Run, metrics: cli.Metrics) -> None:
     is_best = math.isfinite(loss) and (state.best_val_loss is None or loss < state.best_val_loss)
     perplexity = math.exp(min(loss, 700.0))
     metrics.write(step=state.step, val_loss=loss, perplexity=perplexity, bits_per_byte=bits)
+    run.validations.append((state.step, loss, bits))
     run.out.say(f"validation at step {state.step:,} | loss {loss:.4f} | perplexity {perplexity:,.2f} | bits per byte "
                 f"{'n/a' if bits is None else f'{bits:.4f}'}{' | best so far' if is_best else ''}")
     state.validated_step = state.step
@@ -641,7 +649,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
     for line in (*machine.warnings, *corpus.notes, *doubts(args, config, recipe, corpus)):
         out.warn(line)
 
-    run = build(args, out, signals, machine, corpus, config, recipe, state, where)
+    run = replace(build(args, out, signals, machine, corpus, config, recipe, state, where), command=named_only(argv))
     if args.init_from and not resumed:
         start(run)
     if resumed:
@@ -668,7 +676,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
                 out.say(f"overwrite   deleting {printable(str(other))}")
                 shutil.rmtree(other, ignore_errors=True)
         gc.freeze()  # the collector need not look through all there is again and again
-        last_loss = loop(run, cli.Metrics(run.output_dir / "metrics.jsonl", state.step, state.validated_step))
+        last_loss = loop(run, open_metrics(run))
         return finish(run, argv, last_loss)
     except (RuntimeError, MemoryError) as error:
         if not device.is_out_of_memory(error):
@@ -704,6 +712,30 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
                tokenizer, bytes_per_id, state, device.Clock(machine, lambda: out.stopped_seconds),
                device.Gauge(machine), curve.Curve(math.log(config.vocab_size)), checkpoint.Saver(),
                checkpoint.Snapshot() if device.available_ram() > 2 * checkpoint.bytes_needed(config) else None)
+
+
+def named_only(argv: Sequence[str]) -> str:
+    """The command as a model card may tell it: files by their names, as folders tell about a machine and its user."""
+    words = [f"{flag}{equals}{Path(value).name}" if os.sep in value else word
+             for word in argv for flag, equals, value in [word.partition("=") if "=" in word else ("", "", word)]]
+    return shlex.join(["python", "train.py", *words])
+
+
+def open_metrics(run: Run) -> cli.Metrics:
+    """metrics.jsonl, cut back to the step resumed from, its validations told to the run; TensorBoard beside it."""
+    board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
+        str(run.output_dir / "tensorboard"), purge_step=run.state.step + 1) if run.args.tensorboard else None
+
+    def tell(step: int, fields: dict[str, float]) -> None:
+        if board is not None:
+            for name, value in fields.items():
+                board.add_scalar(name, value, step)
+            board.flush()
+
+    metrics = cli.Metrics(run.output_dir / "metrics.jsonl", run.state.step, run.state.validated_step, tell)
+    run.validations.extend((fields["step"], fields["val_loss"], fields.get("bits_per_byte")) for fields in metrics.kept
+                           if fields.get("val_loss") is not None)
+    return metrics
 
 
 def start(run: Run) -> None:

@@ -295,3 +295,25 @@ def test_a_model_whose_logits_are_no_numbers_is_said_to_be_diverged(call, make_m
     with pytest.raises(UserError, match="not finite") as caught:
         call("--text", tmp_path / "a.txt", ckpt=path)
     assert caught.value.code == Exit.DIVERGED
+
+
+def test_pruning_zeroes_the_smallest_weights_of_each_matrix_and_both_figures_are_told(call, make_model, write_folder,
+                                                                                      tmp_path):
+    model = make_model()
+    path = write_folder(tmp_path / "model", model)
+    (tmp_path / "a.txt").write_text("the cat sat on the mat and the dog ran to the sea " * 5)
+    whole = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    zeros, total = evaluate.prune(model, 0.3)
+    assert zeros == pytest.approx(0.3 * total, abs=8)
+    for name, weight in model.named_parameters():
+        kept = weight != 0
+        if weight.dim() == 2 and ".h." in name:
+            assert 1 - kept.float().mean() == pytest.approx(0.3, abs=1e-3)
+            assert whole[name][kept].abs().min() >= whole[name][~kept].abs().max()
+        assert torch.equal(weight[kept], whole[name][kept])
+    pruned = write_folder(tmp_path / "pruned", model)
+    before, after = call("--text", tmp_path / "a.txt", "--prune", "0.3", ckpt=path)
+    [alone] = call("--text", tmp_path / "a.txt", ckpt=pruned)
+    assert (before["pruned"], after["pruned"]) == (0.0, 0.3)
+    assert after["nats_per_token"] == pytest.approx(alone["nats_per_token"], rel=1e-6)
+    assert before["nats_per_token"] != after["nats_per_token"]

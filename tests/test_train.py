@@ -410,6 +410,7 @@ VARIANTS = {
     "--eval_batches": "1",
     "--sample_interval": "1",
     "--log_interval": "2",
+    "--tensorboard": "",
     "--dry_run": "",
     "--gpu_cost_per_hour": "2 | --dry_run",
     "--budget": "1 | --dry_run --gpu_cost_per_hour 2",
@@ -888,6 +889,29 @@ def test_a_finetuned_model_may_be_shorter_and_a_run_of_it_resumes(run, corpus, t
     assert max(checkpoint.steps_in(tmp_path / "tuned")) == 3
     config = checkpoint.read_config(tmp_path / "tuned/checkpoint-3")
     assert (config.seq_length, config.n_layer) == (4, 1)
+
+
+def test_a_model_card_tells_the_data_the_curve_and_the_command_without_paths(run):
+    run("--max_steps", "4", "--eval_interval", "2", "--checkpoint_every_steps", "2")
+    run("--max_steps", "6", "--eval_interval", "2", "--resume_from", "auto", "--epochs", "9")
+    card = (run.folder / "out/checkpoint-6/README.md").read_text()
+    losses = {line["step"]: line["val_loss"] for line in metrics_of(run.folder / "out") if "val_loss" in line}
+    rows = dict(re.findall(r"^\| (\d) \| ([\d.]+) \|", card, re.MULTILINE))
+    assert rows == {str(step): f"{losses[step]:.4f}" for step in (2, 4)}  # a save comes before its validation
+    assert re.search(r"training tokens: 8\d\d, sha256 [0-9a-f]{64}", card)
+    assert re.search(r"    python train\.py --data_dir data --output_dir out .*--max_steps 6", card)
+    assert str(run.folder) not in card
+
+
+def test_tensorboard_is_told_what_metrics_jsonl_is(run):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run("--max_steps", "4", "--log_interval", "1", "--tensorboard", "--checkpoint_every_steps", "2")
+    run("--max_steps", "6", "--log_interval", "1", "--tensorboard", "--resume_from", "auto", "--epochs", "9")
+    events = accumulator.EventAccumulator(str(run.folder / "out/tensorboard")).Reload()
+    told = {event.step: event.value for event in events.Scalars("loss")}
+    lines = metrics_of(run.folder / "out")
+    assert told == pytest.approx({line["step"]: line["loss"] for line in lines if "loss" in line})
+    assert {event.step for event in events.Scalars("val_loss")} == {4, 6}
 
 
 def test_an_optimizer_reset_resumes_weights_and_step_alone(run):
