@@ -142,6 +142,14 @@ def test_transformers_opens_a_checkpoint_as_its_own(sound, texts):
         assert reader.decode(ids) == line
 
 
+def test_transformers_pipeline_continues_a_text(sound):
+    from transformers import pipeline
+
+    [found] = pipeline("text-generation", str(sound / "checkpoint-1000"))("the cat", max_new_tokens=4, do_sample=False)
+    assert found["generated_text"].startswith("the cat")
+    assert len(found["generated_text"]) > len("the cat")
+
+
 def checkpoint_tokenizer(path: Path):
     import data
 
