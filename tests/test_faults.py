@@ -60,6 +60,9 @@ def serve() -> None:
             for wish in job["raised"]:
                 raise_at(*wish)
             sys.argv = ["train.py", *job["argv"]]
+            if "--compile" in job["argv"]:  # the compiler's threads end with the interpreter alone
+                cli.guard(train.main)
+                raise SystemExit
             leave(functools.partial(cli.guard, train.main))
         while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
             if job["kill_after"] is not None and time.monotonic() - started >= job["kill_after"]:
@@ -381,13 +384,15 @@ class Killer:
     def __init__(self, trial: Trial):
         self.trial, self.kills, self.exact = trial, 0, 0
         self.start_up = trial.forks.run(trial.argv(trial.whole))[2]  # a run that finds itself finished
+        _, text, self.seconds = trial.forks.run(trial.argv(trial.folder / "again"))  # the first may have compiled
+        assert ("compiled    in" in text) == ("--compile" in trial.flags), text
 
     def run(self, seed: int) -> list[str]:
         """One run killed 1 to 4 times, between its first moment and its last; what is wrong at its end."""
         rng, out, kills = random.Random(seed), self.trial.folder / str(seed), 0
         wanted = rng.randint(1, 4)
         for _ in range(4 * wanted):
-            left = (self.trial.seconds - self.start_up) * (1 - self.trial.newest(out) / self.trial.last)
+            left = (self.seconds - self.start_up) * (1 - self.trial.newest(out) / self.trial.last)
             code, text, _ = self.trial.forks.run(self.trial.argv(out),
                                                  kill_after=self.start_up + rng.uniform(-0.2, 0.9) * left)
             if code not in (0, -9):
@@ -420,6 +425,7 @@ def test_a_hundred_runs_killed_at_random_moments_are_exact(forks, corpus, tmp_pa
             killer = Killer(Trial(forks, corpus, tmp_path / str(number), 100, flags))
             wrong += forks.map(killer.run, seeds)
         kills, exact, runs = kills + killer.kills, exact + killer.exact, runs + len(seeds)
+        print(f"\n{' '.join(flags)}: kills {killer.kills}, runs {len(seeds)}, identical {killer.exact}", flush=True)
     print(f"\nkills {kills}, runs {runs}, identical {exact}, {time.monotonic() - started:.0f} s")
     assert not wrong, "\n".join(wrong)
     assert exact == runs >= 100
