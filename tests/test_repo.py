@@ -28,8 +28,9 @@ IMPORTS = {
     "store": {"formats", "cli"},
     "passes": {"engine", "formats", "store", "text", "workers", "cli"},
     "pretokenize": {"passes", "data", "engine", "formats", "store", "text", "workers", "cli"},
-    "generate": {"model", "data", "device", "checkpoint", "cli"},
-    "train": {"model", "data", "device", "checkpoint", "plan", "generate", "cli"},
+    "decode": {"model", "cli"},
+    "generate": {"decode", "data", "device", "checkpoint", "cli"},
+    "train": {"model", "data", "device", "checkpoint", "plan", "decode", "cli"},
     "bench": {"train", "model", "data", "device", "cli"},
 }
 COMMANDS = ("pretokenize", "train", "generate", "bench")
