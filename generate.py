@@ -1,10 +1,12 @@
-"""Continue a text with a trained model.
+"""Continue texts with a trained model.
 
     python generate.py --ckpt out                                    the newest checkpoint of train.py's output folder
     python generate.py --ckpt out/checkpoint-1200 --prompt "Once upon a time" --num_samples 3
     python generate.py --ckpt ~/gpt2 --temperature 0                 any Hugging Face GPT-2 folder; greedy
+    python generate.py --prompt_file prompts.txt --prompt_lines --json    a prompt a line, an object a continuation
+    python generate.py --interactive --quantize int8                 a line, its continuation, and so on
 
-Text goes to stdout as it is made, never half a character; one line of timing goes to stderr. B batch, V vocabulary.
+Text goes to stdout as it is made, never half a character; one line of timing goes to stderr.
 """
 
 from __future__ import annotations
@@ -29,19 +31,30 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
     g.flag("--prompt", cli.Kind(str, "text", "TEXT"), None, "text to continue; empty: a new document", "a new line")
-    g.flag("--prompt_file", text(), None, "file whose whole text is continued", "none")
+    g.flag("--prompt_file", text(), None, "file whose whole text is continued; -: standard input", "none")
+    g.switch("--prompt_lines", False, "each line of --prompt_file is a prompt, or its JSON field prompt or text")
+    g.switch("--interactive", False, "continue what is typed, line by line; /help lists the commands")
     g = parser.group("how far and how often")
-    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations to write")
+    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of each prompt")
+    g.flag("--batch_size", whole(1, 1024), 8, "continuations made at once; changes no text")
     g.flag("--max_new_tokens", whole(1, MAX_NEW_TOKENS), 256, "tokens to add; an end-of-text id ends it sooner")
+    g.group.add_argument("--stop", action="append", metavar="TEXT", type=str,
+                         help="text that ends a continuation and is left out; may be given several times")
     g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i of several takes seed + i")
-    g = parser.group("sampling")
+    g = parser.group("sampling, in this order")
+    g.flag("--repetition_penalty", real(0, 100, above=True), 1.0, "above 1: ids that were there are less likely")
+    g.flag("--no_repeat_ngram_size", whole(0), 0, "no run of so many tokens comes twice; 0: any may")
     g.flag("--temperature", real(0, 100), 0.8, "0: always the likeliest token; 1: the model's own probabilities")
     g.flag("--top_k", whole(0), 200, "only the k likeliest tokens; 0: all")
     g.flag("--top_p", real(0, 1, above=True), 1.0, "only the likeliest tokens that hold this share of probability")
-    g = parser.group("machine")
+    g.flag("--min_p", real(0, 1), 0.0, "only tokens at least this times as likely as the likeliest")
+    g = parser.group("output and machine")
+    g.switch("--json", False, "a JSON object a line for each continuation: text, ids, log-probabilities, why it ended")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with CUDA, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
+    g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, a scale per output channel")
+    g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU for --batch_size 1 alone")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -51,6 +64,13 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = []
     if args.prompt is not None and args.prompt_file is not None:
         problems.append("--prompt and --prompt_file: give one of them")
+    if args.prompt_lines and args.prompt_file is None:
+        problems.append("--prompt_lines: needs --prompt_file")
+    if args.interactive and (args.prompt is not None or args.prompt_file is not None or args.json
+                             or args.num_samples > 1):
+        problems.append("--interactive: goes with none of --prompt, --prompt_file, --num_samples, --json")
+    if args.stop and "" in args.stop:
+        problems.append("--stop '': must be text that is not empty")
     if args.amp_dtype != "auto" and not args.use_amp:
         problems.append("--amp_dtype: has no effect without --use_amp")
     return problems
@@ -67,6 +87,9 @@ if __name__ == "__main__":
     cli.guard(answer_early)
 
 import contextlib
+import dataclasses
+import json
+import os
 import time
 from pathlib import Path
 
@@ -76,77 +99,60 @@ from tokenizers.decoders import DecodeStream
 
 import checkpoint
 import data
+import decode
 import device
 from cli import Exit, UserError, printable
-from model import GPT, KVCache
 
-# ---------------------------------------------------------------- the sampler
+SEPARATOR = "\n" + "-" * 40 + "\n"
+HELP = """/seed N         the next continuation's seed; each one after takes the next number
+/temperature X  0: always the likeliest token
+/reset          forget what was said
+/quit           leave, as does the end of the input
+Anything else is added to the text so far as a line of its own, and the model continues it; Ctrl-C cuts that short."""
 
-
-def filtered(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Logits to draw from: temperature, then the k likeliest, then the nucleus; what is out has -inf.
-
-    The nucleus is the smallest set of likeliest ids that holds at least top_p (Holtzman et al. 2019, section 3.1).
-    """
-    logits_BV = logits_BV / temperature
-    if 0 < top_k < logits_BV.size(-1):
-        kth_B1 = logits_BV.topk(top_k).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)
-    if top_p < 1:
-        sorted_BV, order_BV = logits_BV.sort(descending=True)
-        before_BV = sorted_BV.softmax(-1).cumsum(-1) - sorted_BV.softmax(-1)
-        outside_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= top_p)
-        logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
-    return logits_BV
+# ---------------------------------------------------------------- prompts
 
 
-def pick(logits_BV: torch.Tensor, temperature: float, top_k: int, top_p: float,
-         generator: torch.Generator | None) -> torch.Tensor:
-    """One id per row of fp32 logits, int64 [B]; the likeliest if the temperature is 0."""
-    if temperature < 1e-6:  # as good as 0, and dividing by it would overflow
-        return logits_BV.argmax(-1)
-    probabilities_BV = filtered(logits_BV, temperature, top_k, top_p).softmax(-1)
-    return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """The texts to continue, at least one. Raises UserError (exit 3)."""
+    if args.prompt_file is None:
+        prompt = "\n" if args.prompt is None else args.prompt
+        return [prompt.encode("utf-8", "replace").decode("utf-8")]  # a stray surrogate from the shell
+    content = read_prompt(args.prompt_file)
+    return prompts_in_lines(content, printable(args.prompt_file)) if args.prompt_lines else [content]
 
 
-def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, temperature: float, top_k: int, top_p: float,
-           seed: int, end_of_text_id: int | None,
-           autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext) -> Iterator[int]:
-    """Yields up to max_new_tokens ids that continue the prompt, the end-of-text id not among them.
-
-    The model's mode is the caller's. Keys and values are cached; when the window of T positions is full its older half
-    is dropped and the newer half read again. Raises UserError (exit 6) for logits that are not finite.
-    """
-    where = next(model.parameters())
-    generator = torch.Generator(where.device).manual_seed(seed)
-    window = model.config.seq_length
-    ids = list(prompt)[-window:]
-    cache = KVCache(model.config, 1, where.device, where.dtype)
-    unread = ids
-    for _ in range(max_new_tokens):
-        if cache.length + len(unread) > window:
-            cache.length, unread = 0, ids[-(window // 2 or 1):]
-        with torch.inference_mode(), autocast():
-            logits_BV = model.next_logits(torch.tensor([unread], device=where.device), cache)
-            if not logits_BV.isfinite().all():
-                raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. "
-                                               "Give an earlier checkpoint, or --no-use_amp.")
-            new = int(pick(logits_BV, temperature, top_k, top_p, generator))
-        if new == end_of_text_id:
-            return
-        unread = [new]
-        ids = [*ids[-window:], new]
-        yield new
+def prompts_in_lines(content: str, where: str) -> list[str]:
+    """A prompt from each line that is not blank; JSON in all lines if in the first one. Raises UserError (exit 3)."""
+    lines = [(number, line.removesuffix("\r")) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UserError(Exit.DATA, f"--prompt_file {where}: no line that is not blank. Write a prompt into each line.")
+    if field_of(lines[0][1]) is None:
+        return [line for _, line in lines]
+    prompts = []
+    for number, line in lines:
+        if (prompt := field_of(line)) is None:
+            raise UserError(Exit.DATA, f"--prompt_file {where}, line {number:,}: no JSON object with a text in "
+                                       "'prompt' or 'text', as the first line is. Mend the line.")
+        prompts.append(prompt)
+    return prompts
 
 
-# ---------------------------------------------------------------- the command
+def field_of(line: str) -> str | None:
+    """The text in field prompt or text of a JSON object; None if the line is none."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    found = fields.get("prompt", fields.get("text")) if isinstance(fields, dict) else None
+    return found.encode("utf-8", "replace").decode("utf-8") if isinstance(found, str) else None
 
 
 def read_prompt(name: str) -> str:
-    """The text of a file, which may be a pipe. Raises UserError (exit 3)."""
+    """The text of a file, which may be a pipe; of stdin for -. Raises UserError (exit 3)."""
     shown = printable(name)
     try:
-        with open(name, "rb") as file:
+        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
             content = file.read(MAX_PROMPT_BYTES + 1)  # a device has no end
     except OSError as error:
         raise UserError(Exit.DATA, f"--prompt_file {shown}: {error.strerror}. Give a text file.") from error
@@ -161,94 +167,271 @@ def read_prompt(name: str) -> str:
         return content.decode(errors="replace")
 
 
-def prompt_ids(args: argparse.Namespace, tokenizer: Tokenizer, end_of_text_id: int | None) -> tuple[str, list[int]]:
-    """The prompt's text and ids; an empty prompt starts a new document. Raises UserError (exit 3)."""
-    prompt = "\n" if args.prompt is None else args.prompt
-    if args.prompt_file is not None:
-        prompt = read_prompt(args.prompt_file)
-    prompt = prompt.encode("utf-8", "replace").decode("utf-8")  # a stray surrogate from the shell
+def ids_of(prompt: str, tokenizer: Tokenizer, end_of_text_id: int | None) -> list[int]:
+    """A prompt's ids, at least one; an empty prompt starts a new document. Raises UserError (exit 3)."""
     try:
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     except Exception as error:  # that of a word vocabulary without a token for the unknown
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(str(error))[:120]}). Give the "
                                    "model's own --tokenizer_file, or another --prompt.") from error
-    if not ids:
-        if end_of_text_id is None:
-            raise UserError(Exit.DATA, "an empty prompt, and the tokenizer has no end-of-text id to start from. "
-                                       "Give --prompt.")
-        ids = [end_of_text_id]
-    return prompt, ids
+    if ids:
+        return ids
+    if end_of_text_id is None:
+        raise UserError(Exit.DATA, "an empty prompt, and the tokenizer has no end-of-text id to start from. "
+                                   "Give --prompt.")
+    return [end_of_text_id]
 
 
-def find_tokenizer(args: argparse.Namespace, folder: Path) -> Tokenizer:
-    """The tokenizer given, or the one in the checkpoint's folder. Raises UserError (exit 3)."""
-    if args.tokenizer_file is not None:
-        return data.load_tokenizer(args.tokenizer_file)
-    for name in data.TOKENIZER_FILES:
-        if (folder / name).is_file():
-            return data.load_tokenizer(folder / name)
-    raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's --tokenizer_file.")
+# ---------------------------------------------------------------- text
 
 
-class Writer:
-    """Writes ids as text as they come, never half a UTF-8 character, control characters escaped on a terminal."""
+class Text:
+    """A continuation's text as its ids come: whole characters, and nothing that may be the beginning of a stop."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer, self._stream, self._ids, self._shown = tokenizer, DecodeStream(skip_special_tokens=True), [], 0
-        self._escape = printable if sys.stdout.isatty() else str
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
+        self._tokenizer, self._stream, self._ids = tokenizer, DecodeStream(skip_special_tokens=True), []
+        self._stops, self._decoded, self._given = stops, "", 0
+        self.stopped = False
 
-    def text(self, text: str) -> None:
-        sys.stdout.write(self._escape(text))
-        sys.stdout.flush()
+    @property
+    def given(self) -> str:
+        """What add and end have returned so far."""
+        return self._decoded[:self._given]
 
-    def id(self, index: int) -> None:
+    def add(self, index: int) -> str:
+        """What can be shown after one more id."""
         self._ids.append(index)
-        if piece := self._stream.step(self._tokenizer, index):
-            self._shown += len(piece)
-            self.text(piece)
+        return self._extend(self._stream.step(self._tokenizer, index) or "", False)
 
-    def end(self) -> None:
-        """Writes what is left of an unfinished character, as U+FFFD."""
-        self.text(self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._shown:] + "\n")
+    def end(self) -> str:
+        """The rest; an unfinished character is U+FFFD."""
+        if self.stopped:
+            return ""
+        return self._extend(self._tokenizer.decode(self._ids, skip_special_tokens=True)[len(self._decoded):], True)
+
+    def _extend(self, piece: str, is_last: bool) -> str:
+        before, self._decoded = len(self._decoded), self._decoded + piece
+        found = [at for stop in self._stops if (at := self._decoded.find(stop, max(0, before - len(stop) + 1))) >= 0]
+        end = len(self._decoded)
+        if found:
+            self.stopped, self._decoded, end = True, self._decoded[:min(found)], min(found)
+        elif not is_last:
+            end -= max((n for stop in self._stops for n in range(1, len(stop)) if self._decoded.endswith(stop[:n])),
+                       default=0)
+        start, self._given = self._given, max(self._given, end)
+        return self._decoded[start:self._given]
+
+
+def show(piece: str) -> None:
+    """Writes text at once, control characters escaped on a terminal."""
+    sys.stdout.write(printable(piece) if sys.stdout.isatty() else piece)
+    sys.stdout.flush()
+
+
+class Clock:
+    """Seconds to the first id, then ids, steps and seconds of all others."""
+
+    def __init__(self, decoder: decode.Decoder):
+        self._decoder, self._started, self._steps = decoder, time.perf_counter(), decoder.steps
+        self.first_seconds, self.num_ids, self._first_at = 0.0, 0, 0.0
+
+    def count(self) -> None:
+        """One more id."""
+        self.num_ids += 1
+        if self.num_ids == 1:
+            self._first_at, self._steps = time.perf_counter(), self._decoder.steps
+            self.first_seconds = self._first_at - self._started
+
+    def line(self) -> str:
+        """For stderr."""
+        num, seconds = max(0, self.num_ids - 1), time.perf_counter() - self._first_at if self.num_ids else 0.0
+        num_bytes = self._decoder.bytes_per_step * (self._decoder.steps - self._steps)
+        rate = f"{num / seconds:.1f} tok/s, {num_bytes / seconds / 1e9:.1f} GB/s of weights" if num else "n/a tok/s"
+        return f"first token {self.first_seconds:.3f} s, then {num} new tokens in {seconds:.2f} s, {rate}"
+
+
+# ---------------------------------------------------------------- the command
+
+
+def load(args: argparse.Namespace, folder: Path, num_rows: int) -> decode.Decoder:
+    """The model, laid out for decoding on the device chosen. Raises UserError (exit 4, 5)."""
+    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
+    on_cpu, quantized = machine.device.type == "cpu", args.quantize == "int8"
+    compiles = args.compile
+    if compiles and on_cpu and num_rows > 1:
+        compiles = False
+        cli.warn(f"--compile: on a CPU it serves one continuation at a time, {num_rows} are made at once: running "
+                 "eagerly. Give --batch_size 1 to compile.")
+    if compiles and (problem := device.why_no_compile(machine.device)):
+        compiles = False
+        cli.warn(f"--compile: not possible here, running eagerly: {problem}.")
+    dtype = torch.bfloat16 if on_cpu and quantized else machine.dtype  # what the CPU's 8-bit product takes
+    if on_cpu and dtype == torch.bfloat16 and args.use_amp and not device.cpu_has_bf16():
+        cli.warn("this CPU has no bf16 instructions: 16-bit arithmetic will be slower than fp32. Drop --use_amp.")
+    try:
+        model = checkpoint.load_model(folder, machine.device)
+        kind = decode.layout(machine.device, dtype, quantized, compiles)
+        decoder = decode.Decoder(model, num_rows, dtype, kind, release=True)
+    except (RuntimeError, MemoryError) as error:
+        if not device.is_out_of_memory(error):
+            raise
+        raise UserError(Exit.MACHINE, f"out of memory with {num_rows} continuations at once. Give a smaller "
+                                      "--batch_size, or --quantize int8.") from error
+    if compiles:
+        with contextlib.suppress(OSError):
+            (compiled := cli.cache_folder() / "compiled").mkdir(parents=True, exist_ok=True)
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        try:
+            decoder.compile()
+        except Exception as error:  # a compiler has as many errors as versions
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            cli.warn(f"--compile: failed, running eagerly: {printable(reason)}")
+    return decoder
+
+
+def write(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenizer, prompts: Sequence[str],
+          sampling: decode.Sampling, end_of_text_id: int | None, signals: cli.Signals) -> None:
+    """Continues every prompt num_samples times and writes it in that order; the one whose turn it is as it comes."""
+    prompt_ids = [ids_of(prompt, tokenizer, end_of_text_id) for prompt in prompts]
+    window = decoder.window
+    for ids in prompt_ids:
+        if len(ids) > window:
+            more = sum(len(ids) > window for ids in prompt_ids) - 1
+            cli.warn(f"the prompt has {len(ids):,} tokens, the model sees the last {window:,}."
+                     + (f" So it is with {more:,} more." if more else ""))
+            break
+    num, turn = args.num_samples, 0
+    texts: dict[int, tuple[decode.Continuation, Text]] = {}
+    numbers: dict[decode.Continuation, int] = {}
+
+    def started() -> Iterator[decode.Continuation]:
+        for number in range(len(prompts) * num):
+            new = decode.Continuation(prompt_ids[number // num], args.max_new_tokens, args.seed + number % num)
+            texts[number], numbers[new] = (new, Text(tokenizer, args.stop or ())), number
+            if number == turn and not args.json:
+                show(opening(number))
+            yield new
+
+    def opening(number: int) -> str:
+        return f"{SEPARATOR if number else ''}{prompts[number // num]}"
+
+    def close(number: int) -> None:
+        continuation, text = texts.pop(number)
+        del numbers[continuation]
+        rest = text.end()
+        if args.json:
+            finish = "stop" if text.stopped else continuation.finish or "interrupted"
+            record = {"prompt": prompts[number // num], "sample": number % num, "seed": args.seed + number % num,
+                      "text": text.given, "ids": continuation.new_ids,
+                      "log_probabilities": continuation.log_probabilities, "finish_reason": finish}
+            show(json.dumps(record) + "\n")
+        else:
+            show(rest + "\n")
+
+    clock = Clock(decoder)
+    for continuation in decode.run(decoder, started(), sampling, end_of_text_id):
+        number = numbers[continuation]
+        text = texts[number][1]
+        if continuation.finish != "end_of_text":
+            clock.count()
+            piece = text.add(continuation.ids[-1])
+            if text.stopped:
+                continuation.finish = "stop"
+            if piece and number == turn and not args.json:
+                show(piece)
+        while turn in texts and texts[turn][0].finish:
+            close(turn)
+            turn += 1
+            if turn in texts and not args.json:
+                show(opening(turn) + texts[turn][1].given)
+        if signals.number is not None:
+            break
+    if turn in texts and not args.json:
+        close(turn)
+    for number in sorted(texts) if args.json else ():
+        close(number)
+    print(clock.line(), file=sys.stderr)
+
+
+def converse(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenizer, sampling: decode.Sampling,
+             end_of_text_id: int | None) -> None:
+    """Reads lines and continues the text they make, until /quit or the end of the input."""
+    history = remember_lines()
+    seed, ids = args.seed, []
+    is_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if is_terminal else "").encode("utf-8", "replace").decode("utf-8")
+        except (EOFError, KeyboardInterrupt):
+            break
+        word, _, value = line.partition(" ")
+        if word == "/quit":
+            break
+        if word == "/reset":
+            ids = []
+        elif word in ("/seed", "/temperature"):
+            try:
+                if word == "/seed":
+                    seed = cli.whole(0, 2**63 - 1).parse(value)
+                else:
+                    sampling = dataclasses.replace(sampling, temperature=cli.real(0, 100).parse(value))
+            except ValueError:
+                print(f"{word} {printable(value)}: must be a number. See /help.", file=sys.stderr)
+        elif word.startswith("/"):
+            print(HELP, file=sys.stderr)
+        else:
+            prompt = ids + ids_of(("\n" if ids else "") + line, tokenizer, end_of_text_id)
+            new, text = decode.Continuation(prompt, args.max_new_tokens, seed), Text(tokenizer, args.stop or ())
+            clock = Clock(decoder)
+            with cli.Signals() as signals:
+                for _ in decode.run(decoder, [new], sampling, end_of_text_id):
+                    if new.finish != "end_of_text":
+                        clock.count()
+                        show(text.add(new.ids[-1]))
+                    if text.stopped or signals.number is not None:
+                        new.finish = new.finish or "stop"
+            show(text.end() + "\n")
+            ids, seed = new.ids, seed + 1
+            print(clock.line(), file=sys.stderr)
+    if history is not None:
+        history()
+
+
+def remember_lines() -> Callable[[], None] | None:
+    """Gives input() its line editing and the lines of earlier times; returns what saves them, None without readline."""
+    try:
+        import readline
+    except ImportError:  # Windows
+        return None
+    path = cli.cache_folder() / "history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+
+    def save() -> None:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.set_history_length(1000)
+            readline.write_history_file(path)
+
+    return save if sys.stdin.isatty() else None
 
 
 def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     if args.use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
-    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
-    model, tokenizer = checkpoint.read(Path(args.ckpt), cli.warn, lambda folder: (
-        checkpoint.load_model(folder, machine.device).to(machine.dtype).eval(), find_tokenizer(args, folder)))
-    if data.vocab_size_of(tokenizer) > model.config.vocab_size:
-        raise UserError(Exit.DATA, f"the tokenizer has {data.vocab_size_of(tokenizer):,} ids, the model "
-                                   f"{model.config.vocab_size:,}. Give the model's own --tokenizer_file.")
+    prompts = [] if args.interactive else read_prompts(args)
+    num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
+    folder, decoder = checkpoint.read(Path(args.ckpt), cli.warn, lambda folder: (folder, load(args, folder, num_rows)))
+    tokenizer = data.tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size)
     end_of_text_id = data.end_of_text_id(tokenizer)
-    prompt, ids = prompt_ids(args, tokenizer, end_of_text_id)
-    if len(ids) > model.config.seq_length:
-        cli.warn(f"the prompt has {len(ids):,} tokens, the model sees the last {model.config.seq_length:,}.")
-
-    first_seconds, decode_seconds, num_decoded = None, 0.0, 0
+    sampling = decode.Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty,
+                               args.no_repeat_ngram_size)
+    if args.interactive:
+        converse(args, decoder, tokenizer, sampling, end_of_text_id)
+        return 0
     with cli.Signals() as signals:
-        for number in range(args.num_samples):
-            writer = Writer(tokenizer)
-            writer.text(("\n" + "-" * 40 + "\n" if number else "") + prompt)
-            started = time.perf_counter()
-            for count, new in enumerate(sample(model, ids, args.max_new_tokens, args.temperature, args.top_k,
-                                               args.top_p, args.seed + number, end_of_text_id)):
-                if count == 0:
-                    first_seconds = first_seconds or time.perf_counter() - started
-                    started = time.perf_counter()
-                writer.id(new)
-                num_decoded += count > 0
-                if signals.number is not None:
-                    break
-            decode_seconds += time.perf_counter() - started
-            writer.end()
-            if signals.number is not None:
-                break
-    rate = f"{num_decoded / decode_seconds:.1f} tok/s" if num_decoded and decode_seconds else "n/a tok/s"
-    print(f"first token {first_seconds or 0.0:.3f} s, then {num_decoded} new tokens in {decode_seconds:.2f} s, {rate}",
-          file=sys.stderr)
+        write(args, decoder, tokenizer, prompts, sampling, end_of_text_id, signals)
     return 128 + signals.number if signals.number is not None else 0
 
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019, section 2.3): config, named sizes, blocks, loss, KV cache, FLOPs - no optimizer, no I/O.
+"""GPT-2 (Radford et al. 2019, section 2.3): config, named sizes, blocks, loss, FLOPs - no optimizer, no I/O.
 
 Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary (P when padded). Parameters have GPT-2's
 names.
@@ -69,23 +69,6 @@ SIZES = {  # n_layer, n_head, n_embd
     "gpt2_large": (36, 20, 1280),
     "gpt2_xl": (48, 25, 1600),
 }
-
-
-class KVCache:
-    """Keys and values of what a model has read so far, for batch_size sequences of at most seq_length tokens."""
-
-    def __init__(self, config: GPTConfig, batch_size: int, device: torch.device, dtype: torch.dtype = torch.float32):
-        shape = (config.n_layer, 2, batch_size, config.n_head, config.seq_length, config.n_embd // config.n_head)
-        self.kv_L2BHTK = torch.empty(shape, device=device, dtype=dtype)
-        self.length = 0
-
-    def extend(self, layer: int, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores new keys and values of one layer and returns all it has, [B, H, S, K] each."""
-        end = self.length + k_BHTK.size(2)
-        keys, values = self.kv_L2BHTK[layer]
-        keys[:, :, self.length:end] = k_BHTK
-        values[:, :, self.length:end] = v_BHTK
-        return keys[:, :, :end].to(k_BHTK.dtype), values[:, :, :end].to(v_BHTK.dtype)
 
 
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
@@ -174,18 +157,11 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: torch.Tensor, layer: int, cache: KVCache | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
                                   for part in affine(self.c_attn, x).split(C, dim=2))
-        if cache is None or cache.length == 0:
-            if cache is not None:
-                cache.extend(layer, k_BHTK, v_BHTK)
-            y_BHTK = causal_attention(q_BHTK, k_BHTK, v_BHTK, self.dropout if self.training else 0.0)
-        else:  # the queries are the last rows, where is_causal would align them with the first
-            past, (k_BHTK, v_BHTK) = cache.length, cache.extend(layer, k_BHTK, v_BHTK)
-            mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past) if T > 1 else None
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+        y_BHTK = causal_attention(q_BHTK, k_BHTK, v_BHTK, self.dropout if self.training else 0.0)
         y = affine(self.c_proj, y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
@@ -210,8 +186,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, layer: int, cache: KVCache | None) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x), layer, cache)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
 
@@ -286,20 +262,17 @@ class GPT(nn.Module):
         head = self.transformer["wte"] if self.config.tie_weights else self.lm_head
         return head.weight  # type: ignore[return-value]
 
-    def trunk(self, idx_BT: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        """The final hidden states [B, T, C] of ids; with a cache they continue what it holds and are added to it."""
-        start = cache.length if cache is not None else 0
-        assert start + idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
-        position_T = torch.arange(start, start + idx_BT.size(1), device=idx_BT.device)
+    def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
+        """The final hidden states [B, T, C] of ids."""
+        assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
+        position_T = torch.arange(idx_BT.size(1), device=idx_BT.device)
         x = self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T)
         x = F.dropout(x.to(self.residual_dtype or x.dtype), self.config.dropout, self.training)
-        for layer, block in enumerate(self.transformer["h"]):  # type: ignore[arg-type]
+        for block in self.transformer["h"]:  # type: ignore[union-attr]
             if self.recompute and self.training:
-                x = checkpoint(block, x, layer, None, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)
             else:
-                x = block(x, layer, cache)
-        if cache is not None:
-            cache.length += idx_BT.size(1)
+                x = block(x)
         return self.transformer["ln_f"](x)
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
@@ -318,8 +291,3 @@ class GPT(nn.Module):
             return logits_BTV
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED,
                                label_smoothing=label_smoothing)
-
-    def next_logits(self, idx_BT: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        """Logits of the token after the last, fp32 [B, V]. Never compiled: lengths vary."""
-        last_BC = self.trunk(idx_BT, cache)[:, -1]
-        return F.linear(last_BC, self.head_weight)[:, :self.config.vocab_size].float()

@@ -161,8 +161,8 @@ import torch
 import checkpoint
 import curve
 import data
+import decode
 import device
-import generate
 import plan
 from cli import count, duration, printable, size
 from model import GPT, IGNORED, SIZES, GPTConfig, attends_in_blocks
@@ -547,8 +547,8 @@ def show_sample(run: Run) -> None:
     with run.out.phase("sampling"), run.clock.pause():
         run.model.eval()
         with contextlib.suppress(UserError):  # logits that are not finite end a run elsewhere, by its steps
-            ids += generate.sample(run.model, prompt, SAMPLE_TOKENS, 0.8, 200, 1.0, run.args.seed + run.state.step,
-                                   run.corpus.end_of_text_id, run.machine.autocast)
+            ids += decode.sample(run.model, prompt, SAMPLE_TOKENS, run.args.seed + run.state.step,
+                                 run.corpus.end_of_text_id)
         run.model.train()
     text = printable(run.tokenizer.decode(ids)).strip().replace("\n", "\n  | ")
     run.out.say(f"sample at step {run.state.step:,}\n  | {text}")

@@ -101,7 +101,7 @@ def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenize
 def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, tmp_path):
     pytest.importorskip("gguf")
     llama_cpp = pytest.importorskip("llama_cpp")
-    import generate
+    import decode
 
     path, model, _ = make_checkpoint(tmp_path / "out", seq_length=64)
     run(path, tmp_path / "model.gguf")
@@ -111,7 +111,7 @@ def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, t
         assert theirs.tokenize(content.encode(), add_bos=False, special=False) == ids
         ids = ids[:30]
         found = itertools.islice(theirs.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0), 20)
-        assert list(found) == list(generate.sample(model, ids, 20, 0.0, 0, 1.0, 0, None))
+        assert list(found) == decode.sample(model, ids, 20, 0, None, decode.Sampling(temperature=0.0))
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])

@@ -1,6 +1,7 @@
-"""generate.py: it draws from the distribution Hugging Face draws from, and writes whole characters."""
+"""generate.py: whole characters, stops across token borders, the same text whatever the batch, JSON, a conversation."""
 
 import io
+import json
 import random
 import re
 import subprocess
@@ -16,116 +17,6 @@ import generate
 from cli import Exit, UserError
 
 ROOT = Path(generate.__file__).parent
-
-
-def take(model, prompt, max_new_tokens, temperature=0.0, top_k=0, top_p=1.0, seed=0, end_of_text_id=None):
-    return list(generate.sample(model, prompt, max_new_tokens, temperature, top_k, top_p, seed, end_of_text_id))
-
-
-# ---------------------------------------------------------------- the distribution
-
-
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [
-    (1.0, 0, 1.0), (0.7, 5, 1.0), (1.0, 1, 1.0), (1.3, 49, 1.0), (1.0, 50, 1.0), (1.0, 10**6, 1.0), (1.0, 0, 0.9),
-    (0.8, 0, 0.3), (1.0, 0, 1e-6), (0.5, 20, 0.8), (2.0, 3, 0.999)])
-def test_the_ids_left_are_those_transformers_leaves(temperature, top_k, top_p):
-    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    torch.manual_seed(0)
-    logits_BV = 4 * torch.randn(200, 50)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
-    if top_k:
-        warpers.append(TopKLogitsWarper(top_k))
-    if top_p < 1:
-        warpers.append(TopPLogitsWarper(top_p))
-    expected_BV = warpers(torch.zeros(200, 1, dtype=torch.long), logits_BV.clone())  # type: ignore[arg-type]
-    found_BV = generate.filtered(logits_BV, temperature, top_k, top_p)
-    assert torch.equal(found_BV.isinf(), expected_BV.isinf())
-    assert not found_BV.isinf().all(-1).any()
-    torch.testing.assert_close(found_BV.softmax(-1), expected_BV.softmax(-1))
-
-
-def test_draws_come_as_often_as_their_probability_says():
-    logits_BV = torch.tensor([[2.0, 1.0, 0.0, -1.0, -torch.inf]]).expand(20_000, -1)
-    drawn = generate.pick(logits_BV, 0.5, 3, 1.0, torch.Generator().manual_seed(0))
-    share = torch.bincount(drawn, minlength=5) / 20_000
-    expected = torch.tensor([4.0, 2.0, 0.0]).softmax(0)
-    torch.testing.assert_close(share[:3], expected, atol=0.01, rtol=0)
-    assert share[3:].sum() == 0
-
-
-def test_temperature_zero_takes_the_likeliest_and_a_tiny_one_does_not_fail():
-    logits_BV = 100 * torch.randn(50, 30)
-    assert torch.equal(generate.pick(logits_BV, 0.0, 5, 0.5, None), logits_BV.argmax(-1))
-    for temperature in (1e-4, 1e-10, 1e-38, 1e-300):
-        assert torch.equal(generate.pick(logits_BV, temperature, 0, 0.9, None), logits_BV.argmax(-1))
-
-
-# ---------------------------------------------------------------- the sampler
-
-
-def test_greedy_ids_are_those_of_transformers(make_checkpoint, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    path, model, _ = make_checkpoint(tmp_path, seq_length=32)
-    theirs = AutoModelForCausalLM.from_pretrained(path).eval()
-    theirs.generation_config.eos_token_id = None
-    rng = random.Random(0)
-    for length in (1, 2, 7, 20):
-        prompt = [rng.randrange(400) for _ in range(length)]
-        expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32 - length, pad_token_id=0)  # type: ignore[operator]
-        assert prompt + take(model, prompt, 32 - length) == expected[0].tolist()
-
-
-def by_the_documented_rule(model, prompt: list[int], max_new_tokens: int, temperature: float, seed: int) -> list[int]:
-    """No cache: the window grows to T; when it is full its older half is dropped."""
-    window, found, T = prompt[-model.config.seq_length:], [], model.config.seq_length
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(max_new_tokens):
-        if len(window) > T:
-            window = window[-(T // 2 or 1):]
-        with torch.no_grad():
-            logits_BV = model.next_logits(torch.tensor([window]))
-        found.append(int(generate.pick(logits_BV, temperature, 50, 0.95, generator)))
-        window = [*window, found[-1]]
-    return found
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("seq_length", "prompt_length"), [(8, 3), (8, 8), (8, 30), (7, 1), (1, 2), (2, 1)])
-def test_beyond_its_window_it_goes_on_by_the_documented_rule(make_model, seq_length, prompt_length, temperature):
-    model = make_model(seq_length=seq_length)
-    prompt = [random.Random(1).randrange(400) for _ in range(prompt_length)]
-    found = take(model, prompt, 40, temperature, 50, 0.95, seed=3)
-    assert found == by_the_documented_rule(model, prompt, 40, temperature, 3)
-
-
-def test_a_seed_gives_the_same_ids_and_another_seed_others(make_model):
-    model = make_model()
-    first = take(model, [1, 2], 30, 1.0, seed=5)
-    assert take(model, [1, 2], 30, 1.0, seed=5) == first
-    assert take(model, [1, 2], 30, 1.0, seed=6) != first
-    torch.manual_seed(123)  # the global generator plays no part
-    assert take(model, [1, 2], 30, 1.0, seed=5) == first
-
-
-def test_padding_is_never_sampled(make_model):
-    model = make_model(vocab_size=130)
-    with torch.no_grad():
-        model.head_weight[130:] = 10.0 * model.head_weight[:1]
-    assert max(take(model, [1], 500, 100.0)) < 130
-
-
-def test_it_ends_at_the_end_of_text(make_model):
-    model = make_model()
-    ids = take(model, [1, 2, 3], 10)
-    end = ids[4]
-    assert take(model, [1, 2, 3], 10, end_of_text_id=end) == ids[:ids.index(end)]
-
-
-def test_half_precision_works(make_model):
-    assert len(take(make_model().to(torch.bfloat16), [1, 2], 20, 1.0)) == 20
-
 
 # ---------------------------------------------------------------- whole characters
 
@@ -143,43 +34,77 @@ class Terminal(io.StringIO):
         return len(piece)
 
 
-def written(tokenizer, ids: list[int], monkeypatch, is_terminal: bool = False) -> list[str]:
-    stream = Terminal(is_terminal)
-    monkeypatch.setattr(sys, "stdout", stream)
-    writer = generate.Writer(tokenizer)
+def pieces_of(tokenizer, ids: list[int], stops=()) -> list[str]:
+    """What a text gives, id by id, until it is stopped or ends."""
+    text, pieces = generate.Text(tokenizer, stops), []
     for index in ids:
-        writer.id(index)
-    writer.end()
-    monkeypatch.undo()
-    return stream.pieces
+        if not text.stopped:
+            pieces.append(text.add(index))
+    pieces.append(text.end())
+    assert text.given == "".join(pieces)
+    return pieces
 
 
-def test_no_write_holds_a_part_of_a_character(tokenizer, texts, monkeypatch):
+def test_no_piece_holds_a_part_of_a_character(tokenizer, texts):
     for text in texts:
-        ids = tokenizer.encode(text).ids
-        pieces = written(tokenizer, ids, monkeypatch)
-        assert "".join(pieces) == text + "\n"
+        pieces = pieces_of(tokenizer, tokenizer.encode(text).ids)
+        assert "".join(pieces).encode() == text.encode()
         assert not any("\ufffd" in piece for piece in pieces)
-        assert len(pieces) > 3, "it waited for the end"
+        assert sum(map(bool, pieces)) > 3, "it waited for the end"
 
 
-def test_what_is_written_is_what_the_tokenizer_decodes_whatever_the_ids(tokenizer, monkeypatch):
+def test_what_is_written_is_what_the_tokenizer_decodes_whatever_the_ids(tokenizer):
     rng = random.Random(0)
     for _ in range(300):
         ids = [rng.randrange(data.vocab_size_of(tokenizer)) for _ in range(rng.randint(0, 40))]
-        expected = tokenizer.decode(ids, skip_special_tokens=True)
-        assert "".join(written(tokenizer, ids, monkeypatch)) == expected + "\n"
+        assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_a_character_cut_off_by_the_end_is_shown_as_such(tokenizer, monkeypatch):
-    ids = tokenizer.encode("ab\U0001f44d").ids[:-1]
-    assert "".join(written(tokenizer, ids, monkeypatch)) == "ab\ufffd\n"
+def test_a_character_cut_off_by_the_end_is_shown_as_such(tokenizer):
+    assert "".join(pieces_of(tokenizer, tokenizer.encode("ab\U0001f44d").ids[:-1])) == "ab\ufffd"
 
 
-def test_control_bytes_are_escaped_on_a_terminal_alone(tokenizer, monkeypatch):
-    ids = tokenizer.encode("a\x1b[31mb\tc\x07\n\x9b2J").ids
-    assert "".join(written(tokenizer, ids, monkeypatch)) == "a\x1b[31mb\tc\x07\n\x9b2J\n"
-    assert "".join(written(tokenizer, ids, monkeypatch, True)) == "a\\x1b[31mb\tc\\x07\n\\x9b2J\n"
+def test_a_stop_ends_the_text_before_it_wherever_tokens_and_characters_end(tokenizer, texts):
+    rng = random.Random(0)
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        for _ in range(20):
+            start = rng.randrange(len(text))
+            stop = text[start:start + rng.randint(1, 6)]
+            pieces = pieces_of(tokenizer, ids, [stop, "never there", text + "more"])
+            assert "".join(pieces) == text[:text.index(stop)]
+        assert "".join(pieces_of(tokenizer, ids, ["never there", text + "!"])) == text
+
+
+def test_the_first_of_several_stops_counts_and_its_beginning_is_never_shown(tokenizer):
+    ids = tokenizer.encode("the cat sat. END of it").ids
+    pieces = pieces_of(tokenizer, ids, ["it", "END of", ". END"])
+    assert "".join(pieces) == "the cat sat"
+    shown = pieces_of(tokenizer, tokenizer.encode("a EN b END").ids, ["END"])
+    assert "".join(shown) == "a EN b "
+
+
+def test_control_bytes_are_escaped_on_a_terminal_alone(monkeypatch):
+    for is_terminal, expected in ((False, "a\x1b[31mb\tc\x07\n\x9b2J"), (True, "a\\x1b[31mb\tc\\x07\n\\x9b2J")):
+        stream = Terminal(is_terminal)
+        monkeypatch.setattr(sys, "stdout", stream)
+        generate.show("a\x1b[31mb\tc\x07\n\x9b2J")
+        assert stream.pieces == [expected]
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_a_line_is_a_prompt_and_so_is_a_field(tmp_path):
+    in_lines = generate.prompts_in_lines
+    assert in_lines("one\r\n\n two \n{not json}\n", "x") == ["one", " two ", "{not json}"]
+    assert in_lines('{"prompt": "a\\nb", "text": "c"}\n\n{"text": "d"}', "x") == ["a\nb", "d"]
+    for bad in ('{"prompt": 3}', "[1]", "plain"):
+        with pytest.raises(UserError, match="line 2: no JSON object") as caught:
+            in_lines('{"prompt": "a"}\n' + bad, "x")
+        assert caught.value.code == Exit.DATA
+    with pytest.raises(UserError, match="no line that is not blank"):
+        in_lines(" \n\n", "x")
 
 
 # ---------------------------------------------------------------- the command
@@ -197,14 +122,15 @@ def call(folder, capsys):
     """Runs main on the checkpoint; returns stdout and stderr."""
 
     def main(*flags: str, ckpt: Path = folder) -> tuple[str, str]:
-        assert generate.main(["--ckpt", str(ckpt), "--no-use_gpu", *flags]) == 0
+        assert generate.main(["--ckpt", str(ckpt), "--no-use_gpu", "--max_new_tokens", "24", *flags]) == 0
         captured = capsys.readouterr()
         return captured.out, captured.err
 
     return main
 
 
-TIMING = r"first token \d+\.\d{3} s, then (\d+) new tokens in \d+\.\d\d s, (\d+\.\d|n/a) tok/s\n"
+TIMING = (r"first token \d+\.\d{3} s, then (\d+) new tokens in \d+\.\d\d s, "
+          r"(\d+\.\d tok/s, \d+\.\d GB/s of weights|n/a tok/s)\n")
 
 
 def test_the_command_writes_text_and_one_line_of_timing(folder):
@@ -218,7 +144,7 @@ def test_the_command_writes_text_and_one_line_of_timing(folder):
     assert ("\n" + "-" * 40 + "\n") in text
     match = re.fullmatch(TIMING, done.stderr.decode())
     assert match, done.stderr
-    assert int(match[1]) <= 38
+    assert int(match[1]) <= 39
 
 
 def test_a_missing_checkpoint_ends_the_command_with_4_and_one_line(tmp_path):
@@ -231,7 +157,11 @@ def test_a_missing_checkpoint_ends_the_command_with_4_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("flags", [["--max_new_tokens", "1000000000"], ["--max_new_tokens", "0"], ["--top_p", "0"],
                                    ["--temperature", "nan"], ["--top_k", "-1"], ["--prompt", "a", "--prompt_file", "b"],
-                                   ["--amp_dtype", "bf16"], ["--seed", "x"], ["--promt", "a"]], ids=" ".join)
+                                   ["--amp_dtype", "bf16"], ["--seed", "x"], ["--prompt_lines"],
+                                   ["--interactive", "--json"], ["--interactive", "--prompt", "a"], ["--stop", ""],
+                                   ["--min_p", "1.1"], ["--repetition_penalty", "0"], ["--quantize", "int4"],
+                                   ["--batch_size", "0"], ["--no_repeat_ngram_size", "-1"],
+                                   ["--promt", "a"]], ids=" ".join)
 def test_bad_flags_end_the_command_with_2(flags):
     with pytest.raises(UserError) as caught:
         generate.read_flags(flags)
@@ -275,6 +205,133 @@ def test_a_prompt_may_be_empty_a_file_or_too_long(call, tmp_path):
     with pytest.raises(UserError, match="No such file") as caught:
         call("--prompt_file", str(tmp_path / "none.txt"))
     assert caught.value.code == Exit.DATA
+
+
+def objects(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_each_json_line_tells_all_about_one_continuation(call, tokenizer):
+    found = objects(call("--json", "--prompt", "the \u6f22", "--num_samples", "3", "--seed", "5", "--max_new_tokens",
+                         "12")[0])
+    assert [record["sample"] for record in found] == [0, 1, 2]
+    assert [record["seed"] for record in found] == [5, 6, 7]
+    for record in found:
+        assert set(record) == {"prompt", "sample", "seed", "text", "ids", "log_probabilities", "finish_reason"}
+        assert record["prompt"] == "the \u6f22"
+        assert record["text"] == tokenizer.decode(record["ids"], skip_special_tokens=True)
+        assert len(record["ids"]) == len(record["log_probabilities"])
+        assert max(record["log_probabilities"]) <= 0
+        assert record["finish_reason"] == ("length" if len(record["ids"]) == 12 else "end_of_text")
+
+
+@pytest.mark.parametrize("flags", [[], ["--use_amp"], ["--quantize", "int8"]], ids=str)
+def test_a_prompt_gives_the_same_text_alone_and_in_a_batch(call, tmp_path, flags):
+    path, prompts = tmp_path / "prompts.txt", ["the", "the cat sat on the mat", "a", "sea " * 20]
+    path.write_text("\n".join(prompts))
+    settings = ["--json", "--num_samples", "2", "--max_new_tokens", "20", *flags]
+    batches = [objects(call("--prompt_file", str(path), "--prompt_lines", "--batch_size", size, *settings)[0])
+               for size in ("1", "3", "8")]
+    assert batches[0] == batches[1] == batches[2]
+    for number, prompt in enumerate(prompts):
+        assert objects(call("--prompt", prompt, *settings)[0]) == batches[0][2 * number:2 * number + 2]
+
+
+def test_texts_come_in_the_order_of_their_prompts(call, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n{"text": "a dog"}\n')
+    out = call("--prompt_file", str(tmp_path / "prompts.jsonl"), "--prompt_lines", "--num_samples", "2")[0]
+    parts = out.split(generate.SEPARATOR)
+    assert [part[:5] for part in parts] == ["the c", "the c", "a dog", "a dog"]
+    records = objects(call("--prompt_file", str(tmp_path / "prompts.jsonl"), "--prompt_lines", "--num_samples", "2",
+                           "--json")[0])
+    assert parts == [record["prompt"] + record["text"] + "\n" for record in records]
+
+
+def test_a_stop_ends_a_continuation_and_says_so(call):
+    whole = objects(call("--json", "--seed", "3")[0])[0]
+    stop = whole["text"][5:7]
+    found = objects(call("--json", "--seed", "3", "--stop", "never there", "--stop", stop)[0])[0]
+    assert found["text"] == whole["text"][:whole["text"].index(stop)]
+    assert found["finish_reason"] == "stop"
+    assert found["ids"] == whole["ids"][:len(found["ids"])]
+    assert call("--seed", "3", "--stop", stop)[0] == "\n" + found["text"] + "\n"
+
+
+@pytest.mark.parametrize("flags", [["--min_p", "0.99"], ["--top_k", "1"], ["--top_p", "0.001"], ["--quantize", "int8"],
+                                   ["--repetition_penalty", "9"], ["--no_repeat_ngram_size", "1"],
+                                   ["--temperature", "0"], ["--use_amp"]], ids=" ".join)
+def test_each_of_these_flags_changes_the_text(call, flags):
+    common = ["--json", "--temperature", "2", "--top_k", "0", "--num_samples", "2"]
+    found, plain = objects(call(*common, *flags)[0]), objects(call(*common)[0])
+    assert [record["log_probabilities"] for record in found] != [record["log_probabilities"] for record in plain]
+    if flags == ["--no_repeat_ngram_size", "1"]:
+        assert all(len(set(record["ids"])) == len(record["ids"]) for record in found)
+
+
+def test_the_prompt_comes_from_standard_input(folder):
+    command = [sys.executable, str(ROOT / "generate.py"), "--ckpt", str(folder), "--prompt_file", "-", "--no-use_gpu",
+               "--max_new_tokens", "3"]
+    done = subprocess.run(command, input="the \u6f22".encode(), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().startswith("the \u6f22")
+
+
+@pytest.fixture
+def talk(folder, monkeypatch, capsys):
+    """Runs a conversation of the given lines; returns what was said and the timing and messages."""
+
+    def conversation(*lines: str, flags=()) -> tuple[list[str], str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
+        assert generate.main(["--ckpt", str(folder), "--no-use_gpu", "--interactive", "--max_new_tokens", "8",
+                              *flags]) == 0
+        captured = capsys.readouterr()
+        return captured.out.split("\n"), captured.err
+
+    return conversation
+
+
+def test_a_conversation_goes_on_from_all_that_was_said(talk, call):
+    said, err = talk("the cat")
+    assert ["the cat" + said[0], *said[1:]] == call("--prompt", "the cat", "--max_new_tokens", "8")[0].split("\n")
+    assert re.fullmatch(TIMING, err)
+    greedy = ["--temperature", "0"]
+    first, second = talk("the cat", "/reset", "a dog", flags=greedy)[0], talk("a dog", flags=greedy)[0]
+    assert "\n".join(first).endswith("\n".join(second))
+    assert talk("the cat", "a dog", flags=greedy)[0] != first
+
+
+def test_a_conversation_takes_its_commands(talk, call):
+    expected = call("--prompt", "the cat", "--seed", "7", "--temperature", "1.5", "--max_new_tokens", "8")[0]
+    said, err = talk("/seed 7", "/temperature 1.5", "/seed x", "/nothing", "the cat", "/quit", "never read")
+    assert "the cat" + "\n".join(said) == expected
+    assert "/seed x: must be a number" in err
+    assert "/reset" in err
+    assert err.count("new tokens") == 1
+
+
+def test_a_wish_to_compile_that_cannot_be_honoured_is_said_aloud(call, monkeypatch):
+    plain = call("--num_samples", "2")[0]
+    out, err = call("--num_samples", "2", "--compile")
+    assert out == plain
+    assert "warning: --compile: on a CPU it serves one continuation at a time, 2 are made at once" in err
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "warning: --compile: not possible here, running eagerly: no C++ compiler" in call("--compile")[1]
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(generate.device, "why_no_compile", lambda _: None)
+
+    def fail(_):
+        raise RuntimeError("no kernel\nfor you")
+
+    monkeypatch.setattr(generate.decode.Decoder, "compile", fail)
+    assert "warning: --compile: failed, running eagerly: no kernel\n" in call("--compile")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--quantize", "int8"]], ids=str)
+def test_compiled_the_command_writes_a_text(call, flags):
+    out, err = call("--compile", "--prompt", "the cat", *flags)
+    assert out.startswith("the cat")
+    assert re.fullmatch(TIMING, err)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(call, folder, tmp_path):

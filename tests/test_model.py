@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import checkpoint
-from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, KVCache, causal_attention
+from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, causal_attention
 
 GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,
                "gpt2_xl": 1_557_611_200}
@@ -261,38 +261,10 @@ def test_dropout_is_for_training_alone(make_model):
     assert not torch.equal(model(ids), model(ids))
 
 
-# ---------------------------------------------------------------- the cache
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_reading_in_pieces_with_a_cache_is_reading_at_once(make_model, seed):
-    model = make_model(seed, bias=seed % 2 == 0, tie_weights=seed % 3 == 0)
-    ids, cache = random_ids(model, 3), KVCache(model.config, 3, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        whole_BTC = model.trunk(ids)
-        while cache.length < model.config.seq_length:
-            start, length = cache.length, int(torch.randint(1, 6, (), generator=generator))
-            piece_BTC = model.trunk(ids[:, start:start + length], cache)
-            assert largest_difference(piece_BTC, whole_BTC[:, start:start + length]) < 1e-5
-
-
-def test_the_next_logits_are_the_last_of_all_logits(make_model):
-    model = make_model(vocab_size=300)
-    ids, cache = random_ids(model), KVCache(model.config, 2, torch.device("cpu"))
-    with torch.no_grad():
-        model.next_logits(ids[:, :7], cache)
-        assert largest_difference(model.next_logits(ids[:, 7:], cache), model(ids)[:, -1]) < 1e-5
-        assert largest_difference(model.next_logits(ids), model(ids)[:, -1]) < 1e-5
-
-
 def test_more_tokens_than_positions_are_a_bug_of_the_caller(make_model):
     model = make_model()
-    cache = KVCache(model.config, 1, torch.device("cpu"))
-    with torch.no_grad():
-        model.trunk(random_ids(model, 1), cache)
-        with pytest.raises(AssertionError, match="more tokens than positions"):
-            model.trunk(random_ids(model, 1, 1), cache)
+    with pytest.raises(AssertionError, match="more tokens than positions"):
+        model.trunk(random_ids(model, 1, model.config.seq_length + 1))
 
 
 # ---------------------------------------------------------------- how training spends memory

@@ -1,0 +1,332 @@
+"""decode.py: a row is the same alone and among others, cached and not; it draws from transformers' distribution."""
+
+import random
+
+import pytest
+import torch
+
+import decode
+from cli import Exit, UserError
+from decode import Continuation, Decoder, Dense, Int8, Packed, Sampling
+
+GREEDY = Sampling(temperature=0.0, top_k=0)
+KINDS = [(torch.float32, Dense), (torch.float32, Packed), (torch.bfloat16, Dense), (torch.bfloat16, Packed),
+         (torch.bfloat16, Int8), (torch.float32, Int8)]
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    return decode.layout(torch.device("cpu"), dtype, False, False) is Packed
+
+
+def take(model, prompt, max_new_tokens, sampling=GREEDY, seed=0, end_of_text_id=None):
+    return decode.sample(model, prompt, max_new_tokens, seed, end_of_text_id, sampling)
+
+
+def largest_difference(found, expected):
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+# ---------------------------------------------------------------- the model
+
+
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "activation": "gelu"}, {"bias": False}])
+def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_model, dtype, kind, changes):
+    if kind is Packed and not can_pack(dtype):
+        pytest.skip("no packed products in this dtype here")
+    model = make_model(vocab_size=300, **changes)
+    ids = torch.randint(0, 300, (3, 16))
+    with torch.no_grad():
+        whole = model(ids)
+    decoder = Decoder(model, 3, dtype, kind)
+    for row, length in enumerate((0, 5, 8)):
+        decoder.fill(row, ids[row, :length].tolist())
+    for step in range(8):
+        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 8))])
+        expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 8))])
+        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [pair for pair in KINDS if pair[1] is not Dense])
+def test_a_row_has_the_same_bits_alone_and_among_others(make_model, dtype, kind):
+    if (kind is Packed and not can_pack(dtype)) or (kind is Int8 and dtype == torch.float32):
+        pytest.skip("only the products meant for this are exact")
+    model = make_model(vocab_size=500, seq_length=256, n_embd=128, n_head=4)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(500) for _ in range(length)] for length in (1, 3, 40, 64, 65, 90, 7)]
+
+    def logits(chosen: list[int]) -> list[torch.Tensor]:
+        decoder = Decoder(model, len(chosen), dtype, kind)
+        for row, number in enumerate(chosen):
+            decoder.fill(row, prompts[number][:-1])
+        steps, ids = [], [prompts[number][-1] for number in chosen]
+        for _ in range(12):
+            steps.append(decoder.step(ids))
+            ids = steps[-1].argmax(-1).tolist()
+        return list(torch.stack(steps, 1))
+
+    together = logits(list(range(7)))
+    for number in range(7):
+        assert torch.equal(logits([number])[0], together[number]), number
+
+
+@pytest.mark.parametrize("kind", [Dense, Int8])
+def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeypatch):
+    decoder = Decoder(make_model(), 3, torch.float32, kind)
+    decoder.fill(1, [5, 6, 7])
+    expected = decoder.step([1, 2])[1]
+    monkeypatch.setattr(decoder, "_trunk", None)
+    for row in (0, 1, 2):
+        decoder.fill(row, [5, 6, 7])
+    monkeypatch.undo()
+    for found in decoder.step([2, 2, 2]):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_model_gives_its_weights_up_when_they_are_copied(make_model):
+    model = make_model(tie_weights=False)
+    expected = Decoder(make_model(tie_weights=False), 1).step([3])
+    found = Decoder(model, 1, torch.float32, decode.layout(torch.device("cpu"), torch.float32, False, False), True)
+    assert largest_difference(found.step([3]), expected) < 1e-5
+    assert sum(p.numel() for p in model.parameters() if p.dim() == 2) == model.config.seq_length * model.config.n_embd
+
+
+def test_eight_bits_are_within_half_a_step_and_take_a_quarter(make_model):
+    torch.manual_seed(0)
+    weight = torch.randn(300, 64) * torch.logspace(-6, 3, 300)[:, None]
+    weight[7] = 0.0
+    integers, scale = decode.quantize(weight)
+    assert integers.abs().max() == 127
+    assert ((integers * scale.float()[:, None] - weight).abs() <= 0.502 * scale.float()[:, None]).all()
+    model = make_model(n_embd=256, n_head=4)
+    whole, small = (Decoder(model, 1, torch.bfloat16, kind).bytes_per_step for kind in (Dense, Int8))
+    assert small < 0.51 * whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Dense), (torch.bfloat16, Dense), (torch.bfloat16, Int8)])
+def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_model, dtype, kind):
+    from torch._dynamo.utils import counters
+
+    model = make_model(seq_length=256)
+    plain, compiled = Decoder(model, 1), Decoder(model, 1, dtype, kind)
+    counters.clear()
+    compiled.compile()
+    for decoder in (plain, compiled):
+        decoder.fill(0, [1, 2, 3])
+    for step in range(200):
+        found, expected = compiled.step([step]), plain.step([step])
+        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 else 0.06)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+# ---------------------------------------------------------------- the distribution
+
+
+def left(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The candidates, back in the vocabulary's order."""
+    values, ids = decode.candidates(logits_BV, sampling)
+    return torch.full_like(logits_BV, -torch.inf).scatter(1, ids, values)
+
+
+@pytest.mark.parametrize("size", [50, 3000])
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), [
+    (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (1.3, 49, 1.0, 0.0), (1.0, 50, 1.0, 0.0),
+    (1.0, 10**6, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (0.8, 0, 0.3, 0.0), (1.0, 0, 1e-6, 0.0), (0.5, 20, 0.8, 0.0),
+    (2.0, 3, 0.999, 0.0), (1.0, 0, 1.0, 0.1), (1.5, 0, 1.0, 1.0), (1.0, 30, 0.95, 0.05), (9.0, 0, 0.99, 0.01)])
+def test_the_ids_left_are_those_transformers_leaves(temperature, top_k, top_p, min_p, size):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    logits_BV = 4 * torch.randn(60, size)
+    logits_BV[::2] = logits_BV[::2].round()  # many ties
+    warpers = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(temperature)])
+    if top_k:
+        warpers.append(transformers.TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(transformers.TopPLogitsWarper(top_p))
+        logits_BV += 1e-3 * torch.randn(60, size)  # which of equals the nucleus takes is the sort's affair
+    if min_p > 0:
+        warpers.append(transformers.MinPLogitsWarper(min_p))
+    expected_BV = warpers(torch.zeros(60, 1, dtype=torch.long), logits_BV.clone())
+    found_BV = left(logits_BV, Sampling(temperature, top_k, top_p, min_p))
+    assert torch.equal(found_BV.isinf(), expected_BV.isinf())
+    assert not found_BV.isinf().all(-1).any()
+    torch.testing.assert_close(found_BV.softmax(-1), expected_BV.softmax(-1))
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3, 0.5])
+@pytest.mark.parametrize("ngram", [0, 1, 2, 3])
+def test_penalties_are_those_of_transformers(penalty, ngram):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    for _ in range(20):
+        ids = [rng.randrange(6) for _ in range(rng.randrange(1, 30))]
+        logits_BV = torch.randn(1, 10)
+        processors = transformers.LogitsProcessorList()
+        if penalty != 1:
+            processors.append(transformers.RepetitionPenaltyLogitsProcessor(penalty))
+        if ngram:
+            processors.append(transformers.NoRepeatNGramLogitsProcessor(ngram))
+        expected_BV = processors(torch.tensor([ids]), logits_BV.clone())
+        text = Continuation(ids[:1], 99, 0)
+        for new in ids[1:]:
+            if ngram:
+                text.banned(ngram)
+            text.ids.append(new)
+        banned = text.banned(ngram) if ngram else []
+        torch.testing.assert_close(decode.penalised(logits_BV, [ids], [banned], penalty), expected_BV)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.5, 3), Sampling(0.5, 0, 1.0), Sampling(0.5, 0, 0.999)])
+def test_draws_come_as_often_as_their_probability_says(sampling):
+    logits_BV = torch.tensor([[0.0, 2.0, -1.0, 1.0, -torch.inf]]).expand(20_000, -1)
+    rng = random.Random(0)
+    drawn = decode.draw(logits_BV, sampling, [rng.random() for _ in range(20_000)])
+    share = torch.bincount(drawn, minlength=5) / 20_000
+    torch.testing.assert_close(share, left(logits_BV[:1], sampling)[0].softmax(0), atol=0.01, rtol=0)
+    assert share[4] == 0
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_uniform_numbers_draw_ids_that_are_possible(uniform):
+    logits_BV = torch.tensor([[-torch.inf, 1.0, -torch.inf, 0.0, -torch.inf]])
+    for sampling in (Sampling(1.0, 0), Sampling(1.0, 2), Sampling(1.0, 0, 0.5)):
+        assert int(decode.draw(logits_BV, sampling, [uniform])) in (1, 3)
+
+
+def test_temperature_zero_takes_the_likeliest_and_a_tiny_one_does_not_fail():
+    logits_BV = 100 * torch.randn(50, 30)
+    for temperature in (0.0, 1e-4, 1e-10, 1e-38, 1e-300):
+        found = decode.draw(logits_BV, Sampling(temperature, 0, 0.9), [0.5] * 50)
+        assert torch.equal(found, logits_BV.argmax(-1))
+
+
+# ---------------------------------------------------------------- the schedule
+
+
+def test_greedy_ids_are_those_of_transformers(make_checkpoint, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    path, model, _ = make_checkpoint(tmp_path, seq_length=64)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    theirs.generation_config.eos_token_id = None
+    rng = random.Random(0)
+    prompts = [[rng.randrange(400) for _ in range(rng.randrange(1, 40))] for _ in range(50)]
+    texts = [Continuation(prompt, 24, 0) for prompt in prompts]
+    kind = decode.layout(torch.device("cpu"), torch.float32, False, False)
+    for _ in decode.run(Decoder(model, 7, torch.float32, kind), texts, GREEDY, None):
+        pass
+    for text, prompt in zip(texts, prompts, strict=True):
+        expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24,
+                                   attention_mask=torch.ones(1, len(prompt)), pad_token_id=0)
+        assert text.ids == expected[0].tolist()
+
+
+def test_greedy_with_penalties_is_that_of_transformers(make_checkpoint, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    path, model, _ = make_checkpoint(tmp_path, seq_length=64)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    theirs.generation_config.eos_token_id = None
+    for prompt in ([3, 4, 3, 4], [7], [1, 2, 3, 1, 2, 3]):
+        expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=50, pad_token_id=0,
+                                   repetition_penalty=1.2, no_repeat_ngram_size=2)
+        sampling = Sampling(0.0, 0, repetition_penalty=1.2, no_repeat_ngram_size=2)
+        assert prompt + take(model, prompt, 50, sampling) == expected[0].tolist()
+
+
+def by_the_documented_rule(model, prompt: list[int], max_new_tokens: int, sampling: Sampling, seed: int) -> list[int]:
+    """No cache: the window grows to T; when it is full its older half is dropped."""
+    window, found, T = prompt[-model.config.seq_length:], [], model.config.seq_length
+    rng = random.Random(seed)
+    for _ in range(max_new_tokens):
+        if len(window) > T:
+            window = window[-(T // 2 or 1):]
+        with torch.no_grad():
+            logits_BV = model(torch.tensor([window]))[:, -1]
+        found.append(int(decode.draw(logits_BV, sampling, [rng.random()])))
+        window = [*window, found[-1]]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("seq_length", "prompt_length"), [(8, 3), (8, 8), (8, 30), (7, 1), (1, 2), (2, 1)])
+def test_beyond_its_window_it_goes_on_by_the_documented_rule(make_model, seq_length, prompt_length, temperature):
+    model = make_model(seq_length=seq_length)
+    prompt = [random.Random(1).randrange(400) for _ in range(prompt_length)]
+    sampling = Sampling(temperature, 50, 0.95)
+    assert take(model, prompt, 40, sampling, 3) == by_the_documented_rule(model, prompt, 40, sampling, 3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 9])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Packed), (torch.bfloat16, Packed), (torch.bfloat16, Int8)])
+def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, dtype, kind):
+    if kind is Packed and not can_pack(dtype):
+        pytest.skip("no packed products in this dtype here")
+    model = make_model(seq_length=24)
+    rng = random.Random(0)
+    jobs = [([rng.randrange(400) for _ in range(rng.randrange(1, 30))], rng.randrange(1, 50), i) for i in range(9)]
+    jobs[4:6] = [(jobs[3][0], 30, 70), (jobs[3][0], 30, 71)]
+
+    def texts(num_rows: int) -> list[Continuation]:
+        made = [Continuation(*job) for job in jobs]
+        for _ in decode.run(Decoder(model, num_rows, dtype, kind), made, Sampling(1.0, 50), 17):
+            pass
+        return made
+
+    for found, expected in zip(texts(num_rows), texts(4), strict=True):
+        assert (found.ids, found.log_probabilities, found.finish) == (
+            expected.ids, expected.log_probabilities, expected.finish)
+
+
+def test_log_probabilities_are_the_models_own(make_model):
+    model = make_model(seq_length=32)
+    text = Continuation([1, 2, 3], 20, 0)
+    for _ in decode.run(Decoder(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), None):
+        pass
+    with torch.no_grad():
+        all_BTV = model(torch.tensor([text.ids])).log_softmax(-1)
+    expected = [float(all_BTV[0, 2 + i, new]) for i, new in enumerate(text.new_ids)]
+    assert text.log_probabilities == pytest.approx(expected, abs=1e-4)
+    assert text.finish == "length"
+
+
+def test_a_seed_gives_the_same_ids_and_another_seed_others(make_model):
+    model, sampling = make_model(), Sampling(1.0, 0)
+    first = take(model, [1, 2], 30, sampling, 5)
+    torch.manual_seed(123)  # global generators play no part
+    random.seed(123)
+    assert take(model, [1, 2], 30, sampling, 5) == first
+    assert take(model, [1, 2], 30, sampling, 6) != first
+
+
+def test_padding_is_never_sampled(make_model):
+    model = make_model(vocab_size=130)
+    with torch.no_grad():
+        model.head_weight[130:] = 10.0 * model.head_weight[:1]
+    assert max(take(model, [1], 500, Sampling(100.0, 0))) < 130
+
+
+def test_it_ends_at_the_end_of_text(make_model):
+    model = make_model()
+    ids = take(model, [1, 2, 3], 10)
+    text = Continuation([1, 2, 3], 10, 0)
+    yielded = list(decode.run(Decoder(model, 1), [text], GREEDY, ids[4]))
+    assert text.new_ids == ids[:ids.index(ids[4])]
+    assert len(yielded) == len(text.new_ids) + 1
+    assert text.finish == "end_of_text"
+
+
+def test_logits_that_are_no_numbers_end_it(make_model):
+    model = make_model()
+    with torch.no_grad():
+        model.get_parameter("transformer.wpe.weight").fill_(torch.nan)
+    with pytest.raises(UserError, match="not finite") as caught:
+        take(model, [1], 3)
+    assert caught.value.code == Exit.DIVERGED
+
+
+def test_a_row_beyond_its_window_is_a_bug_of_the_caller(make_model):
+    decoder = Decoder(make_model(seq_length=4), 1)
+    decoder.fill(0, [1, 2, 3, 4])
+    with pytest.raises(AssertionError, match="more tokens than positions"):
+        decoder.step([1])
