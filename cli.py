@@ -619,7 +619,6 @@ class Metrics:
                         self.kept.append(fields)
         write_whole(path, "".join(line + "\n" for line in kept))
         self._path, self._also = path, also
-        self._torn = False
 
     def write(self, **fields: Any) -> None:
         """Adds one line; the folder may have been deleted meanwhile."""
@@ -627,11 +626,16 @@ class Metrics:
                   for key, value in fields.items()}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" * self._torn + json.dumps(finite) + "\n")
-            self._torn = False
+            line = json.dumps(finite).encode() + b"\n"
+            with self._path.open("ab", buffering=0) as file:
+                end = file.tell()
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    file.truncate(end)  # the next line shall not continue a part of this one
+                    raise
         except OSError as error:
-            self._torn = True  # a part of the line may be there: the next one shall not continue it
             warn(f"metrics.jsonl: {error.strerror}; the line of step {fields.get('step')} is lost")
         if self._also:
             with contextlib.suppress(OSError):  # a full disk costs these lines too
