@@ -260,11 +260,11 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     if not peak:
         tokens_per_step = samples_per_step * config.seq_length
         peak = default_learning_rate(config, max(1, total_steps) * tokens_per_step, tokens_per_step)
-        what = "random weights"
+        what = ""
         if args.init_from:
-            peak, what = FINETUNING * peak, f"weights that are trained {FINETUNING:g} of random ones'"
+            peak, what = FINETUNING * peak, f"; {FINETUNING:g} of what random weights get"
         reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters, {tokens_per_step:,} "
-                       f"tokens a step and {count(total_steps * tokens_per_step)} in all; for {what}")
+                       f"tokens a step and {count(total_steps * tokens_per_step)} in all{what}")
     min_lr = args.min_lr if args.min_lr is not None else peak / 100
     if min_lr > peak:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {peak:.3g}. Give --learning_rate.")
@@ -828,7 +828,8 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
 def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: data.Corpus) -> list[str]:
     """What a practitioner would object to before the first step."""
     found = []
-    if (wanted := args.seq_length or 1024) != config.seq_length:
+    wanted = args.seq_length or 1024
+    if config.seq_length < wanted and config.seq_length == corpus.train.length - 1:
         found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
     if corpus.val is None:
         found.append("no validation tokens: overfitting will not be seen.")
