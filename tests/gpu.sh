@@ -2,7 +2,7 @@
 # Every figure of a GPU, in parts that take some minutes each; what is printed also lands in gpu-figures/.
 #
 #     bash tests/gpu.sh                                        all parts on the GPU
-#     bash tests/gpu.sh ladder peers                           some of: tests ladder peers memory
+#     bash tests/gpu.sh ladder peers                           some of: tests ladder peers memory saving
 #     NANOGPT=~/nanoGPT bash tests/gpu.sh peers                nanoGPT's folder, beside transformers
 #     SMALL=1 bash tests/gpu.sh ladder memory                  the same on a processor, with a tiny model: does it work?
 set -uo pipefail
@@ -29,7 +29,7 @@ if [ -n "${SMALL:-}" ]; then
 fi
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(tests ladder peers memory)
+[ $# -gt 0 ] || parts=(tests ladder peers memory saving)
 for part in "${parts[@]}"; do
     case $part in
     tests) figure tests "$python" -m pytest -q -m gpu ;;
@@ -54,7 +54,8 @@ np.random.default_rng(0).integers(0, 500, 2_000_000).astype('<i2').tofile('$out/
             figure "plan$(echo "$flags" | tr -d ' -')" "$python" train.py $where --bin_file "$out/tokens.bin" \
                 "${model[@]}" $flags --dry_run
         done ;;
-    *) echo "unknown part $part; there are: tests ladder peers memory" >&2 && exit 2 ;;
+    saving) figure saving "$python" bench.py $where --saving "${model[@]:0:6}" ;;
+    *) echo "unknown part $part; there are: tests ladder peers memory saving" >&2 && exit 2 ;;
     esac
 done
 exit $failed

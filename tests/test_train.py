@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -1246,6 +1247,20 @@ def test_a_run_on_a_gpu_learns_and_resumes(run, dtype):
     code, text = run("--epochs", "3", *flags, "--resume_from", "auto")
     assert code == 0
     assert "resume      from checkpoint-" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("flags", [[], ["--compile", "--use_amp"], ["--no-compile", "--use_amp", "--amp_dtype", "fp16"]])
+def test_a_deterministic_run_on_a_gpu_resumes_bit_for_bit(run, flags):
+    flags = ["--use_gpu", "--deterministic", "--dropout", "0.1", "--epochs", "9", "--checkpoint_every_steps", "3",
+             "--log_interval", "1", *flags]
+    assert run("--max_steps", "12", *flags)[0] == 0
+    assert run("--max_steps", "12", *flags, out="parts")[0] == 0
+    for step in (9, 12):  # as if it had been killed
+        shutil.rmtree(run.folder / f"parts/checkpoint-{step}")
+    assert run("--max_steps", "12", *flags, "--resume_from", "auto", out="parts")[0] == 0
+    assert metrics_of(run.folder / "out") == metrics_of(run.folder / "parts")
+    assert same_tensors(run.folder / "out/checkpoint-12", run.folder / "parts/checkpoint-12")
 
 
 @pytest.mark.gpu
