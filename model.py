@@ -149,12 +149,21 @@ def gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return (u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * u**3))).to(x.dtype)
 
 
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: init_weights draws all values. PyTorch's own would cost a second, or two on the meta device."""
+
+
+class Embedding(nn.Embedding):
+    reset_parameters = Linear.reset_parameters  # type: ignore[assignment]
+
+
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
@@ -169,8 +178,8 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.dropout, self.approximate = config.dropout, ACTIVATIONS[config.activation]
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = affine(self.c_proj, gelu(affine(self.c_fc, x), self.approximate))
@@ -205,20 +214,18 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(config.padded_vocab_size, config.n_embd),
-            "wpe": nn.Embedding(config.seq_length, config.n_embd),
+            "wte": Embedding(config.padded_vocab_size, config.n_embd),
+            "wpe": Embedding(config.seq_length, config.n_embd),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
         if not config.tie_weights:
-            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
 
     @classmethod
     def create(cls, config: GPTConfig, device: torch.device | str = "cpu") -> GPT:
         """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
-        with torch.device("meta"):  # skips PyTorch's own initialisation, which would cost a second and be thrown away
-            model = cls(config)
-        return model.to_empty(device="cpu").init_weights().to(device)
+        return cls(config).init_weights().to(device)
 
     @torch.no_grad()
     def init_weights(self) -> GPT:
