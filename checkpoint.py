@@ -238,7 +238,7 @@ def load_model(folder: Path, device: torch.device) -> GPT:
         if 2 * config.num_parameters > 1.1 * stored + 2**20:
             raise Damaged(f"config.json asks for {config.num_parameters:,} parameters, model.safetensors has "
                           f"{stored:,} bytes")
-        model = GPT.uninitialised(config)
+        model = GPT(config)
         load_weights(folder, model)
     except Damaged as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give a checkpoint of train.py "

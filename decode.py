@@ -40,16 +40,19 @@ def matvec(x_1C: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tensor:
 
 
 class Dense:
-    """x weight' + bias with the weight as the model has it; called with rows to add, or GELU's form to apply."""
+    """x weight' + bias with the weight in the dtype given; called with rows to add, or GELU's form to apply."""
 
-    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None):
-        self.weight, self.bias = weight_OC, bias_O
+    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
+        self.weight, self.bias, self.dtype = weight_OC.to(dtype), bias_O, dtype
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling() and x.device.type == "cpu" and len(x) == 1:
             y = matvec(x, self.weight)
             return (y if self.bias is None else y + self.bias).to(x.dtype)
-        return F.linear(x, self.weight, self.bias)
+        if x.dtype == self.dtype:
+            return F.linear(x, self.weight, self.bias)
+        y = F.linear(x.to(self.dtype), self.weight).to(x.dtype)
+        return y if self.bias is None else y + self.bias
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, gelu: str | None = None) -> torch.Tensor:
         y = self.product(x)
@@ -69,9 +72,10 @@ class Dense:
 class Packed(Dense):
     """The weight in oneDNN's own layout: a step reads it at twice the bandwidth of F.linear on a CPU."""
 
-    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None):
-        super().__init__(torch.ops.mkldnn._reorder_linear_weight(weight_OC, 1), bias_O)
-        self._bytes = weight_OC.nbytes
+    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
+        super().__init__(weight_OC, bias_O, dtype)
+        self._bytes = self.weight.nbytes
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, 1)
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, gelu: str | None = None) -> torch.Tensor:
         if plus is not None:
@@ -86,9 +90,9 @@ class Packed(Dense):
 class Int8(Dense):
     """8-bit weights with a scale per output channel; activations stay as they are."""
 
-    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None):
-        integers, self.scale = quantize(weight_OC)
-        super().__init__(integers, bias_O)
+    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
+        self.weight, self.scale = quantize(weight_OC)
+        self.bias, self.dtype = bias_O, dtype
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cpu" and len(x) == 1 and torch.compiler.is_compiling():
@@ -97,7 +101,7 @@ class Int8(Dense):
         if x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) <= INT8_ROWS:
             y = torch._weight_int8pack_mm(x, self.weight, self.scale)  # type: ignore[attr-defined]
         else:
-            y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+            y = F.linear(x.to(self.dtype), self.weight.to(self.dtype)).to(x.dtype) * self.scale.to(x.dtype)
         return y if self.bias is None else y + self.bias
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -123,19 +127,20 @@ def layout(device: torch.device, dtype: torch.dtype, quantized: bool, compiled: 
 class Decoder:
     """A model and the keys and values of num_rows sequences. Steps take rows 0 to n-1.
 
-    kind is Dense to use the model's weights where they are; others copy them, and with release the model gives each up
-    as it is copied and cannot be used any more.
+    kind is Dense to use the model's weights where they are, if dtype is theirs too; others copy them, and with release
+    the model gives each up as it is copied and cannot be used any more. Products of matrices are in weight_dtype, what
+    is between them in dtype.
     """
 
     def __init__(self, model: GPT, num_rows: int, dtype: torch.dtype = torch.float32, kind: type[Dense] = Dense,
-                 release: bool = False):
+                 release: bool = False, weight_dtype: torch.dtype | None = None):
         self.config, self.num_rows, self.dtype = model.config, num_rows, dtype
         where = self.device = next(model.parameters()).device
 
         def linear(module: Any, kind: type[Dense] = kind) -> Dense:
             weight, bias = module.weight.detach(), getattr(module, "bias", None)
             bias = None if bias is None else bias.detach().to(dtype)
-            found = kind(weight if kind is Int8 else weight.to(dtype), bias)
+            found = kind(weight, bias, weight_dtype or dtype)
             if release:
                 module.weight = None
             return found
@@ -154,7 +159,7 @@ class Decoder:
             if self.config.tie_weights and kind is not Packed:
                 self.embed = self.head = linear(table["wte"])
             else:
-                head = Dense(model.head_weight.detach(), None)
+                head = Dense(model.head_weight.detach(), None, model.head_weight.dtype)
                 self.embed = linear(table["wte"], Int8 if kind is Int8 else Dense)
                 self.head = linear(head if self.config.tie_weights else model.lm_head)
         self.gelu = ACTIVATIONS[self.config.activation]
@@ -175,7 +180,9 @@ class Decoder:
     def compile(self) -> None:
         """Compiles the step for num_rows rows, once for all lengths. Raises what the compiler raises."""
         self.compiled = True
-        run = torch.compile(self._logits, dynamic=False, fullgraph=True, options={"realize_opcount_threshold": 8})
+        # What a matrix is multiplied with is computed once, not in its loop; kernels in the cache have as many threads.
+        options = {"realize_opcount_threshold": 8, "cpp.threads": torch.get_num_threads()}
+        run = torch.compile(self._logits, dynamic=False, fullgraph=True, options=options)
 
         def marked(ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
             torch._dynamo.mark_dynamic(mask_B11S, 3)

@@ -48,13 +48,13 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--top_k", whole(0), 200, "only the k likeliest tokens; 0: all")
     g.flag("--top_p", real(0, 1, above=True), 1.0, "only the likeliest tokens that hold this share of probability")
     g.flag("--min_p", real(0, 1), 0.0, "only tokens at least this times as likely as the likeliest")
-    g = parser.group("output and machine")
+    g = parser.group("output, machine")
     g.switch("--json", False, "a JSON object a line for each continuation: text, ids, log-probabilities, why it ended")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with CUDA, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, a scale per output channel")
-    g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU for --batch_size 1 alone")
+    g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU if one is made at a time")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -271,7 +271,8 @@ def load(args: argparse.Namespace, folder: Path, num_rows: int) -> decode.Decode
     try:
         model = checkpoint.load_model(folder, machine.device)
         kind = decode.layout(machine.device, dtype, quantized, compiles)
-        decoder = decode.Decoder(model, num_rows, dtype, kind, release=True)
+        between = torch.float32 if compiles and on_cpu else dtype  # the compiled loops would convert bf16 at each use
+        decoder = decode.Decoder(model, num_rows, between, kind, True, dtype)
     except (RuntimeError, MemoryError) as error:
         if not device.is_out_of_memory(error):
             raise

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the head's width is a multiple of this
@@ -150,12 +149,21 @@ def gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return (u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * u**3))).to(x.dtype)
 
 
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: init_weights draws all values. PyTorch's own would cost a second, or two on the meta device."""
+
+
+class Embedding(nn.Embedding):
+    reset_parameters = Linear.reset_parameters  # type: ignore[assignment]
+
+
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
@@ -170,8 +178,8 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.dropout, self.approximate = config.dropout, ACTIVATIONS[config.activation]
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = affine(self.c_proj, gelu(affine(self.c_fc, x), self.approximate))
@@ -191,18 +199,6 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class _NoInit(TorchFunctionMode):
-    """Inside, layers are made without PyTorch's own initialisation, which costs seconds and would be thrown away.
-
-    The meta device would do, but the first embedding on it imports sympy: two seconds at every start.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return (kwargs or {}).get("tensor", args[0] if args else None)
-        return func(*args, **(kwargs or {}))
-
-
 class GPT(nn.Module):
     """The language model. Rows of wte and lm_head beyond the vocabulary are zero and stay zero.
 
@@ -218,24 +214,18 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(config.padded_vocab_size, config.n_embd),
-            "wpe": nn.Embedding(config.seq_length, config.n_embd),
+            "wte": Embedding(config.padded_vocab_size, config.n_embd),
+            "wpe": Embedding(config.seq_length, config.n_embd),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
         if not config.tie_weights:
-            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
 
     @classmethod
     def create(cls, config: GPTConfig, device: torch.device | str = "cpu") -> GPT:
         """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
-        return cls.uninitialised(config).init_weights().to(device)
-
-    @classmethod
-    def uninitialised(cls, config: GPTConfig) -> GPT:
-        """A model on the CPU whose every weight is still to be written."""
-        with _NoInit():
-            return cls(config)
+        return cls(config).init_weights().to(device)
 
     @torch.no_grad()
     def init_weights(self) -> GPT:

@@ -109,7 +109,7 @@ def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_mode
     from torch._dynamo.utils import counters
 
     model = make_model(seq_length=256)
-    plain, compiled = Decoder(model, 1), Decoder(model, 1, dtype, kind)
+    plain, compiled = Decoder(model, 1), Decoder(model, 1, torch.float32, kind, False, dtype)
     counters.clear()
     compiled.compile()
     for decoder in (plain, compiled):
