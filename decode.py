@@ -181,7 +181,7 @@ class Decoder:
         """Compiles the step for num_rows rows, once for all lengths. Raises what the compiler raises."""
         self.compiled = True
         # What a matrix is multiplied with is computed once, not in its loop; kernels in the cache have as many threads.
-        options = {"realize_opcount_threshold": 8, "cpp.threads": torch.get_num_threads()}
+        options: dict[str, Any] = {"realize_opcount_threshold": 8, "cpp.threads": torch.get_num_threads()}
         run = torch.compile(self._logits, dynamic=False, fullgraph=True, options=options)
 
         def marked(ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
