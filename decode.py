@@ -30,8 +30,9 @@ CANDIDATES = 512  # the likeliest ids that a nucleus is sought in before the who
 
 def quantize(weight_OC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [O, C] and its scale per output channel, bf16 [O], symmetric: weight = int8 x scale within half a scale."""
-    scale_O = (weight_OC.abs().amax(1).float() / 127).clamp(min=2.0**-60).bfloat16()  # exact in every dtype used here
-    return (weight_OC.float() / scale_O.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale_O
+    low_O, high_O = weight_OC.aminmax(dim=1)
+    scale_O = (torch.maximum(-low_O, high_O).float() / 127).clamp(min=2.0**-60).bfloat16()  # the same in every dtype
+    return (weight_OC.float() * scale_O.float().reciprocal()[:, None]).round_().to(torch.int8), scale_O
 
 
 def matvec(x_1C: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tensor:
@@ -181,7 +182,7 @@ class Decoder:
         """Compiles the step for num_rows rows, once for all lengths. Raises what the compiler raises."""
         self.compiled = True
         # What a matrix is multiplied with is computed once, not in its loop; kernels in the cache have as many threads.
-        options = {"realize_opcount_threshold": 8, "cpp.threads": torch.get_num_threads()}
+        options: dict[str, Any] = {"realize_opcount_threshold": 8, "cpp.threads": torch.get_num_threads()}
         run = torch.compile(self._logits, dynamic=False, fullgraph=True, options=options)
 
         def marked(ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
