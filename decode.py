@@ -168,7 +168,8 @@ class Decoder:
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # what fill read last
         H, K = self.config.n_head, self.config.n_embd // self.config.n_head
-        self.caches = [torch.zeros((num_rows, 2, H, self.window, K), dtype=dtype, device=where) for _ in self.layers]
+        num_slots = -(-self.window // SLOTS) * SLOTS + 1  # never all of them: a whole slice would be compiled anew
+        self.caches = [torch.zeros((num_rows, 2, H, num_slots, K), dtype=dtype, device=where) for _ in self.layers]
         self._run = self._logits
         self.compiled, self.steps = False, 0
 
@@ -267,7 +268,7 @@ class Decoder:
             self.lengths[row], self.filled[row] = 0, []
         lengths = self.lengths[:B]
         assert max(lengths) < self.window, "more tokens than positions"
-        S = min(self.window, -(-(max(lengths) + 1) // SLOTS) * SLOTS)
+        S = -(-(max(lengths) + 1) // SLOTS) * SLOTS
         at_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], lengths], device=self.device)
         is_used_BS = torch.arange(S, device=self.device) <= at_2B[1][:, None]
         mask_BS = torch.zeros(B, S, dtype=self.dtype, device=self.device).masked_fill_(~is_used_BS, -torch.inf)
