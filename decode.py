@@ -30,8 +30,9 @@ CANDIDATES = 512  # the likeliest ids that a nucleus is sought in before the who
 
 def quantize(weight_OC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [O, C] and its scale per output channel, bf16 [O], symmetric: weight = int8 x scale within half a scale."""
-    scale_O = (weight_OC.abs().amax(1).float() / 127).clamp(min=2.0**-60).bfloat16()  # exact in every dtype used here
-    return (weight_OC.float() / scale_O.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale_O
+    low_O, high_O = weight_OC.aminmax(dim=1)
+    scale_O = (torch.maximum(-low_O, high_O).float() / 127).clamp(min=2.0**-60).bfloat16()  # the same in every dtype
+    return (weight_OC.float() * scale_O.float().reciprocal()[:, None]).round_().to(torch.int8), scale_O
 
 
 def matvec(x_1C: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tensor:
@@ -167,7 +168,8 @@ class Decoder:
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # what fill read last
         H, K = self.config.n_head, self.config.n_embd // self.config.n_head
-        self.caches = [torch.zeros((num_rows, 2, H, self.window, K), dtype=dtype, device=where) for _ in self.layers]
+        num_slots = -(-self.window // SLOTS) * SLOTS + 1  # never all of them: a whole slice would be compiled anew
+        self.caches = [torch.zeros((num_rows, 2, H, num_slots, K), dtype=dtype, device=where) for _ in self.layers]
         self._run = self._logits
         self.compiled, self.steps = False, 0
 
@@ -266,7 +268,7 @@ class Decoder:
             self.lengths[row], self.filled[row] = 0, []
         lengths = self.lengths[:B]
         assert max(lengths) < self.window, "more tokens than positions"
-        S = min(self.window, -(-(max(lengths) + 1) // SLOTS) * SLOTS)
+        S = -(-(max(lengths) + 1) // SLOTS) * SLOTS
         at_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], lengths], device=self.device)
         is_used_BS = torch.arange(S, device=self.device) <= at_2B[1][:, None]
         mask_BS = torch.zeros(B, S, dtype=self.dtype, device=self.device).masked_fill_(~is_used_BS, -torch.inf)
