@@ -539,7 +539,7 @@ PHASES = {
     "training": ("train.train_step", 17),
     "accumulating": ("data.Batches.get", 44),
     "validating": ("train.evaluate", 2),
-    "sampling": ("generate.sample", 1),
+    "sampling": ("decode.sample", 1),
     "saving": ("", 0),  # by the disk, at any call of a save
     "finishing": ("train.finish", 1),
 }
