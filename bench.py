@@ -824,6 +824,7 @@ def saving(shape: dict[str, Any], folder: str, use_gpu: bool | None) -> dict[str
                 {**copies.training, **copies.model}, place / "theirs")}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
+        shutil.rmtree(place / "checkpoint-1", ignore_errors=True)
         for name, way in ways.items():
             for path in (place / "raw", place / "theirs"):  # each a new file, as a checkpoint's are
                 path.unlink(missing_ok=True)
