@@ -711,14 +711,22 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
                tokenizer, bytes_per_id, state, device.Clock(machine, lambda: out.stopped_seconds),
                device.Gauge(machine), curve.Curve(math.log(config.vocab_size)), checkpoint.Saver(),
-               checkpoint.Snapshot() if device.available_ram() > 2 * checkpoint.bytes_needed(config) else None)
+               checkpoint.Snapshot() if has_room_for_a_copy(config) else None)
+
+
+def has_room_for_a_copy(config: GPTConfig) -> bool:
+    """True if the RAM that is left is twice what a copy of the state takes, as training will want some of it too."""
+    return device.available_ram() > 2 * checkpoint.bytes_needed(config)
 
 
 def named_only(argv: Sequence[str]) -> str:
     """The command as a model card may tell it: files by their names, as folders tell about a machine and its user."""
-    words = [f"{flag}{equals}{Path(value).name}" if os.sep in value else word
-             for word in argv for flag, equals, value in [word.partition("=") if "=" in word else ("", "", word)]]
-    return shlex.join(["python", "train.py", *words])
+
+    def named(word: str) -> str:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        return f"{flag}{equals}{Path(value).name}" if os.sep in value else word
+
+    return shlex.join(["python", "train.py", *map(named, argv)])
 
 
 def open_metrics(run: Run) -> cli.Metrics:
@@ -796,7 +804,7 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
                                              config.n_embd // config.n_head)
     kept, needed = disk_needed(args, config, recipe)
     copied = f"in the background, from a copy of {size(checkpoint.bytes_needed(config))} in RAM"
-    if device.available_ram() <= 2 * checkpoint.bytes_needed(config):
+    if not has_room_for_a_copy(config):
         copied = f"while training waits: there is no RAM for a copy of {size(checkpoint.bytes_needed(config))}"
     output = [] if args.dry_run else [f"output      {printable(args.output_dir)}: up to {kept} checkpoints, "
                                       f"{size(needed)}; {size(shutil.disk_usage(args.output_dir).free)} free; "
@@ -1058,8 +1066,8 @@ def read_curve(run: Run, last_logged: int, losses: Sequence[float]) -> None:
             run.out.warn(spike)
     recipe = run.recipe
     advice = run.curve.advice(recipe.learning_rate, lr_at(run.state.step, recipe) / recipe.learning_rate)
-    if advice and advice[:12] not in run.last_said:  # once of each kind
-        run.last_said.add(advice[:12])
+    if advice and (kind := advice.partition(":")[0]) not in run.last_said:  # 'the loss explodes', say
+        run.last_said.add(kind)
         run.out.warn(f"advice at step {run.state.step:,}: {advice}")
 
 
