@@ -163,52 +163,64 @@ def weights_of(folder: Path) -> Path:
     return path
 
 
-def load_weights(folder: Path, model: GPT) -> None:
-    """Copies a folder's weights into the model, whose config must be the folder's; biases it lacks must be zero there.
+def weights_in(folder: Path, config: GPTConfig) -> dict[str, torch.Tensor]:
+    """A folder's weights by the names and shapes of GPT.state_dict(), without padding: views of the mapped file.
 
-    A model of a shorter seq_length takes the first positions. Raises Damaged, naming the first three, for tensors that
-    are missing, too many, or of another shape or type; the model is then unchanged.
+    Absent biases are zero in a model with bias off, and left out. A shorter seq_length takes the first positions.
+    Raises Damaged, naming the first three, for tensors that are missing, too many, or of another shape or type.
     """
-    path, wanted = weights_of(folder), dict(model.state_dict())
+    path, wanted = weights_of(folder), GPT(config).state_dict()
     try:
         with safe_open(path, framework="pt") as file:
             stored = {}
             for key in file.keys():  # noqa: SIM118 - no mapping
                 name = key if key.startswith(("transformer.", "lm_head.")) else f"transformer.{key}"
                 if not name.endswith((".attn.bias", ".attn.masked_bias")):  # masks that old versions stored
-                    stored[name] = key
-            if model.config.tie_weights:
-                stored.pop("lm_head.weight", None)
-            problems = []
-            for name in {**wanted, **stored}:
-                if name not in stored:
-                    problems.append(f"{name} is missing")
-                elif name not in wanted:
-                    if model.config.bias or not name.endswith(".bias") or file.get_tensor(stored[name]).any():
-                        problems.append(f"{name} is not part of this model")
-                else:
-                    shape = list(wanted[name].shape)
-                    if name in ("transformer.wte.weight", "lm_head.weight"):
-                        shape[0] = model.config.vocab_size
-                    tensor = file.get_slice(stored[name])
-                    found = tensor.get_shape()[::-1] if name.endswith(TRANSPOSED) else tensor.get_shape()
-                    if name == "transformer.wpe.weight" and len(found) == 2:
-                        shape[0] = max(shape[0], found[0])
-                    if found != shape:
-                        problems.append(f"{name} has shape {found}, the config asks for {shape}")
-                    elif not tensor.get_dtype().startswith(("F", "BF")):
-                        problems.append(f"{name} holds {tensor.get_dtype()}, not numbers with a fraction")
-            if problems:
-                rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
-                raise Damaged("; ".join([*problems[:3], *rest]))
-            with torch.no_grad():
-                for name, target in wanted.items():
-                    tensor = file.get_tensor(stored[name])
-                    tensor = tensor.t() if name.endswith(TRANSPOSED) else tensor[:target.size(0)]
-                    target[:tensor.size(0)] = tensor.to(target.device, target.dtype)
-                    target[tensor.size(0):] = 0.0
+                    stored[name] = file.get_tensor(key)
     except (SafetensorError, OSError) as error:
         raise Damaged(f"model.safetensors cannot be read ({printable(str(error))[:100]})") from error
+    if config.tie_weights:
+        stored.pop("lm_head.weight", None)
+    problems, found = [], {}
+    for name in {**wanted, **stored}:
+        if name not in stored:
+            problems.append(f"{name} is missing")
+        elif name not in wanted:
+            if config.bias or not name.endswith(".bias") or stored[name].any():
+                problems.append(f"{name} is not part of this model")
+        else:
+            tensor, shape = stored[name], list(wanted[name].shape)
+            tensor = tensor.mT if name.endswith(TRANSPOSED) and tensor.dim() == 2 else tensor
+            if name in ("transformer.wte.weight", "lm_head.weight"):
+                shape[0] = config.vocab_size
+            if name == "transformer.wpe.weight" and tensor.dim() == 2:
+                shape[0] = max(shape[0], len(tensor))
+            if list(tensor.shape) != shape:
+                problems.append(f"{name} has shape {list(tensor.shape)}, the config asks for {shape}")
+            elif not tensor.is_floating_point():
+                problems.append(f"{name} holds {str(tensor.dtype)[6:]}, not numbers with a fraction")
+            else:
+                found[name] = tensor[:len(wanted[name])]
+    if problems:
+        rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
+        raise Damaged("; ".join([*problems[:3], *rest]))
+    return found
+
+
+def load_weights(folder: Path, model: GPT) -> None:
+    """Copies a folder's weights into the model, whose config must be the folder's. Raises Damaged as weights_in does.
+
+    The model is then unchanged.
+    """
+    _copy(weights_in(folder, model.config), model)
+
+
+def _copy(weights: dict[str, torch.Tensor], model: GPT) -> None:
+    with torch.no_grad():
+        for name, target in model.state_dict().items():
+            tensor = weights[name]
+            target[:len(tensor)] = tensor.to(target.device, target.dtype)
+            target[len(tensor):] = 0.0
 
 
 def starting_config(wish: str, warn: Callable[[str], None]) -> tuple[Path, GPTConfig]:
@@ -230,19 +242,25 @@ def start_from(folder: Path, model: GPT) -> None:
         raise UserError(Exit.CHECKPOINT, f"--init_from {printable(str(folder))}: {error}. Give another one.") from error
 
 
-def load_model(folder: Path, device: torch.device) -> GPT:
-    """The model of a checkpoint or a Hugging Face GPT-2 folder, in fp32. Raises UserError (exit 4)."""
+def open_model(folder: Path) -> tuple[GPTConfig, dict[str, torch.Tensor]]:
+    """Shape and weights of a checkpoint or a Hugging Face GPT-2 folder, as weights_in. Raises UserError (exit 4)."""
     try:
         config = read_config(folder)
         stored = weights_of(folder).stat().st_size
         if 2 * config.num_parameters > 1.1 * stored + 2**20:
             raise Damaged(f"config.json asks for {config.num_parameters:,} parameters, model.safetensors has "
                           f"{stored:,} bytes")
-        model = GPT(config)
-        load_weights(folder, model)
+        return config, weights_in(folder, config)
     except Damaged as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give a checkpoint of train.py "
                                          "or a Hugging Face GPT-2 folder with safetensors.") from error
+
+
+def load_model(folder: Path, device: torch.device) -> GPT:
+    """The model of a checkpoint or a Hugging Face GPT-2 folder, in fp32. Raises UserError (exit 4)."""
+    config, weights = open_model(folder)
+    model = GPT(config)
+    _copy(weights, model)
     return model.to(device)
 
 

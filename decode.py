@@ -9,19 +9,21 @@ it in use, V vocabulary, O outputs of a layer.
 
 from __future__ import annotations
 
+import math
+import mmap
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 from cli import Exit, UserError
-from model import ACTIVATIONS, GPT
+from model import ACTIVATIONS, GPT, GPTConfig
 
 SLOTS = 64  # attention looks at a multiple of so many, so that a row's sums do not depend on its neighbours' lengths
+PACKED_ROWS = 4  # what fewer rows are filled up to: oneDNN's product is faster with four than with one, two or three
 INT8_ROWS = 32  # up to here 8-bit weights are multiplied as they are; beyond, they are unpacked first
 CANDIDATES = 512  # the likeliest ids that a nucleus is sought in before the whole vocabulary is sorted
 
@@ -30,9 +32,12 @@ CANDIDATES = 512  # the likeliest ids that a nucleus is sought in before the who
 
 def quantize(weight_OC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [O, C] and its scale per output channel, bf16 [O], symmetric: weight = int8 x scale within half a scale."""
-    low_O, high_O = weight_OC.aminmax(dim=1)
-    scale_O = (torch.maximum(-low_O, high_O).float() / 127).clamp(min=2.0**-60).bfloat16()  # the same in every dtype
-    return (weight_OC.float() * scale_O.float().reciprocal()[:, None]).round_().to(torch.int8), scale_O
+    highest_O = torch.maximum(-weight_OC.amin(1), weight_OC.amax(1))
+    scale_O = (highest_O.float() / 127).clamp(min=2.0**-60).bfloat16()  # the same in every dtype
+    integers_OC = torch.empty(weight_OC.shape, dtype=torch.int8, device=weight_OC.device)
+    for weight, scale, integers in zip(*(x.split(256) for x in (weight_OC, scale_O, integers_OC)), strict=True):
+        integers.copy_((weight.float() * scale.float().reciprocal()[:, None]).round_())
+    return integers_OC, scale_O
 
 
 def matvec(x_1C: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tensor:
@@ -44,7 +49,7 @@ class Dense:
     """x weight' + bias with the weight in the dtype given; called with rows to add, or GELU's form to apply."""
 
     def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
-        self.weight, self.bias, self.dtype = weight_OC.to(dtype), bias_O, dtype
+        self.weight, self.bias, self.dtype = weight_OC.to(dtype).contiguous(), bias_O, dtype
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling() and x.device.type == "cpu" and len(x) == 1:
@@ -74,9 +79,8 @@ class Packed(Dense):
     """The weight in oneDNN's own layout: a step reads it at twice the bandwidth of F.linear on a CPU."""
 
     def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
-        super().__init__(weight_OC, bias_O, dtype)
-        self._bytes = self.weight.nbytes
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, 1)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OC.to(dtype), 64)  # laid out for so many rows
+        self.bias, self.dtype, self._bytes = bias_O, dtype, weight_OC.numel() * dtype.itemsize
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, gelu: str | None = None) -> torch.Tensor:
         if plus is not None:
@@ -125,51 +129,62 @@ def layout(device: torch.device, dtype: torch.dtype, quantized: bool, compiled: 
 # ---------------------------------------------------------------- the model, one token at a time
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.zeros, but on a CPU no memory is taken before it is written to."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+
+
 class Decoder:
     """A model and the keys and values of num_rows sequences. Steps take rows 0 to n-1.
 
-    kind is Dense to use the model's weights where they are, if dtype is theirs too; others copy them, and with release
-    the model gives each up as it is copied and cannot be used any more. Products of matrices are in weight_dtype, what
-    is between them in dtype.
+    weights are those of GPT.state_dict(), on any device; the vocabulary's padding may be missing. Dense takes them as
+    they are if device and dtype are its own, others copy them. Products of matrices are in weight_dtype, what is
+    between them in dtype.
     """
 
-    def __init__(self, model: GPT, num_rows: int, dtype: torch.dtype = torch.float32, kind: type[Dense] = Dense,
-                 release: bool = False, weight_dtype: torch.dtype | None = None):
-        self.config, self.num_rows, self.dtype = model.config, num_rows, dtype
-        where = self.device = next(model.parameters()).device
+    def __init__(self, config: GPTConfig, weights: Mapping[str, torch.Tensor], num_rows: int,
+                 device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, kind: type[Dense] = Dense,
+                 weight_dtype: torch.dtype | None = None):
+        self.config, self.num_rows, self.dtype = config, num_rows, dtype
+        where = self.device = torch.device(device)
 
-        def linear(module: Any, kind: type[Dense] = kind) -> Dense:
-            weight, bias = module.weight.detach(), getattr(module, "bias", None)
-            bias = None if bias is None else bias.detach().to(dtype)
-            found = kind(weight, bias, weight_dtype or dtype)
-            if release:
-                module.weight = None
-            return found
+        def vector(name: str) -> torch.Tensor | None:
+            return weights[name].to(where, dtype) if name in weights else None
 
-        def norm(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
-            weight, bias = (None if p is None else p.detach().to(dtype) for p in (module.weight, module.bias))
-            return lambda x: F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+        room = torch.empty(4 * config.n_embd**2 if kind is Packed else 0, dtype=weight_dtype or dtype)
+
+        def linear(name: str, kind: type[Dense] = kind) -> Dense:
+            weight = weights[f"{name}.weight"].to(where)
+            if kind is Packed and not weight.is_contiguous():  # packing would copy it, each time to other fresh pages
+                weight = room[:weight.numel()].view(weight.shape).copy_(weight.to(room.dtype))
+            if where.type == "cuda" and len(weight) == config.vocab_size:
+                weight = F.pad(weight, (0, 0, 0, config.padded_vocab_size - len(weight)))
+            return kind(weight, vector(f"{name}.bias"), weight_dtype or dtype)
+
+        def norm(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+            weight, bias = vector(f"{name}.weight"), vector(f"{name}.bias")
+            return lambda x: F.layer_norm(x, (config.n_embd,), weight, bias, config.layer_norm_epsilon)
 
         with torch.no_grad():
-            table = model.transformer
-            self.positions: torch.Tensor = table["wpe"].weight.detach().to(dtype)  # type: ignore[union-attr]
-            self.layers = [(norm(block.ln_1), linear(block.attn.c_attn), linear(block.attn.c_proj),
-                            norm(block.ln_2), linear(block.mlp.c_fc), linear(block.mlp.c_proj))
-                           for block in table["h"]]  # type: ignore[union-attr]
-            self.final_norm = norm(table["ln_f"])  # type: ignore[arg-type]
-            if self.config.tie_weights and kind is not Packed:
-                self.embed = self.head = linear(table["wte"])
-            else:
-                head = Dense(model.head_weight.detach(), None, model.head_weight.dtype)
-                self.embed = linear(table["wte"], Int8 if kind is Int8 else Dense)
-                self.head = linear(head if self.config.tie_weights else model.lm_head)
+            self.positions = weights["transformer.wpe.weight"].to(where, dtype)
+            self.layers = [(norm(f"{h}.ln_1"), linear(f"{h}.attn.c_attn"), linear(f"{h}.attn.c_proj"),
+                            norm(f"{h}.ln_2"), linear(f"{h}.mlp.c_fc"), linear(f"{h}.mlp.c_proj"))
+                           for h in (f"transformer.h.{layer}" for layer in range(config.n_layer))]
+            self.final_norm = norm("transformer.ln_f")
+            self.embed = self.head = linear("transformer.wte", Dense if kind is Packed else kind)
+            if not config.tie_weights:
+                self.head = linear("lm_head")
+            elif kind is Packed:
+                self.head = Packed(self.embed.weight, None, self.embed.dtype)
         self.gelu = ACTIVATIONS[self.config.activation]
         self.window = self.config.seq_length
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # what fill read last
         H, K = self.config.n_head, self.config.n_embd // self.config.n_head
         num_slots = -(-self.window // SLOTS) * SLOTS + 1  # never all of them: a whole slice would be compiled anew
-        self.caches = [torch.zeros((num_rows, 2, H, num_slots, K), dtype=dtype, device=where) for _ in self.layers]
+        self.caches = [zeros((num_rows, 2, H, num_slots, K), dtype, where) for _ in self.layers]
         self._run = self._logits
         self.compiled, self.steps = False, 0
 
@@ -212,12 +227,13 @@ class Decoder:
     def _logits(self, ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
         """fp32 [B, V] after one more id in each row, whose keys and values go to the slots positions_B.
 
-        On a CPU a product with one row may round in another order than one with several; there a lone row is computed
-        twice, and so is a lone query.
+        On a CPU a product with one row may round in another order than one with several; there packed weights are
+        never multiplied with a few rows alone, and each query comes twice.
         """
         B, S = len(ids_B), mask_B11S.size(-1)
         row_B = torch.arange(B, device=ids_B.device)
-        is_pair = B == 1 and isinstance(self.head, Packed)
+        num_rows = max(B, PACKED_ROWS) if isinstance(self.head, Packed) else B
+        from_R = torch.arange(num_rows).clamp_(max=B - 1) if num_rows > B else slice(None)
         num_queries = 1 if self.compiled or self.device.type != "cpu" else 2
 
         def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -225,10 +241,9 @@ class Decoder:
             kv[row_B, :, :, positions_B] = qkv[:B, 1:]
             q = qkv[:B, 0, :, None].expand(-1, -1, num_queries, -1)
             y = F.scaled_dot_product_attention(q, kv[:B, 0, :, :S], kv[:B, 1, :, :S], mask_B11S)
-            return y[:, :, 0].reshape(B, -1).expand(len(qkv), -1)
+            return y[:, :, 0].reshape(B, -1)[from_R]
 
-        x = self._trunk(ids_B.expand(2), positions_B.expand(2), attend) if is_pair else (
-            self._trunk(ids_B, positions_B, attend))
+        x = self._trunk(ids_B[from_R], positions_B[from_R], attend)
         return self.head(self.final_norm(x))[:B, :self.config.vocab_size].float()
 
     @torch.inference_mode()
@@ -437,6 +452,7 @@ def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, seed: int, en
            sampling: Sampling = Sampling()) -> list[int]:
     """Up to max_new_tokens ids that continue the prompt, by the weights where they are. Raises UserError (exit 6)."""
     text = Continuation(prompt, max_new_tokens, seed)
-    for _ in run(Decoder(model, 1), [text], sampling, end_of_text_id):
+    decoder = Decoder(model.config, model.state_dict(), 1, next(model.parameters()).device)
+    for _ in run(decoder, [text], sampling, end_of_text_id):
         pass
     return text.new_ids

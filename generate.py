@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import cli
 
@@ -77,9 +78,10 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Flags and packages, before the seconds that importing torch takes."""
-    read_flags(argv)
+    """Flags and packages, before the second that importing torch takes; meanwhile the checkpoint's hash is computed."""
+    args = read_flags(argv)
     cli.require("torch", "numpy", "tokenizers", "safetensors")
+    cli.hash_ahead(Path(args.ckpt))
     return 0
 
 
@@ -91,7 +93,6 @@ import dataclasses
 import json
 import os
 import time
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -269,10 +270,10 @@ def load(args: argparse.Namespace, folder: Path, num_rows: int) -> decode.Decode
     if on_cpu and dtype == torch.bfloat16 and args.use_amp and not device.cpu_has_bf16():
         cli.warn("this CPU has no bf16 instructions: 16-bit arithmetic will be slower than fp32. Drop --use_amp.")
     try:
-        model = checkpoint.load_model(folder, machine.device)
+        config, weights = checkpoint.open_model(folder)
         kind = decode.layout(machine.device, dtype, quantized, compiles)
         between = torch.float32 if compiles and on_cpu else dtype  # the compiled loops would convert bf16 at each use
-        decoder = decode.Decoder(model, num_rows, between, kind, True, dtype)
+        decoder = decode.Decoder(config, weights, num_rows, machine.device, between, kind, dtype)
     except (RuntimeError, MemoryError) as error:
         if not device.is_out_of_memory(error):
             raise

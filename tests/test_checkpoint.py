@@ -360,7 +360,7 @@ def test_weights_that_are_whole_numbers_are_refused_and_the_model_stays_as_it_wa
     tensors = load_file(path / "model.safetensors")
     tensors["transformer.ln_f.weight"] = tensors["transformer.ln_f.weight"].int()
     save_file(tensors, path / "model.safetensors")
-    with pytest.raises(Damaged, match=r"transformer.ln_f.weight holds I32, not numbers with a fraction"):
+    with pytest.raises(Damaged, match=r"transformer.ln_f.weight holds int32, not numbers with a fraction"):
         checkpoint.load_weights(path, model)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+import checkpoint
 import decode
 from cli import Exit, UserError
 from decode import Continuation, Decoder, Dense, Int8, Packed, Sampling
@@ -20,6 +21,10 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def take(model, prompt, max_new_tokens, sampling=GREEDY, seed=0, end_of_text_id=None):
     return decode.sample(model, prompt, max_new_tokens, seed, end_of_text_id, sampling)
+
+
+def decoder_of(model, num_rows, *choices):
+    return Decoder(model.config, model.state_dict(), num_rows, "cpu", *choices)
 
 
 def largest_difference(found, expected):
@@ -38,7 +43,7 @@ def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_model, dtyp
     ids = torch.randint(0, 300, (3, 16))
     with torch.no_grad():
         whole = model(ids)
-    decoder = Decoder(model, 3, dtype, kind)
+    decoder = decoder_of(model, 3, dtype, kind)
     for row, length in enumerate((0, 5, 8)):
         decoder.fill(row, ids[row, :length].tolist())
     for step in range(8):
@@ -56,7 +61,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(make_model, dtype, kind)
     prompts = [[rng.randrange(500) for _ in range(length)] for length in (1, 3, 40, 64, 65, 90, 7)]
 
     def logits(chosen: list[int]) -> list[torch.Tensor]:
-        decoder = Decoder(model, len(chosen), dtype, kind)
+        decoder = decoder_of(model, len(chosen), dtype, kind)
         for row, number in enumerate(chosen):
             decoder.fill(row, prompts[number][:-1])
         steps, ids = [], [prompts[number][-1] for number in chosen]
@@ -72,7 +77,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(make_model, dtype, kind)
 
 @pytest.mark.parametrize("kind", [Dense, Int8])
 def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeypatch):
-    decoder = Decoder(make_model(), 3, torch.float32, kind)
+    decoder = decoder_of(make_model(), 3, torch.float32, kind)
     decoder.fill(1, [5, 6, 7])
     expected = decoder.step([1, 2])[1]
     monkeypatch.setattr(decoder, "_trunk", None)
@@ -83,12 +88,18 @@ def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeyp
         torch.testing.assert_close(found, expected)
 
 
-def test_the_model_gives_its_weights_up_when_they_are_copied(make_model):
-    model = make_model(tie_weights=False)
-    expected = Decoder(make_model(tie_weights=False), 1).step([3])
-    found = Decoder(model, 1, torch.float32, decode.layout(torch.device("cpu"), torch.float32, False, False), True)
-    assert largest_difference(found.step([3]), expected) < 1e-5
-    assert sum(p.numel() for p in model.parameters() if p.dim() == 2) == model.config.seq_length * model.config.n_embd
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+def test_weights_mapped_from_a_file_give_the_bits_of_those_in_memory(make_checkpoint, tmp_path, dtype, kind):
+    if kind is Packed and not can_pack(dtype):
+        pytest.skip("no packed products in this dtype here")
+    path, model, _ = make_checkpoint(tmp_path, vocab_size=300, seq_length=32)
+    weights = checkpoint.weights_in(path, model.config)
+    assert len(weights["transformer.wte.weight"]) == 300 < len(model.head_weight)
+    found, expected = (Decoder(model.config, each, 2, "cpu", dtype, kind) for each in (weights, model.state_dict()))
+    for decoder in (found, expected):
+        decoder.fill(0, [1, 2, 3])
+    for _ in range(5):
+        assert torch.equal(found.step([3, 4]), expected.step([3, 4]))
 
 
 def test_eight_bits_are_within_half_a_step_and_take_a_quarter(make_model):
@@ -99,7 +110,7 @@ def test_eight_bits_are_within_half_a_step_and_take_a_quarter(make_model):
     assert integers.abs().max() == 127
     assert ((integers * scale.float()[:, None] - weight).abs() <= 0.502 * scale.float()[:, None]).all()
     model = make_model(n_embd=256, n_head=4)
-    whole, small = (Decoder(model, 1, torch.bfloat16, kind).bytes_per_step for kind in (Dense, Int8))
+    whole, small = (decoder_of(model, 1, torch.bfloat16, kind).bytes_per_step for kind in (Dense, Int8))
     assert small < 0.51 * whole
 
 
@@ -109,7 +120,7 @@ def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_mode
     from torch._dynamo.utils import counters
 
     model = make_model(seq_length=256)
-    plain, compiled = Decoder(model, 1), Decoder(model, 1, torch.float32, kind, False, dtype)
+    plain, compiled = decoder_of(model, 1), decoder_of(model, 1, torch.float32, kind, dtype)
     counters.clear()
     compiled.compile()
     for decoder in (plain, compiled):
@@ -214,7 +225,7 @@ def test_greedy_ids_are_those_of_transformers(make_checkpoint, tmp_path):
     prompts = [[rng.randrange(400) for _ in range(rng.randrange(1, 40))] for _ in range(50)]
     texts = [Continuation(prompt, 24, 0) for prompt in prompts]
     kind = decode.layout(torch.device("cpu"), torch.float32, False, False)
-    for _ in decode.run(Decoder(model, 7, torch.float32, kind), texts, GREEDY, None):
+    for _ in decode.run(decoder_of(model, 7, torch.float32, kind), texts, GREEDY, None):
         pass
     for text, prompt in zip(texts, prompts, strict=True):
         expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24,
@@ -269,7 +280,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, 
 
     def texts(num_rows: int) -> list[Continuation]:
         made = [Continuation(*job) for job in jobs]
-        for _ in decode.run(Decoder(model, num_rows, dtype, kind), made, Sampling(1.0, 50), 17):
+        for _ in decode.run(decoder_of(model, num_rows, dtype, kind), made, Sampling(1.0, 50), 17):
             pass
         return made
 
@@ -281,7 +292,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, 
 def test_log_probabilities_are_the_models_own(make_model):
     model = make_model(seq_length=32)
     text = Continuation([1, 2, 3], 20, 0)
-    for _ in decode.run(Decoder(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), None):
+    for _ in decode.run(decoder_of(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), None):
         pass
     with torch.no_grad():
         all_BTV = model(torch.tensor([text.ids])).log_softmax(-1)
@@ -310,7 +321,7 @@ def test_it_ends_at_the_end_of_text(make_model):
     model = make_model()
     ids = take(model, [1, 2, 3], 10)
     text = Continuation([1, 2, 3], 10, 0)
-    yielded = list(decode.run(Decoder(model, 1), [text], GREEDY, ids[4]))
+    yielded = list(decode.run(decoder_of(model, 1), [text], GREEDY, ids[4]))
     assert text.new_ids == ids[:ids.index(ids[4])]
     assert len(yielded) == len(text.new_ids) + 1
     assert text.finish == "end_of_text"
@@ -326,7 +337,7 @@ def test_logits_that_are_no_numbers_end_it(make_model):
 
 
 def test_a_row_beyond_its_window_is_a_bug_of_the_caller(make_model):
-    decoder = Decoder(make_model(seq_length=4), 1)
+    decoder = decoder_of(make_model(seq_length=4), 1)
     decoder.fill(0, [1, 2, 3, 4])
     with pytest.raises(AssertionError, match="more tokens than positions"):
         decoder.step([1])
