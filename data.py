@@ -50,9 +50,9 @@ def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     if path is None:
         raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's "
                                    "--tokenizer_file.")
-    tokenizer = load_tokenizer(path)
-    if vocab_size_of(tokenizer) > vocab_size:
-        raise UserError(Exit.DATA, f"the tokenizer has {vocab_size_of(tokenizer):,} ids, the model {vocab_size:,}. "
+    tokenizer, num_ids = _load_tokenizer(path)
+    if num_ids > vocab_size:
+        raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
                                    "Give the model's own --tokenizer_file.")
     return tokenizer
 
@@ -62,6 +62,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Text can never become a special id through it. Raises UserError (exit 3) for what is not a tokenizer.
     """
+    return _load_tokenizer(path)[0]
+
+
+def _load_tokenizer(path: str | Path) -> tuple[Tokenizer, int]:
+    """load_tokenizer's, and vocab_size_of it, which takes a while."""
     from tokenizers import Tokenizer
 
     path = Path(path)
@@ -85,10 +90,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is no Exception
-        return _from_other_json(path, content, error)
+        tokenizer = _from_other_json(path, content, error)
+        return tokenizer, vocab_size_of(tokenizer)
     if not 1 <= (num_ids := vocab_size_of(tokenizer)) <= MAX_VOCAB_SIZE:
         raise UserError(Exit.DATA, f"tokenizer {name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another.")
-    return tokenizer
+    return tokenizer, num_ids
 
 
 def _from_other_json(path: Path, content: str, error: BaseException) -> Tokenizer:
@@ -282,8 +288,7 @@ def _vocabulary(fields: dict[str, Any], where: Path, tokenizer_file: Path | None
     end_id = _whole(fields, ("end_of_text_id", "eot_token_id", "eos_token_id", "eot_id", "eos_id"), where, 0,
                     MAX_VOCAB_SIZE)
     if tokenizer_file is not None:
-        tokenizer = load_tokenizer(tokenizer_file)
-        num_ids = vocab_size_of(tokenizer)
+        tokenizer, num_ids = _load_tokenizer(tokenizer_file)
         if known_size is not None and known_size < num_ids:
             raise UserError(Exit.DATA, f"tokenizer {printable(str(tokenizer_file))} has {num_ids:,} ids, metadata "
                                        f"{printable(str(where))} says {known_size:,}. Give the tokenizer the tokens "

@@ -13,6 +13,7 @@ import math
 import mmap
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,11 +154,9 @@ class Decoder:
         def vector(name: str) -> torch.Tensor | None:
             return weights[name].to(where, dtype) if name in weights else None
 
-        room = torch.empty(4 * config.n_embd**2 if kind is Packed else 0, dtype=weight_dtype or dtype)
-
-        def linear(name: str, kind: type[Dense] = kind) -> Dense:
+        def linear(name: str, kind: type[Dense] = kind, room: torch.Tensor | None = None) -> Dense:
             weight = weights[f"{name}.weight"].to(where)
-            if kind is Packed and not weight.is_contiguous():  # packing would copy it, each time to other fresh pages
+            if room is not None and not weight.is_contiguous():  # packing would copy it, each time to other fresh pages
                 weight = room[:weight.numel()].view(weight.shape).copy_(weight.to(room.dtype))
             if where.type == "cuda" and len(weight) == config.vocab_size:
                 weight = F.pad(weight, (0, 0, 0, config.padded_vocab_size - len(weight)))
@@ -167,17 +166,22 @@ class Decoder:
             weight, bias = vector(f"{name}.weight"), vector(f"{name}.bias")
             return lambda x: F.layer_norm(x, (config.n_embd,), weight, bias, config.layer_norm_epsilon)
 
-        with torch.no_grad():
+        def layer(number: int) -> tuple[Any, ...]:
+            h = f"transformer.h.{number}"
+            room = torch.empty(4 * config.n_embd**2, dtype=weight_dtype or dtype) if kind is Packed else None
+            return (norm(f"{h}.ln_1"), linear(f"{h}.attn.c_attn", room=room), linear(f"{h}.attn.c_proj", room=room),
+                    norm(f"{h}.ln_2"), linear(f"{h}.mlp.c_fc", room=room), linear(f"{h}.mlp.c_proj", room=room))
+
+        with ThreadPoolExecutor(2) as pool:  # PyTorch transposes a matrix with one thread
+            layers = pool.map(layer, range(config.n_layer))
             self.positions = weights["transformer.wpe.weight"].to(where, dtype)
-            self.layers = [(norm(f"{h}.ln_1"), linear(f"{h}.attn.c_attn"), linear(f"{h}.attn.c_proj"),
-                            norm(f"{h}.ln_2"), linear(f"{h}.mlp.c_fc"), linear(f"{h}.mlp.c_proj"))
-                           for h in (f"transformer.h.{layer}" for layer in range(config.n_layer))]
             self.final_norm = norm("transformer.ln_f")
             self.embed = self.head = linear("transformer.wte", Dense if kind is Packed else kind)
             if not config.tie_weights:
                 self.head = linear("lm_head")
             elif kind is Packed:
                 self.head = Packed(self.embed.weight, None, self.embed.dtype)
+            self.layers = list(layers)
         self.gelu = ACTIVATIONS[self.config.activation]
         self.window = self.config.seq_length
         self.lengths = [0] * num_rows  # slots in use

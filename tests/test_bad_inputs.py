@@ -434,7 +434,7 @@ RESUMED = [
      sealed(tensors(WEIGHTS, lambda held: held.update(more=np.zeros(3, "f4"))))),
     ("a tensor of another shape", HERE, f"{QKV} has shape [96, 5]",
      sealed(tensors(WEIGHTS, lambda held: held.update({QKV: np.zeros((5, 96), "f4")})))),
-    ("a tensor of whole numbers", HERE, f"{QKV} holds I64",
+    ("a tensor of whole numbers", HERE, f"{QKV} holds int64",
      sealed(tensors(WEIGHTS, lambda held: held.update({QKV: held[QKV].astype("i8")})))),
     ("a header of 2^60 bytes", HERE, "model.safetensors cannot be read", sealed(write(WEIGHTS, SAFETENSORS_BOMB))),
     ("a header that is no JSON", HERE, "model.safetensors cannot be read",
@@ -723,7 +723,7 @@ CONFIGS = [
     ("a tensor too many", "more is not part", tensors(GPT2, lambda held: held.update(more=np.zeros(3, "f4")))),
     ("a tensor of another shape", f"{QKV} has shape",
      tensors(GPT2, lambda held: held.update({QKV: np.zeros((5, 96), "f4")}))),
-    ("tensors of whole numbers", "holds I32",
+    ("tensors of whole numbers", "holds int32",
      tensors(GPT2, lambda held: held.update({key: value.astype("i4") for key, value in held.items()}))),
     ("four tensors of another shape", "and 1 more", tensors(GPT2, lambda held: held.update(
         {key: value[:1] for key, value in list(held.items())[:4]}))),

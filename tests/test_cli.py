@@ -198,6 +198,35 @@ def test_sha256_of_a_file_is_the_known_one(tmp_path):
     assert cli.sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
+def test_a_hash_made_ahead_is_taken_unless_the_file_has_changed(tmp_path, monkeypatch):
+    for step in (1, 2):
+        (folder := tmp_path / f"checkpoint-{step}").mkdir()
+        (folder / "model.safetensors").write_bytes(b"abc" * step)
+        (folder / "manifest.json").write_text("{}")
+        os.utime(folder / "manifest.json", (step, step))
+    newest = tmp_path / "checkpoint-2/model.safetensors"
+    expected = cli.sha256_of(newest)
+    hashed, digest = [], cli._sha256_of
+    monkeypatch.setattr(cli, "_sha256_of", lambda path: (hashed.append(path), digest(path))[1])
+    for given in (tmp_path, newest.parent):
+        cli.hash_ahead(given)
+        assert cli.sha256_of(newest) == expected
+        assert hashed == [newest]
+        hashed.clear()
+    cli.hash_ahead(tmp_path)
+    newest.write_bytes(b"other!")
+    assert cli.sha256_of(newest) == digest(newest) != expected
+    cli.hash_ahead(tmp_path / "nowhere")
+    cli.hash_ahead(newest)
+
+
+def test_the_garbage_collector_rests_during_the_imports_and_works_afterwards():
+    before = "import gc"
+    assert command("print(gc.isenabled())", before=before).stdout == "True\nwent on\n"
+    resting = command("return 0", before=f"{before}\nimport atexit\natexit.register(lambda: print(gc.isenabled()))")
+    assert resting.stdout == "went on\nFalse\n"
+
+
 # ---------------------------------------------------------------- how a command ends
 
 
