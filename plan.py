@@ -42,6 +42,7 @@ class Setting:
     residual_bytes: int = 4  # of an element of the residual stream
     logit_rows: int | None = None  # rows of logits that exist at once; None: those of all N tokens
     checkpointing: bool = False  # of a block only its input is kept
+    copies: bool = False  # the state is copied to the RAM, to be saved from there
 
 
 # ---------------------------------------------------------------- memory
@@ -69,13 +70,13 @@ def block_bytes(config: GPTConfig, setting: Setting) -> float:
 
 
 def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[str, int]:
-    """Predicted bytes of a training step by part: weights, optimizer, gradients, activations, logits, program.
+    """Predicted bytes of a training step by part: weights, optimizer, copy, gradients, activations, logits, program.
 
     Weights, gradients and both moments are fp32; a tied embedding's gradient exists twice for a moment, as it comes
     from both ends. Half precision keeps a copy of the matrices until the backward has used it. Of the logits there are,
     eager, log-probabilities, their gradient and the logits' gradient, fp32; compiled, the output, which its gradient
     then takes the place of; in chunks, a gradient of the head for each of them.
-    The program is what is no tensor.
+    The copy that is saved counts where it lies in the same memory, on a CPU. The program is what is no tensor.
     """
     tokens, C, e = batch_size * config.seq_length, config.n_embd, setting.dtype.itemsize
     table = config.padded_vocab_size * C
@@ -87,7 +88,8 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[s
     rows = min(tokens, setting.logit_rows or tokens)
     a_logit = e if setting.compiled else 12
     sums = tokens // rows * table * e if rows < tokens else 0
-    return {"weights": 4 * parameters, "optimizer": 8 * parameters,
+    copy = {"copy": 12 * parameters} if setting.copies and setting.device_type == "cpu" else {}
+    return {"weights": 4 * parameters, "optimizer": 8 * parameters, **copy,
             "gradients": 4 * parameters + (4 * table if config.tie_weights else 0),
             "activations": int(activations), "logits": rows * config.padded_vocab_size * a_logit + sums,
             "program": program_bytes(config, setting, 4 * parameters)}
@@ -108,7 +110,7 @@ def peak(parts: dict[str, int], accumulates: bool) -> int:
     """
     passing = parts["activations"] + parts["logits"]
     passing = passing + parts["gradients"] if accumulates else max(passing, parts["gradients"])
-    return parts["weights"] + parts["optimizer"] + parts["program"] + passing
+    return parts["weights"] + parts["optimizer"] + parts.get("copy", 0) + parts["program"] + passing
 
 
 def most_that_fits(config: GPTConfig, setting: Setting, room: float, most: int = 2**20) -> int:

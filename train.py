@@ -404,7 +404,7 @@ class Run:
     gauge: device.Gauge
     curve: curve.Curve
     saver: checkpoint.Saver
-    snapshot: checkpoint.Snapshot | None  # None: no memory for a copy, so training waits for the disk
+    snapshot: checkpoint.Snapshot | None  # None: no copy, training waits for the disk
     last_save: dict[str, float] = field(default_factory=dict)  # the step begun, the step done, when it began
     start_up: dict[str, float] = field(default_factory=dict)  # seconds
     last_said: set[str] = field(default_factory=set)  # warnings that are given once
@@ -511,13 +511,18 @@ def measure(run: Run) -> tuple[float, float | None] | None:
     """Loss in nats and bits per byte on the validation windows; None without validation tokens or after a signal."""
     if run.val_tokens is None:
         return None
-    where = run.machine.device
-    rows = plan.divisors(run.recipe.batch_size, run.batches.batch_size)[-1]
-    windows = data.validation_batches(run.val_tokens, run.config.seq_length, rows,  # the same windows for any rows
-                                      run.args.eval_batches * (run.recipe.batch_size // rows))
     with run.out.phase("validating"), run.clock.pause():
-        return evaluate(run.model, ((x.to(where), y.to(where)) for x, y in windows), run.bytes_per_id,
+        return evaluate(run.model, validation_batches(run, run.args.eval_batches), run.bytes_per_id,
                         run.machine.autocast, lambda: run.signals.number is not None)
+
+
+def validation_batches(run: Run, most: int) -> Iterator[Batch]:
+    """Validation windows on the device, at most as many as in so many of the recipe's micro-batches."""
+    assert run.val_tokens is not None
+    rows, where = plan.divisors(run.recipe.batch_size, run.batches.batch_size)[-1], run.machine.device
+    windows = data.validation_batches(run.val_tokens, run.config.seq_length, rows,  # the same windows for any rows
+                                      most * (run.recipe.batch_size // rows))
+    return ((inputs_BT.to(where), targets_BT.to(where)) for inputs_BT, targets_BT in windows)
 
 
 def validate(run: Run, metrics: cli.Metrics) -> None:
@@ -711,7 +716,13 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
                tokenizer, bytes_per_id, state, device.Clock(machine, lambda: out.stopped_seconds),
                device.Gauge(machine), curve.Curve(math.log(config.vocab_size)), checkpoint.Saver(),
-               checkpoint.Snapshot() if has_room_for_a_copy(config) else None)
+               checkpoint.Snapshot() if saves_in_between(args, recipe) and has_room_for_a_copy(config) else None)
+
+
+def saves_in_between(args: argparse.Namespace, recipe: Recipe) -> bool:
+    """True if saves are to be expected before the last step, for which training should not stand still."""
+    return (args.checkpoint_every_minutes > 0 or (args.checkpoint_every_steps or math.inf) < recipe.total_steps
+            or recipe.eval_interval < recipe.total_steps or recipe.passes > args.checkpoint_interval)
 
 
 def has_room_for_a_copy(config: GPTConfig) -> bool:
@@ -803,17 +814,20 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
         attention = device.attention_backend(machine, recipe.batch_size, config.n_head, config.seq_length,
                                              config.n_embd // config.n_head)
     kept, needed = disk_needed(args, config, recipe)
-    copied = f"in the background, from a copy of {size(checkpoint.bytes_needed(config))} in RAM"
-    if not has_room_for_a_copy(config):
-        copied = f"while training waits: there is no RAM for a copy of {size(checkpoint.bytes_needed(config))}"
+    setting = memory_setting(args, machine, recipe.accumulation > 1, saves_in_between(args, recipe))
+    written = f"in the background, from a copy of {size(checkpoint.bytes_needed(config))} in RAM"
+    if not setting.copies:
+        written = "at the end"
+    elif not has_room_for_a_copy(config):
+        setting = replace(setting, copies=False)
+        written = f"while training waits: there is no RAM for a copy of {size(checkpoint.bytes_needed(config))}"
     output = [] if args.dry_run else [f"output      {printable(args.output_dir)}: up to {kept} checkpoints, "
                                       f"{size(needed)}; {size(shutil.disk_usage(args.output_dir).free)} free; "
-                                      f"written {copied}"]
+                                      f"written {written}"]
     exact = "that of a run never stopped but for the last digits; --deterministic gives every bit"
     if args.deterministic or machine.device.type == "cpu":
         exact = f"bit for bit that of a run never stopped ({'--deterministic' if args.deterministic else 'on a CPU'})"
     tokens_per_step = recipe.samples_per_step * config.seq_length
-    setting = memory_setting(args, machine, recipe.accumulation > 1)
     val = f"{count(corpus.val.length)} for validation" if corpus.val else "none for validation"
     schedule = f"{recipe.warmup_steps:,} steps up to {recipe.learning_rate:.2e}, then cosine to {recipe.min_lr:.2e}"
     stream, chunk = "bf16" if residual_dtype(args, machine) else "fp32", loss_chunk(args, machine)
@@ -1116,15 +1130,21 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
 def dry_run(run: Run) -> int:
     """Steps as the run would do them and what the whole will take; writes nothing."""
     recipe, args, config, times, loss_now = run.recipe, run.args, run.config, [], math.nan
+    validating = 0.0
     with run.out.phase("four steps"):
         for _ in range(4):  # the first is a cold one and does not count
             run.clock.start()
             loss_now = float(step_that_fits(run)[0])
             times.append(run.clock.lap())
+        for _ in range(2 if run.val_tokens else 0):  # nor does this first one, which compiles
+            run.clock.start()
+            evaluate(run.model, validation_batches(run, 1), run.bytes_per_id, run.machine.autocast, lambda: False)
+            validating = run.clock.lap() * validation_batches_in_all(run)
+        if run.snapshot:
+            reserve(run)  # as the run's first save does
     seconds = sorted(times[1:])[1]
     tokens_per_second = recipe.samples_per_step * config.seq_length / seconds
     peak = run.machine.peak_flops
-    validating = seconds / run.accumulation / 3 * validation_batches_in_all(run)
     hours = (seconds * recipe.total_steps + validating) / 3600
     kept, needed = disk_needed(args, config, recipe)
     setting = memory_setting(args, run.machine, run.accumulation > 1)
@@ -1150,7 +1170,7 @@ def dry_run(run: Run) -> int:
 
 
 def validation_batches_in_all(run: Run) -> int:
-    """How many batches the run's validations have; one costs about a third of a micro-batch, as it has no backward."""
+    """How many micro-batches the run's validations have."""
     if run.val_tokens is None:
         return 0
     windows = -(-(run.val_tokens.length - 1) // run.config.seq_length)
@@ -1161,11 +1181,12 @@ def validation_batches_in_all(run: Run) -> int:
 # ---------------------------------------------------------------- the micro-batch that fits
 
 
-def memory_setting(args: argparse.Namespace, machine: device.Machine, accumulates: bool) -> plan.Setting:
+def memory_setting(args: argparse.Namespace, machine: device.Machine, accumulates: bool, copies: bool = True,
+                   ) -> plan.Setting:
     """What decides the memory of a step besides the model's shape and the micro-batch."""
     return plan.Setting(machine.device.type, machine.dtype, machine.compile, accumulates,
                         2 if residual_dtype(args, machine) else 4, loss_chunk(args, machine) or None,
-                        args.activation_checkpointing)
+                        args.activation_checkpointing, copies)
 
 
 def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals,

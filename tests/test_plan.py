@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from model import GPT, GPTConfig
 CONFIG = GPTConfig(32_000, 512, tie_weights=False)
 HALF = plan.Setting("cuda", torch.bfloat16)
 FULL = plan.Setting("cuda", torch.float32)
-SETTINGS = [HALF, FULL, plan.Setting("cpu", torch.bfloat16, compiled=True, accumulates=False)]
+SETTINGS = [HALF, FULL, plan.Setting("cpu", torch.bfloat16, compiled=True, accumulates=False, copies=True)]
 
 
 # ---------------------------------------------------------------- memory
@@ -116,6 +117,13 @@ def test_larger_cards_take_more():
     assert list(found) == [8, 16, 24, 40, 80, 141]
     assert sorted(set(found.values())) == list(found.values())
     assert plan.on_cards(GPTConfig(n_layer=48, n_head=25, n_embd=1600), FULL)[8] == 0
+
+
+def test_a_copy_of_the_state_counts_where_it_lies_in_the_same_memory():
+    for setting, copied in ((HALF, 0), (SETTINGS[2], 12 * CONFIG.num_parameters)):
+        without, with_copy = (plan.peak(plan.memory_parts(CONFIG, 4, replace(setting, copies=copies)), False)
+                              for copies in (False, True))
+        assert with_copy - without == copied
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -800,6 +800,20 @@ def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
     assert list(checkpoint.steps_in(run.folder / "out")) == [5, 4, 2]
 
 
+def test_no_copy_is_held_where_only_the_end_is_saved(run, monkeypatch):
+    flags = ("--max_steps", "3", "--eval_interval", "9", "--checkpoint_every_minutes", "0")
+    code, text = run(*flags, "--checkpoint_every_steps", "2")
+    assert code == 0
+    assert "written in the background, from a copy" in text
+    assert "copy " in next(line for line in text.splitlines() if line.startswith("memory"))
+    monkeypatch.setattr(checkpoint, "Snapshot", None)
+    code, text = run(*flags, "--output_dir", "other")
+    assert code == 0
+    assert "written at the end" in text
+    assert "copy " not in next(line for line in text.splitlines() if line.startswith("memory"))
+    assert list(checkpoint.steps_in(run.folder / "other")) == [3]
+
+
 def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):
     flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9")
     assert run(*flags)[0] == 0
