@@ -807,7 +807,7 @@ def test_no_copy_is_held_where_only_the_end_is_saved(run, monkeypatch):
     assert "written in the background, from a copy" in text
     assert "copy " in next(line for line in text.splitlines() if line.startswith("memory"))
     monkeypatch.setattr(checkpoint, "Snapshot", None)
-    code, text = run(*flags, "--output_dir", "other")
+    code, text = run(*flags, out="other")
     assert code == 0
     assert "written at the end" in text
     assert "copy " not in next(line for line in text.splitlines() if line.startswith("memory"))
