@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import cli
 
@@ -72,9 +73,10 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Flags and packages, before the seconds that importing torch takes."""
-    read_flags(argv)
+    """Flags and packages, before the second that importing torch takes; meanwhile the checkpoint's hash is computed."""
+    args = read_flags(argv)
     cli.require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    cli.hash_ahead(Path(args.ckpt))
     return 0
 
 
@@ -89,7 +91,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -3,13 +3,18 @@
 Random weights, prompts of 32 ids, temperature 0.8, top-k 200: transformers' generate with its cache in fp32 and bf16,
 nanoGPT's generate (--nanogpt DIR, with its model.py), and ours as generate.py lays them out: fp32, bf16, int8, and
 compiled. One prompt and eight at once; new tokens a second, the prompt's pass included. Figures are in LOG.md.
+
+With --first_token TOKENIZER (a tokenizer.json, GPT-2's say) instead the seconds from the shell to generate.py's first
+new token, beside importing torch and reading the weights.
 """
 
 import argparse
 import contextlib
 import importlib.util
 import io
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -69,6 +74,33 @@ def nanogpts(folder: str, prompts: list[list[int]], num_tokens: int):
     return run
 
 
+def first_token(folder: str, tokenizer_file: str, turns: int) -> None:
+    """Seconds from the start of a process to the first byte after the prompt, in turns."""
+    reading = (f"import torch; from safetensors.torch import load_file; weights = load_file({folder!r} + "
+               "'/model.safetensors'); print('Once', sum(float(w.sum()) for w in weights.values()), flush=True)")
+    command = [str(Path(generate.__file__)), "--ckpt", folder, "--tokenizer_file", tokenizer_file, "--prompt", "Once",
+               "--max_new_tokens", "2", "--no-use_gpu"]
+    ways = {"import torch, read the weights": ["-c", reading],
+            **{name: [*command, *flags] for name, flags in WAYS.items() if "--compile" not in flags}}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # both keep what Python has compiled
+    for turn in range(turns + 1):
+        for name, words in ways.items():
+            started, shown = time.perf_counter(), 0
+            with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                  env=environment) as child:
+                assert child.stdout is not None
+                while shown <= len("Once"):
+                    shown += len(os.read(child.stdout.fileno(), 100)) or 100
+                taken = time.perf_counter() - started
+                child.stdout.read()
+            assert child.returncode == 0, name
+            seconds[name] += [taken] if turn else []  # the first warms up
+    base = statistics.median(seconds["import torch, read the weights"])
+    for name, found in seconds.items():
+        print(f"{name:<32}{statistics.median(found):>6.2f} s, {statistics.median(found) / base:.2f}x, {turns} turns")
+
+
 def main() -> None:
     import transformers
 
@@ -76,12 +108,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--nanogpt")
+    parser.add_argument("--first_token", metavar="TOKENIZER")
     args = parser.parse_args()
     torch.manual_seed(0)
     prompts = torch.randint(50257, (8, 32)).tolist()
     net = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
     with tempfile.TemporaryDirectory() as folder:
         net.save_pretrained(folder)
+        if args.first_token:
+            first_token(folder, args.first_token, args.turns)
+            return
         half = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
         for found in (net, half):
             found.generation_config.eos_token_id = None
