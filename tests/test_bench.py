@@ -32,9 +32,9 @@ GPU = {**CPU, "device": "cuda", "peak_flops": 1e15}
 
 @pytest.fixture(scope="module")
 def small_ladder(tmp_path_factory):
-    """What four rungs of a tiny shape print, and the JSON they leave."""
+    """What two rungs of a tiny shape, and one that a CPU has not, print, and the JSON they leave."""
     path = tmp_path_factory.mktemp("bench") / "ladder.json"
-    words = [*TINY, "--rungs", "0,1,2,3,4", "--steps", "3", "--warmup", "2", "--no-use_gpu", "--precision", "bf16"]
+    words = [*TINY, "--rungs", "0,2,4", "--steps", "3", "--warmup", "2", "--no-use_gpu", "--precision", "bf16"]
     done = subprocess.run([sys.executable, ROOT / "bench.py", *words, "--json", path], capture_output=True, text=True,
                           check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,10 +44,10 @@ def small_ladder(tmp_path_factory):
 def test_the_table_has_a_line_for_every_rung(small_ladder):
     said, found = small_ladder
     lines = {line.split()[0]: line for line in said.splitlines() if line.startswith("   ")}
-    assert list(lines) == ["0", "1", "2", "3", "4"]
+    assert list(lines) == ["0", "2", "4"]
     assert lines["2"].endswith("skipped: a GPU's")
-    for number in "0134":
-        rung = found["rungs"][int(number)]
+    for number in "04":
+        rung = next(rung for rung in found["rungs"] if rung["rung"] == int(number))
         assert f" {rung['name']} " in lines[number]
         assert f"{rung['ms_median']:,.1f}" in lines[number]
         assert lines[number].count("same, to ") == 1
@@ -73,8 +73,7 @@ def test_the_json_has_what_the_table_was_made_of(small_ladder):
 
 
 def test_the_losses_of_the_first_rungs_are_the_same_to_rounding_and_fall(small_ladder):
-    naive, vectorised, _, half, _ = (rung.get("losses") for rung in small_ladder[1]["rungs"])
-    assert vectorised == pytest.approx(naive, rel=1e-6)
+    naive, _, half = (rung.get("losses") for rung in small_ladder[1]["rungs"])
     assert half == pytest.approx(naive, rel=1e-3)
     assert half != naive
     assert naive["5"] < naive["1"] - 0.1

@@ -948,6 +948,7 @@ def test_spikes_and_advice_are_told(run, monkeypatch):
     assert text.count("the loss explodes") == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_stood_still_does_not_spoil_the_seconds(corpus, tmp_path):
     argv = ["--no-use_gpu", "--data_dir", str(corpus), "--output_dir", str(tmp_path), *TINY, *QUIET, "--log_interval",
             "1", "--epochs", "999999", "--max_steps", "100000", "--checkpoint_interval", "999999"]
