@@ -208,9 +208,9 @@ def weights_in(folder: Path, config: GPTConfig) -> dict[str, torch.Tensor]:
 
 
 def load_weights(folder: Path, model: GPT) -> None:
-    """Copies a folder's weights into the model, whose config must be the folder's. Raises Damaged as weights_in does.
+    """Copies a folder's weights into the model, whose config must be the folder's.
 
-    The model is then unchanged.
+    Raises Damaged as weights_in does; the model is then unchanged.
     """
     _copy(weights_in(folder, model.config), model)
 
