@@ -184,8 +184,8 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
-    """The text of a small file. Raises ValueError for what is not UTF-8, OSError for a pipe, a device, too many bytes.
+def read_bytes(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """What is in a small file. Raises OSError for a pipe, a device, a folder, too many bytes.
 
     A file that only says it is small, as a device does, is looked at before it is opened.
     """
@@ -196,7 +196,12 @@ def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     if status.st_size > most_bytes:
         raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, at most {most_bytes:,} are read", str(path))
-    return path.read_text(encoding="utf-8")
+    return path.read_bytes()
+
+
+def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
+    """The text of a small file. Raises ValueError for what is not UTF-8, OSError as read_bytes."""
+    return read_bytes(path, most_bytes).decode("utf-8")
 
 
 def write_whole(path: Path, content: str) -> None:

@@ -168,19 +168,22 @@ def read_prompt(name: str) -> str:
         return content.decode(errors="replace")
 
 
-def ids_of(prompt: str, tokenizer: Tokenizer, end_of_text_id: int | None) -> list[int]:
-    """A prompt's ids, at least one; an empty prompt starts a new document. Raises UserError (exit 3)."""
+def ids_of(prompt: str, tokenizer: Tokenizer, end_of_text_id: int | None, vocab_size: int) -> list[int]:
+    """A prompt's ids, at least one, all the model's; an empty prompt starts a document. Raises UserError (exit 3)."""
     try:
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     except Exception as error:  # that of a word vocabulary without a token for the unknown
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(str(error))[:120]}). Give the "
                                    "model's own --tokenizer_file, or another --prompt.") from error
-    if ids:
-        return ids
-    if end_of_text_id is None:
-        raise UserError(Exit.DATA, "an empty prompt, and the tokenizer has no end-of-text id to start from. "
-                                   "Give --prompt.")
-    return [end_of_text_id]
+    if not ids:
+        if end_of_text_id is None:
+            raise UserError(Exit.DATA, "an empty prompt, and the tokenizer has no end-of-text id to start from. "
+                                       "Give --prompt.")
+        ids = [end_of_text_id]
+    if max(ids) >= vocab_size:
+        raise UserError(Exit.DATA, f"the tokenizer gives the prompt an id {max(ids):,}, the model has {vocab_size:,} "
+                                   "ids. Give the model's own --tokenizer_file.")
+    return ids
 
 
 # ---------------------------------------------------------------- text
@@ -294,7 +297,8 @@ def load(args: argparse.Namespace, folder: Path, num_rows: int) -> decode.Decode
 def write(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenizer, prompts: Sequence[str],
           sampling: decode.Sampling, end_of_text_id: int | None, signals: cli.Signals) -> None:
     """Continues every prompt num_samples times and writes it in that order; the one whose turn it is as it comes."""
-    prompt_ids = [ids_of(prompt, tokenizer, end_of_text_id) for prompt in prompts]
+    vocab_size = decoder.config.vocab_size
+    prompt_ids = [ids_of(prompt, tokenizer, end_of_text_id, vocab_size) for prompt in prompts]
     window = decoder.window
     for ids in prompt_ids:
         if len(ids) > window:
@@ -382,7 +386,7 @@ def converse(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Token
         elif word.startswith("/"):
             print(HELP, file=sys.stderr)
         else:
-            prompt = ids + ids_of(("\n" if ids else "") + line, tokenizer, end_of_text_id)
+            prompt = ids + ids_of(("\n" if ids else "") + line, tokenizer, end_of_text_id, decoder.config.vocab_size)
             new, text = decode.Continuation(prompt, args.max_new_tokens, seed), Text(tokenizer, args.stop or ())
             clock = Clock(decoder)
             with cli.Signals() as signals:
@@ -425,7 +429,7 @@ def main(argv: Sequence[str]) -> int:
     prompts = [] if args.interactive else read_prompts(args)
     num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
     folder, decoder = checkpoint.read(Path(args.ckpt), cli.warn, lambda folder: (folder, load(args, folder, num_rows)))
-    tokenizer = data.tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size)
+    tokenizer = data.tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size, all_ids=False)
     end_of_text_id = data.end_of_text_id(tokenizer)
     sampling = decode.Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty,
                                args.no_repeat_ngram_size)

@@ -341,6 +341,18 @@ def test_a_tokenizer_larger_than_the_model_is_refused(call, folder, tmp_path):
     assert caught.value.code == Exit.DATA
 
 
+def test_an_id_beyond_the_model_s_among_few_is_refused_once_a_prompt_has_it(call, tmp_path):
+    path = tmp_path / "gaps.json"
+    path.write_text('{"model": {"type": "BPE", "vocab": {"b": 1, "a": 400}, "merges": []}}')
+    out, _ = call("--tokenizer_file", str(path), "--prompt", "bb", "--max_new_tokens", "1")
+    assert out.startswith("bb")
+    with pytest.raises(UserError, match="gives the prompt an id 400, the model has 400 ids") as caught:
+        call("--tokenizer_file", str(path), "--prompt", "ba")
+    assert caught.value.code == Exit.DATA
+    with pytest.raises(UserError, match="has 401 ids, the model 400"):
+        data.tokenizer_of(tmp_path, str(path), 400)
+
+
 def test_a_folder_without_a_tokenizer_asks_for_one(call, make_model, tmp_path, tokenizer_file):
     model = make_model()
     tensors = checkpoint.Tensors.of(model, torch.optim.AdamW(model.parameters()))
