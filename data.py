@@ -38,7 +38,7 @@ ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # what tokeniz
 MAX_VOCAB_SIZE = 2**24  # as in checkpoint.py: what is trained can be opened
 MAX_TOKENIZER_BYTES = 256 * 2**20
 IGNORED = -1  # a target that takes no part in the loss
-PLANNED_WINDOWS = 4096  # their order is worked out at once: 64 alone take a third of the time of 4,096
+PLANNED_WINDOWS = 16_384  # their order is worked out at once: 64 alone take a fifth of the time of all
 COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk
 
 # ---------------------------------------------------------------- the tokenizer
@@ -443,17 +443,22 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     """
     bits = max(1, (n - 1).bit_length())
     mask, shift = np.uint64((1 << bits) - 1), np.uint64(max(1, (bits + 1) // 2))
-    keys = [_mix(key * 8 + i) for i in range(8)]
-    x = positions.astype(np.uint64)
-    outside = np.ones(x.shape, bool)
-    while outside.any():
-        y = x[outside]
-        for i in range(0, 8, 2):
-            y = (y * np.uint64(keys[i] | 1) + np.uint64(keys[i + 1])) & mask
-            y ^= y >> shift
-        x[outside] = y
-        outside = x >= n
-    return x
+    keys = [np.uint64(_mix(key * 8 + i) | (i % 2 == 0)) for i in range(8)]  # factors are odd
+
+    def rounds(x: np.ndarray) -> np.ndarray:
+        for factor, term in zip(keys[::2], keys[1::2], strict=True):
+            x *= factor
+            x += term
+            x &= mask
+            x ^= x >> shift
+        return x
+
+    images = rounds(positions.astype(np.uint64).ravel())
+    outside = np.flatnonzero(images >= n)
+    while len(outside):
+        images[outside] = moved = rounds(images[outside])
+        outside = outside[moved >= n]
+    return images.reshape(positions.shape)
 
 
 @dataclass(frozen=True)
@@ -507,85 +512,96 @@ def choose_preload(wish: str, num_bytes: int, device_free_bytes: int | None, ram
 
 
 class Tokens:
-    """The tokens of a stream where training reads them: one tensor in memory, or one mapped tensor for each part.
+    """The tokens of a stream where training reads them: an array in memory, a mapped one for each part, or on the GPU.
 
-    Stored as int16 or int32 bits ('uint16' as int16), read as windows; the windows do not depend on the parts.
-    Raises UserError (exit 3) for a file that has become shorter.
+    They are read as windows, which do not depend on the parts, and stay as they are stored: a GPU has the bits of
+    uint16 as int16. Raises UserError (exit 3) for a file that has become shorter.
     """
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
         """where is 'gpu', then they live on the device, 'ram' or 'mmap'."""
-        import torch
-
-        self.dtype, self.length, self._torch = stream.dtype, stream.length, torch
-        kind = torch.int16 if DTYPES[stream.dtype].itemsize == 2 else torch.int32
+        self.dtype, self.length = stream.dtype, stream.length
+        self._resident = _on_device(stream, device) if where == "gpu" else None
         if where == "mmap":
-            self._pieces = [_mapped(part, kind) for part in stream.parts]
-        else:  # filled in place: never a second copy, neither here nor on the device
-            self._pieces = [torch.empty(stream.length, dtype=kind, device=device if where == "gpu" else "cpu")]
-            at = 0
-            for block in _blocks(stream, np.dtype(f"<i{kind.itemsize}")):
-                self._pieces[0][at:at + len(block)].copy_(torch.from_numpy(block))
-                at += len(block)
+            self._pieces = [_mapped(part) for part in stream.parts]
+        else:
+            self._pieces = [np.empty(stream.length if where == "ram" else 0, DTYPES[stream.dtype])]
+        at = 0
+        for block in _blocks(stream) if where == "ram" else ():
+            self._pieces[0][at:at + len(block)] = block
+            at += len(block)
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))
+        self._unfolded = np.empty((0, 0))  # all windows of the one piece: a view
 
-    @property
-    def device(self) -> torch.device:
-        return self._pieces[0].device
+    def windows(self, starts: np.ndarray, width: int) -> np.ndarray | torch.Tensor:
+        """As stored, [B, width]: row i is the width tokens from starts[i], int64 [B], on; a tensor if on the GPU."""
+        if self._resident is not None:
+            import torch
 
-    def windows(self, starts: np.ndarray, width: int) -> torch.Tensor:
-        """As stored, [B, width]: row i is the width tokens from starts[i], int64 [B], on."""
+            rows = torch.from_numpy(starts).pin_memory().to(self._resident.device, non_blocking=True)
+            return self._resident.unfold(0, width, 1).index_select(0, rows)
         if len(self._pieces) > 1:
-            return self._torch.stack([self._run(start, width) for start in starts.tolist()])
-        tokens, rows = self._pieces[0], self._torch.from_numpy(starts)
-        if tokens.is_cuda:
-            rows = rows.pin_memory().to(tokens.device, non_blocking=True)
-        overlapping = tokens.as_strided((len(tokens) - width + 1, width), (1, 1))  # no copy
-        return overlapping.index_select(0, rows)
+            runs = [run for start in starts.tolist() for run in self._runs(start, width)]
+            return np.concatenate(runs).reshape(len(starts), width)
+        if self._unfolded.shape[1] != width:
+            self._unfolded = np.lib.stride_tricks.sliding_window_view(self._pieces[0], width)
+        return self._unfolded[starts]
 
-    def _run(self, start: int, length: int) -> torch.Tensor:
-        """As stored: length tokens from start on, put together where they lie in several parts."""
-        which, runs = bisect.bisect_right(self._firsts, start) - 1, []
+    def _runs(self, start: int, length: int) -> Iterator[np.ndarray]:
+        """As stored: length tokens from start on, from each part they lie in."""
+        which = bisect.bisect_right(self._firsts, start) - 1
         low = start - self._firsts[which]
         while length:
-            runs.append(self._pieces[which][low:low + length])
-            length -= len(runs[-1])
-            which, low = which + 1, 0
-        return runs[0] if len(runs) == 1 else self._torch.cat(runs)
+            run = self._pieces[which][low:low + length]
+            yield run
+            length, which, low = length - len(run), which + 1, 0
 
-    def at(self, positions: np.ndarray) -> torch.Tensor:
-        """As stored: the tokens at the positions, int64, same shape."""
-        from_numpy = self._torch.from_numpy
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """As stored: the tokens at the positions, int64, same shape. Not from the GPU."""
         if len(self._pieces) == 1:
-            return self._pieces[0][from_numpy(positions).to(self.device)]
+            return self._pieces[0][positions]
         which = np.searchsorted(self._firsts, positions, side="right") - 1
-        found = self._pieces[0].new_empty(positions.shape)
+        found = np.empty(positions.shape, self._pieces[0].dtype)
         for piece in np.unique(which):
             here = which == piece
-            found[from_numpy(here)] = self._pieces[piece][from_numpy(positions[here] - self._firsts[piece])]
+            found[here] = self._pieces[piece][positions[here] - self._firsts[piece]]
         return found
 
 
-def _mapped(part: Part, kind: torch.dtype) -> torch.Tensor:
+def _on_device(stream: TokenStream, device: torch.device) -> torch.Tensor:
+    """The tokens of a stream in the device's memory, block by block: the host never holds them all."""
+    import torch
+
+    bits = np.dtype(f"<i{DTYPES[stream.dtype].itemsize}")
+    tokens = torch.empty(stream.length, dtype=torch.int16 if bits.itemsize == 2 else torch.int32, device=device)
+    at = 0
+    for block in _blocks(stream):
+        tokens[at:at + len(block)].copy_(torch.from_numpy(block.view(bits)))
+        at += len(block)
+    return tokens
+
+
+def _mapped(part: Part) -> np.ndarray:
     """The tokens of a part in a private map of its file."""
     import torch
 
-    first, path = part.offset_bytes // kind.itemsize, os.fsencode(part.path)  # bytes: a name need not be UTF-8
+    dtype, path = DTYPES[part.dtype], os.fsencode(part.path)  # bytes: a name need not be UTF-8
+    first, kind = part.offset_bytes // dtype.itemsize, torch.int16 if dtype.itemsize == 2 else torch.int32
     try:  # numpy's map keeps its file open: a thousand shards would reach the limit that most systems set
         whole = torch.from_file(path, shared=False, size=first + part.length, dtype=kind)  # type: ignore[arg-type]
     except RuntimeError as error:
         raise _became_shorter(part) from error
-    return whole[first:]
+    return whole.numpy().view(dtype)[first:]
 
 
-def _blocks(stream: TokenStream, dtype: np.dtype) -> Iterator[np.ndarray]:
+def _blocks(stream: TokenStream) -> Iterator[np.ndarray]:
     """The tokens of a stream in blocks that need little memory."""
     for part in stream.parts:
         with part.path.open("rb") as file:
             file.seek(part.offset_bytes)
             for first in range(0, part.length, 2**23):
                 num = min(2**23, part.length - first)
-                block = np.fromfile(file, dtype, num)
+                block = np.fromfile(file, DTYPES[stream.dtype], num)
                 if len(block) < num:
                     raise _became_shorter(part)
                 yield block
@@ -596,8 +612,14 @@ def _became_shorter(part: Part) -> UserError:
                                 f"{part.length:,} tokens when it was checked. Let nothing write to it and run again.")
 
 
-def _as_ids(tokens: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Stored tokens as int64 ids."""
+def _as_ids(tokens: np.ndarray | torch.Tensor, dtype: str, device: torch.device) -> torch.Tensor:
+    """Stored tokens as int64 ids on the device. On a CPU by numpy: PyTorch would wake other threads for few bytes."""
+    import torch
+
+    if isinstance(tokens, np.ndarray):
+        if device.type == "cpu":
+            return torch.from_numpy(tokens.astype(np.int64))
+        tokens = torch.from_numpy(tokens.view(f"<i{tokens.itemsize}")).pin_memory().to(device, non_blocking=True)
     ids = tokens.long()
     return ids & 0xFFFF if dtype == "uint16" else ids
 
@@ -614,36 +636,37 @@ class Batches:
         self.order, self.batch_size, self.rank, self.world_size = order, batch_size, rank, world_size
         self._device, self._tokens = device, Tokens(stream, where, device)
         self._ahead = concurrent.futures.ThreadPoolExecutor(1, "read-ahead") if where == "mmap" else None
-        self._next: tuple[int, concurrent.futures.Future[tuple[torch.Tensor, float]]] | None = None
+        self._next: tuple[int, concurrent.futures.Future[tuple[np.ndarray | torch.Tensor, float]]] | None = None
         self._planned = 0, np.empty(0, np.int64)  # the first sample and the starts of some windows ahead
 
     def resize(self, batch_size: int) -> None:
         """From here on micro-batches of so many rows; what was read ahead had others."""
         self.batch_size, self._next = batch_size, None
 
-    def _gather(self, first: int) -> tuple[torch.Tensor, float]:
-        """Inputs, then targets, as stored, [2 B, T], of the samples from first on, and the seconds that took."""
+    def _gather(self, first: int) -> tuple[np.ndarray | torch.Tensor, float]:
+        """The windows of the samples from first on, as stored, [B, T + 1], and the seconds that took."""
         started = time.perf_counter()
         planned_from, starts = self._planned
         if not planned_from <= first <= planned_from + len(starts) - self.batch_size:
             starts = self.order.starts(np.arange(first, first + max(self.batch_size, PLANNED_WINDOWS)))
             planned_from, self._planned = first, (first, starts)
-        starts = starts[first - planned_from:][:self.batch_size]
-        rows = self._tokens.windows(np.concatenate((starts, starts + 1)), self.order.seq_length)
+        at = first - planned_from
+        rows = self._tokens.windows(starts[at:at + self.batch_size], self.order.seq_length + 1)
         return rows, time.perf_counter() - started
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """This process's inputs and targets, int64 [B, T] each, of the micro-th micro-batch after samples_seen ones."""
+        """This process's inputs and targets, int64 [B, T] each, of the micro-th micro-batch after samples_seen ones.
+
+        They are views of the same ids, a token apart.
+        """
         stride = self.batch_size * self.world_size
         first = samples_seen + micro * stride + self.rank * self.batch_size
         rows, seconds = self._next[1].result() if self._next and self._next[0] == first else self._gather(first)
         if self._ahead is not None:
             is_cold = seconds > COLD_SECONDS
             self._next = (first + stride, self._ahead.submit(self._gather, first + stride)) if is_cold else None
-        if self._device.type == "cuda" and not rows.is_cuda:
-            rows = rows.pin_memory().to(self._device, non_blocking=True)
-        inputs_BT, targets_BT = _as_ids(rows, self._tokens.dtype).view(2, self.batch_size, -1).unbind()
-        return inputs_BT, targets_BT
+        ids, (B, width) = _as_ids(rows, self._tokens.dtype, self._device), rows.shape
+        return ids.as_strided((B, width - 1), (width, 1)), ids.as_strided((B, width - 1), (width, 1), 1)
 
 
 def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_batches: int,
@@ -662,6 +685,6 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_bat
         rows = chosen[first:first + batch_size] * seq_length
         rows = np.concatenate([rows, np.full(batch_size - len(rows), tokens.length)])
         positions = rows[:, None] + np.arange(seq_length + 1)
-        ids = _as_ids(tokens.at(positions.clip(max=tokens.length - 1)), tokens.dtype)
-        ids[:, 1:][torch.from_numpy(positions[:, 1:] >= tokens.length).to(ids.device)] = IGNORED
+        ids = torch.from_numpy(tokens.at(positions.clip(max=tokens.length - 1)).astype(np.int64))
+        ids[:, 1:][torch.from_numpy(positions[:, 1:] >= tokens.length)] = IGNORED
         yield ids[:, :-1].clamp(min=0), ids[:, 1:].contiguous()
