@@ -261,6 +261,8 @@ def load(args: argparse.Namespace, folder: Path, num_rows: int) -> decode.Decode
     """The model, laid out for decoding on the device chosen. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     on_cpu, quantized = machine.device.type == "cpu", args.quantize == "int8"
+    if on_cpu and quantized:
+        num_rows = min(num_rows, decode.INT8_ROWS)  # more rows are multiplied otherwise, and would round otherwise
     compiles = args.compile
     if compiles and on_cpu and num_rows > 1:
         compiles = False

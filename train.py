@@ -170,6 +170,7 @@ from model import GPT, IGNORED, SIZES, GPTConfig, attends_in_blocks
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
 ABANDON_SECONDS = 15.0  # a step that has run on for this long after a signal is given up at its next micro-batch
 SAMPLE_TOKENS = 64
+MIN_VAL_TOKENS = 1000
 FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
 NOTHING_LOST = "before the first step; nothing was lost"
 Autocast = Callable[[], contextlib.AbstractContextManager]
@@ -855,6 +856,10 @@ def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: 
         found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
     if corpus.val is None:
         found.append("no validation tokens: overfitting will not be seen.")
+    elif corpus.val.length < MIN_VAL_TOKENS:  # tokens' losses scatter by about 3 nats
+        off = 3 / math.sqrt(corpus.val.length)
+        found.append(f"validation has {corpus.val.length:,} tokens: by chance alone its loss is {off:.1g} nats off. "
+                     "A larger --val_fraction of pretokenize.py helps.")
     if corpus.train.length < config.num_parameters and recipe.passes > 1:
         found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens for "
                      f"{count(config.num_parameters)} parameters, {recipe.passes:.1f} times over. It may be "

@@ -237,6 +237,11 @@ def test_a_prompt_gives_the_same_text_alone_and_in_a_batch(call, tmp_path, flags
         assert objects(call("--prompt", prompt, *settings)[0]) == batches[0][2 * number:2 * number + 2]
 
 
+def test_more_8_bit_rows_than_are_multiplied_at_once_change_no_text(call):
+    settings = ["--json", "--quantize", "int8", "--num_samples", "40", "--max_new_tokens", "3"]
+    assert objects(call("--batch_size", "40", *settings)[0]) == objects(call("--batch_size", "1", *settings)[0])
+
+
 def test_texts_come_in_the_order_of_their_prompts(call, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n{"text": "a dog"}\n')
     out = call("--prompt_file", str(tmp_path / "prompts.jsonl"), "--prompt_lines", "--num_samples", "2")[0]
