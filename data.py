@@ -522,14 +522,11 @@ class Tokens:
         """where is 'gpu', then they live on the device, 'ram' or 'mmap'."""
         self.dtype, self.length = stream.dtype, stream.length
         self._resident = _on_device(stream, device) if where == "gpu" else None
-        if where == "mmap":
+        self._pieces: list[np.ndarray] = []
+        if where == "ram":
+            self._pieces = [_in_memory(stream)]
+        elif where == "mmap":
             self._pieces = [_mapped(part) for part in stream.parts]
-        else:
-            self._pieces = [np.empty(stream.length if where == "ram" else 0, DTYPES[stream.dtype])]
-        at = 0
-        for block in _blocks(stream) if where == "ram" else ():
-            self._pieces[0][at:at + len(block)] = block
-            at += len(block)
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))
         self._unfolded = np.empty((0, 0))  # all windows of the one piece: a view
 
@@ -568,16 +565,22 @@ class Tokens:
         return found
 
 
+def _in_memory(stream: TokenStream) -> np.ndarray:
+    """The tokens of a stream in one array, filled block by block: there is never a second copy."""
+    tokens = np.empty(stream.length, DTYPES[stream.dtype])
+    for at, block in _blocks(stream):
+        tokens[at:at + len(block)] = block
+    return tokens
+
+
 def _on_device(stream: TokenStream, device: torch.device) -> torch.Tensor:
-    """The tokens of a stream in the device's memory, block by block: the host never holds them all."""
+    """The tokens of a stream in the device's memory, copied block by block: the host never holds them all."""
     import torch
 
     bits = np.dtype(f"<i{DTYPES[stream.dtype].itemsize}")
     tokens = torch.empty(stream.length, dtype=torch.int16 if bits.itemsize == 2 else torch.int32, device=device)
-    at = 0
-    for block in _blocks(stream):
+    for at, block in _blocks(stream):
         tokens[at:at + len(block)].copy_(torch.from_numpy(block.view(bits)))
-        at += len(block)
     return tokens
 
 
@@ -594,8 +597,9 @@ def _mapped(part: Part) -> np.ndarray:
     return whole.numpy().view(dtype)[first:]
 
 
-def _blocks(stream: TokenStream) -> Iterator[np.ndarray]:
-    """The tokens of a stream in blocks that need little memory."""
+def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
+    """The tokens of a stream in blocks that need little memory, each with its first position."""
+    at = 0
     for part in stream.parts:
         with part.path.open("rb") as file:
             file.seek(part.offset_bytes)
@@ -604,7 +608,8 @@ def _blocks(stream: TokenStream) -> Iterator[np.ndarray]:
                 block = np.fromfile(file, DTYPES[stream.dtype], num)
                 if len(block) < num:
                     raise _became_shorter(part)
-                yield block
+                yield at, block
+                at += num
 
 
 def _became_shorter(part: Part) -> UserError:
