@@ -47,15 +47,13 @@ COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk
 def tokenizer_of(folder: Path, given: str | None, vocab_size: int, all_ids: bool = True) -> Tokenizer:
     """The tokenizer given, or the one in a model's folder. Raises UserError (exit 3), for one of more ids too.
 
-    all_ids=False saves 20 ms for GPT-2's: an id beyond the model's may be overlooked where others are missing.
+    Without all_ids an id beyond the model's may be overlooked, as _load_tokenizer says.
     """
     path = given or next((folder / name for name in TOKENIZER_FILES if (folder / name).exists()), None)
     if path is None:
         raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's "
                                    "--tokenizer_file.")
-    tokenizer = _read_tokenizer(Path(path))
-    count = tokenizer.get_vocab_size(with_added_tokens=True)
-    num_ids = vocab_size_of(tokenizer) if all_ids or tokenizer.id_to_token(max(0, count - 1)) is None else count
+    tokenizer, num_ids = _load_tokenizer(Path(path), all_ids)
     if num_ids > vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
                                    "Give the model's own --tokenizer_file.")
@@ -70,16 +68,23 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return _load_tokenizer(Path(path))[0]
 
 
-def _load_tokenizer(path: Path) -> tuple[Tokenizer, int]:
-    """load_tokenizer's, and vocab_size_of it, which takes a while."""
+def _load_tokenizer(path: Path, all_ids: bool = True) -> tuple[Tokenizer, int]:
+    """load_tokenizer's, and vocab_size_of it, which takes 20 ms for GPT-2's.
+
+    Without all_ids it is the number of tokens if the last of so many ids is there: one beyond a gap may be overlooked.
+    """
     tokenizer = _read_tokenizer(path)
-    if not 1 <= (num_ids := vocab_size_of(tokenizer)) <= MAX_VOCAB_SIZE:
+    num_ids = tokenizer.get_vocab_size(with_added_tokens=True)
+    if all_ids or num_ids == 0 or tokenizer.id_to_token(num_ids - 1) is None:
+        num_ids = vocab_size_of(tokenizer)
+    if not 1 <= num_ids <= MAX_VOCAB_SIZE:
         raise UserError(Exit.DATA, f"tokenizer {printable(str(path))} has {num_ids:,} ids, not 1 to "
                                    f"{MAX_VOCAB_SIZE:,}. Give another.")
     return tokenizer, num_ids
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
+    """load_tokenizer's, whatever ids it has."""
     from tokenizers import Tokenizer
 
     if path.is_dir():

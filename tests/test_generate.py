@@ -346,6 +346,13 @@ def test_a_tokenizer_larger_than_the_model_is_refused(call, folder, tmp_path):
     assert caught.value.code == Exit.DATA
 
 
+def test_a_tokenizer_without_an_id_is_refused(call, tmp_path):
+    (tmp_path / "none.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    with pytest.raises(UserError, match="has 0 ids, not 1 to 16,777,216") as caught:
+        call("--tokenizer_file", str(tmp_path / "none.json"))
+    assert caught.value.code == Exit.DATA
+
+
 def test_an_id_beyond_the_model_s_among_few_is_refused_once_a_prompt_has_it(call, tmp_path):
     path = tmp_path / "gaps.json"
     path.write_text('{"model": {"type": "BPE", "vocab": {"b": 1, "a": 400}, "merges": []}}')
