@@ -216,7 +216,7 @@ class NaiveBatches:
         self.batch_size = batch_size
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, int64 [B, T] each, the same as those of data.Batches."""
+        """Inputs and targets, int32 [B, T] each, the same as those of data.Batches."""
         import numpy as np
         import torch
 
@@ -228,7 +228,7 @@ class NaiveBatches:
             sample = np.array([samples_seen + micro * self.batch_size + i])
             window = self.stream.slice(int(self.order.starts(sample)[0]), self.order.seq_length + 1)
             maps = [np.memmap(p.path, DTYPES[p.dtype], "r", p.offset_bytes, (p.length,)) for p in window.parts]
-            row = torch.from_numpy(np.concatenate(maps).astype(np.int64))
+            row = torch.from_numpy(np.concatenate(maps).astype(np.int32))
             inputs.append(row[:-1])
             targets.append(row[1:])
         return torch.stack(inputs).to(self.device), torch.stack(targets).to(self.device)
@@ -688,7 +688,7 @@ def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], n
     seconds, losses = [], []
     for step in range(num_steps):
         started = time.perf_counter()
-        inputs_BT, targets_BT = batches.get(step * B, 0)
+        inputs_BT, targets_BT = (ids_BT.long() for ids_BT in batches.get(step * B, 0))
         with machine.autocast():
             loss = loss_of(inputs_BT, targets_BT)
         scaler.scale(loss).backward()

@@ -622,16 +622,20 @@ def _became_shorter(part: Part) -> UserError:
                                 f"{part.length:,} tokens when it was checked. Let nothing write to it and run again.")
 
 
-def _as_ids(tokens: np.ndarray | torch.Tensor, dtype: str, device: torch.device) -> torch.Tensor:
-    """Stored tokens as int64 ids on the device. On a CPU by numpy: PyTorch would wake other threads for few bytes."""
+def _as_batch(windows: np.ndarray | torch.Tensor, dtype: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets, int32 [B, T] each, on the device, of windows as stored, [B, T + 1]: views a token apart.
+
+    On a CPU by numpy: PyTorch would wake other threads for few bytes.
+    """
     import torch
 
-    if isinstance(tokens, np.ndarray):
+    if isinstance(windows, np.ndarray):
         if device.type == "cpu":
-            return torch.from_numpy(tokens.astype(np.int64))
-        tokens = torch.from_numpy(tokens.view(f"<i{tokens.itemsize}")).pin_memory().to(device, non_blocking=True)
-    ids = tokens.long()
-    return ids & 0xFFFF if dtype == "uint16" else ids
+            rows = windows.astype(np.int32)
+            return torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:])
+        windows = torch.from_numpy(windows.view(f"<i{windows.itemsize}")).pin_memory().to(device, non_blocking=True)
+    ids = windows.int() & 0xFFFF if dtype == "uint16" else windows.int()
+    return ids[:, :-1], ids[:, 1:]
 
 
 class Batches:
@@ -665,9 +669,9 @@ class Batches:
         return rows, time.perf_counter() - started
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """This process's inputs and targets, int64 [B, T] each, of the micro-th micro-batch after samples_seen ones.
+        """This process's inputs and targets, int32 [B, T] each, of the micro-th micro-batch after samples_seen ones.
 
-        They are views of the same ids, a token apart.
+        They are views of the same ids, a token apart; an embedding takes them as they are, with half the bytes of int64.
         """
         stride = self.batch_size * self.world_size
         first = samples_seen + micro * stride + self.rank * self.batch_size
@@ -675,13 +679,12 @@ class Batches:
         if self._ahead is not None:
             is_cold = seconds > COLD_SECONDS
             self._next = (first + stride, self._ahead.submit(self._gather, first + stride)) if is_cold else None
-        ids, (B, width) = _as_ids(rows, self._tokens.dtype, self._device), rows.shape
-        return ids.as_strided((B, width - 1), (width, 1)), ids.as_strided((B, width - 1), (width, 1), 1)
+        return _as_batch(rows, self._tokens.dtype, self._device)
 
 
 def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_batches: int,
                        ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same inputs and targets every time, int64 [B, T]: all windows, or max_batches of them spread evenly.
+    """The same inputs and targets every time, int32 [B, T]: all windows, or max_batches of them spread evenly.
 
     Windows do not overlap; the last one is ragged. What is missing from it, or from the last batch, has target IGNORED.
     """
@@ -695,6 +698,6 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_bat
         rows = chosen[first:first + batch_size] * seq_length
         rows = np.concatenate([rows, np.full(batch_size - len(rows), tokens.length)])
         positions = rows[:, None] + np.arange(seq_length + 1)
-        ids = torch.from_numpy(tokens.at(positions.clip(max=tokens.length - 1)).astype(np.int64))
+        ids = torch.from_numpy(tokens.at(positions.clip(max=tokens.length - 1)).astype(np.int32))
         ids[:, 1:][torch.from_numpy(positions[:, 1:] >= tokens.length)] = IGNORED
         yield ids[:, :-1].clamp(min=0), ids[:, 1:].contiguous()

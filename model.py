@@ -113,7 +113,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             kept = (targets != IGNORED)[:, None]
             z = torch.where(is_id_P, F.linear(x, weight).float(), -torch.inf)
             lse = z.logsumexp(-1, keepdim=True)
-            of_target = z.gather(1, targets.clamp(min=0)[:, None])
+            of_target = z.gather(1, targets.clamp(min=0).long()[:, None])
             loss_N1 = lse - (1 - label_smoothing) * of_target
             if label_smoothing:
                 loss_N1 = loss_N1 - off * torch.where(is_id_P, z, 0.0).sum(-1, keepdim=True)
@@ -279,5 +279,5 @@ class GPT(nn.Module):
         logits_BTV = logits_BTP[..., :self.config.vocab_size]  # padding is no choice, in the loss or anywhere
         if targets_BT is None:
             return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED,
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten().long(), ignore_index=IGNORED,
                                label_smoothing=label_smoothing)

@@ -107,7 +107,7 @@ def test_the_naive_loader_gives_the_products_batches(tmp_path, num_parts):
     ours = data.Batches(stream, "ram", order, 4, torch.device("cpu"))
     for samples_seen, micro in ((0, 0), (0, 1), (8, 0), (56, 1)):  # the last one straddles two epochs
         for a, b in zip(naive.get(samples_seen, micro), ours.get(samples_seen, micro), strict=True):
-            assert a.dtype == b.dtype == torch.int64
+            assert a.dtype == b.dtype == torch.int32
             assert torch.equal(a, b)
 
 

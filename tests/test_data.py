@@ -133,7 +133,7 @@ def test_a_batch_is_a_pure_function_whatever_was_asked_before(counting, where):
         expected = asked.order.starts(np.arange(first, first + 4))[:, None] + np.arange(16)
         assert inputs_BT.tolist() == expected.tolist()
         assert targets_BT.tolist() == (expected + 1).tolist()
-        assert inputs_BT.dtype == targets_BT.dtype == torch.int64
+        assert inputs_BT.dtype == targets_BT.dtype == torch.int32
 
 
 @pytest.mark.parametrize(("dtype", "first"), [("int16", 32_167), ("uint16", 64_935), ("uint16", 32_500),
