@@ -622,7 +622,8 @@ def _became_shorter(part: Part) -> UserError:
                                 f"{part.length:,} tokens when it was checked. Let nothing write to it and run again.")
 
 
-def _as_batch(windows: np.ndarray | torch.Tensor, dtype: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _as_batch(windows: np.ndarray | torch.Tensor, dtype: str, device: torch.device,
+              ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets, int32 [B, T] each, on the device, of windows as stored, [B, T + 1]: views a token apart.
 
     On a CPU by numpy: PyTorch would wake other threads for few bytes.
@@ -671,7 +672,7 @@ class Batches:
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This process's inputs and targets, int32 [B, T] each, of the micro-th micro-batch after samples_seen ones.
 
-        They are views of the same ids, a token apart; an embedding takes them as they are, with half the bytes of int64.
+        They are views of the same ids, a token apart; an embedding takes int32 as well, half the bytes of int64.
         """
         stride = self.batch_size * self.world_size
         first = samples_seen + micro * stride + self.rank * self.batch_size
