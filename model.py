@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the head's width is a multiple of this
+ONEDNN_IS_FASTER = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability()[:6] == "AVX512"
 BLOCK_ROWS = 128  # of queries, where attention is computed in blocks
 IGNORED = -1  # a target that takes no part in the loss
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}  # transformers' names, F.gelu's
@@ -111,7 +112,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         dx_parts, dw_PC = [], torch.zeros_like(weight_PC, dtype=torch.float32) if wants_grad else None
         for x, targets in zip(x_NC.to(dtype).split(chunk), targets_N.split(chunk), strict=True):
             kept = (targets != IGNORED)[:, None]
-            z = torch.where(is_id_P, F.linear(x, weight).float(), -torch.inf)
+            z = torch.where(is_id_P, linear(x, weight).float(), -torch.inf)
             lse = z.logsumexp(-1, keepdim=True)
             of_target = z.gather(1, targets.clamp(min=0).long()[:, None])
             loss_N1 = lse - (1 - label_smoothing) * of_target
@@ -121,7 +122,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if dw_PC is not None:
                 dz = (z - lse).exp() - torch.where(column_P == targets[:, None], 1 - label_smoothing + off, off)
                 dz = torch.where(kept & is_id_P, dz, 0.0).to(dtype)
-                dx_parts.append(dz @ weight)
+                dx_parts.append(linear(dz, weight.t()))
                 dw_PC = dw_PC + (dz.t() @ x)
         ctx.save_for_backward(*([torch.cat(dx_parts), dw_PC, num_targets] if wants_grad else []))
         return loss / num_targets
@@ -133,11 +134,51 @@ class LinearCrossEntropy(torch.autograd.Function):
         return dx_NC * scale, dw_PC * scale, None, None, None, None, None, None
 
 
+@torch.library.custom_op("gpt::onednn_linear", mutates_args=())
+def onednn_linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+    """x [..., I] weight' + bias by oneDNN, fp32, on a CPU; the weight may be a transposed view."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
+
+
+@onednn_linear.register_fake
+def _(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight_OI))
+
+
+class OneDNNLinear(torch.autograd.Function):
+    """F.linear in fp32 on a CPU, where PyTorch calls MKL: steps take 4 to 14% less time (2 cores of AMD Zen 4).
+
+    The weight's gradient, a product of two transposed matrices, is left to MKL: it is as fast there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor,  # type: ignore[override]
+                bias_O: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        return onednn_linear(x, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        x, weight_OI = ctx.saved_tensors
+        wants_dx, wants_dw, wants_db = ctx.needs_input_grad
+        dy_NO, x_NI = dy.flatten(0, -2), x.flatten(0, -2)
+        return (onednn_linear(dy, weight_OI.t(), None) if wants_dx else None,
+                dy_NO.t() @ x_NI if wants_dw else None, dy_NO.sum(0) if wants_db else None)
+
+
+def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """F.linear: x [..., I] weight' + bias, [..., O]; in fp32 by oneDNN where that is faster than PyTorch's choice."""
+    is_fp32_on_cpu = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if ONEDNN_IS_FASTER and is_fp32_on_cpu:
+        return OneDNNLinear.apply(x, weight_OI, bias_O)  # type: ignore[return-value]
+    return F.linear(x, weight_OI, bias_O)
+
+
 def affine(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """The layer's x weight' + bias. Compiled on a CPU the bias joins the loop that follows, not the matrix product."""
     if layer.bias is None or not (torch.compiler.is_compiling() and x.device.type == "cpu"):
-        return layer(x)
-    y = F.linear(x, layer.weight)
+        return linear(x, layer.weight, layer.bias)
+    y = linear(x, layer.weight)
     return (y.float() + layer.bias).to(y.dtype)
 
 
@@ -275,7 +316,7 @@ class GPT(nn.Module):
             return LinearCrossEntropy.apply(  # type: ignore[return-value]
                 x.flatten(0, 1), self.head_weight, targets_BT.flatten(), self.config.vocab_size, label_smoothing,
                 self.loss_chunk, dtype, torch.is_grad_enabled())
-        logits_BTP = F.linear(x, self.head_weight)
+        logits_BTP = linear(x, self.head_weight)
         logits_BTV = logits_BTP[..., :self.config.vocab_size]  # padding is no choice, in the loss or anywhere
         if targets_BT is None:
             return logits_BTV

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import checkpoint
+import model as room
 from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, causal_attention
 
 GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,
@@ -305,6 +306,37 @@ def test_the_loss_in_chunks_in_bf16_is_within_its_rounding(make_model):
     chunked = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
     for found, expected, true in zip(chunked, plain, exact, strict=True):
         assert (found - true).norm() < 1.2 * (expected - true).norm() + 1e-3 * true.norm()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize("shape", [(7, 24), (2, 5, 24)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_by_onednn_and_its_gradients_are_those_of_pytorch(monkeypatch, shape, has_bias):
+    by_onednn = []
+    real = room.onednn_linear
+    monkeypatch.setattr(room, "ONEDNN_IS_FASTER", True)
+    monkeypatch.setattr(room, "onednn_linear", lambda *args: by_onednn.append(1) or real(*args))
+    x, weight, bias = torch.randn(shape), torch.randn(40, 24), torch.randn(40) if has_bias else None
+    found = {}
+    for room.ONEDNN_IS_FASTER in (False, True):
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
+        y = room.linear(*leaves)
+        y.mul(torch.arange(40)).transpose(0, -1).sum().backward()
+        found[room.ONEDNN_IS_FASTER] = [y.detach(), *(leaf.grad for leaf in leaves)]
+    assert len(by_onednn) == 2
+    for mine, theirs in zip(found[True], found[False], strict=True):
+        assert largest_difference(mine, theirs) < 2e-6
+
+
+def test_products_in_half_precision_and_without_avx512_are_pytorchs(monkeypatch):
+    monkeypatch.setattr(room, "onednn_linear", None)
+    x, weight = torch.randn(3, 24), torch.randn(40, 24)
+    monkeypatch.setattr(room, "ONEDNN_IS_FASTER", False)
+    assert room.linear(x, weight).equal(F.linear(x, weight))
+    monkeypatch.setattr(room, "ONEDNN_IS_FASTER", True)
+    assert room.linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert room.linear(x, weight).dtype == torch.bfloat16
 
 
 def test_the_whole_logits_are_not_kept_when_the_loss_is_in_chunks(make_model):
