@@ -23,9 +23,11 @@ GIB = 2**30
 CARDS_GB = (8, 16, 24, 40, 80, 141)  # memory of common cards, of 2**30 bytes each
 MARGIN = 0.08  # of what there is; left free for what nobody counted
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
-# Resident besides tensors, measured on Linux with torch 2.13: the process, what compiling adds (more where nothing
-# is cached), a block's compiled code, and holes in the heap as a share of the weights. On a GPU PyTorch's workspaces.
-PROGRAM, COMPILER, COMPILED_BLOCK, HOLES = 350 * 2**20, 80 * 2**20, 5 * 2**20, 0.65
+# Resident besides tensors, measured on Linux with torch 2.13: the process, what compiling adds (more where nothing is
+# cached), a block's compiled code. Then holes in the heap: compiled a share of the weights, eager, where sizes are
+# mixed, one of the first half GiB that comes and goes in a step. On a GPU PyTorch's workspaces.
+PROGRAM, COMPILER, COMPILED_BLOCK = 400 * 2**20, 55 * 2**20, 5 * 2**20
+COMPILED_HOLES, EAGER_HOLES, MOST_WITH_HOLES = 0.65, 0.35, 2**29
 WORKSPACES = 64 * 2**20
 OUT_OF_MEMORY = 75  # the exit code by which train.probe says it
 MOST_TOKENS = 65_536  # of a micro-batch that --batch_size auto looks for; a card is busy long before
@@ -88,19 +90,21 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[s
     rows = min(tokens, setting.logit_rows or tokens)
     a_logit = e if setting.compiled else 12
     sums = tokens // rows * table * e if rows < tokens else 0
+    logits = rows * config.padded_vocab_size * a_logit + sums
     copy = {"copy": 12 * parameters} if setting.copies and setting.device_type == "cpu" else {}
     return {"weights": 4 * parameters, "optimizer": 8 * parameters, **copy,
             "gradients": 4 * parameters + (4 * table if config.tie_weights else 0),
-            "activations": int(activations), "logits": rows * config.padded_vocab_size * a_logit + sums,
-            "program": program_bytes(config, setting, 4 * parameters)}
+            "activations": int(activations), "logits": logits,
+            "program": program_bytes(config, setting, 4 * parameters, int(activations) + logits)}
 
 
-def program_bytes(config: GPTConfig, setting: Setting, weights: int) -> int:
+def program_bytes(config: GPTConfig, setting: Setting, weights: int, passing: int) -> int:
     """What is held besides tensors: on a CPU the process, with the compiler where it is used, and holes in the heap."""
     if setting.device_type != "cpu":
         return WORKSPACES
-    compiled = COMPILER + config.n_layer * COMPILED_BLOCK if setting.compiled else 0
-    return PROGRAM + compiled + int(HOLES * weights)
+    if setting.compiled:
+        return PROGRAM + COMPILER + config.n_layer * COMPILED_BLOCK + int(COMPILED_HOLES * weights)
+    return PROGRAM + int(EAGER_HOLES * min(passing, MOST_WITH_HOLES))
 
 
 def peak(parts: dict[str, int], accumulates: bool) -> int:
