@@ -74,11 +74,11 @@ def rung_numbers() -> cli.Kind:
 
     def parse(text: str) -> tuple[int, ...]:
         numbers = tuple(sorted({int(number) for number in text.split(",")}))
-        if not 0 <= numbers[0] <= numbers[-1] <= 9:
+        if not 0 <= numbers[0] <= numbers[-1] <= 10:
             raise ValueError(text)
         return numbers
 
-    return cli.Kind(parse, "numbers from 0 to 9 with commas between", "N,N,...")
+    return cli.Kind(parse, "numbers from 0 to 10 with commas between", "N,N,...")
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -179,6 +179,7 @@ def ladder(shape: Shape, machine: dict[str, Any], tuned: bool | None) -> list[Ru
     add("chunked loss, one micro-batch", loss_chunk_tokens=None, batch_size=B, gradient_accumulation_steps=1)
     unwanted = "" if tuned or (tuned is None and on_gpu) else "minutes of compiling; give --tuned"
     add("tuned compile", compile_mode="max-autotune-no-cudagraphs", why_not=no_compile or unwanted)
+    add("FP8 head", fp8_head=True, why_not=machine["why_no_fp8"] or ("" if half == "bf16" else "needs bf16"))
     return rungs
 
 
@@ -529,6 +530,8 @@ def time_peer(bench: Bench) -> int:
     """Our best rung and the peer's model in turns, each in a process of its own, on the same batches and weights."""
     args, who = bench.args, bench.args.peer
     rungs = [rung for rung in chosen(bench) if not rung.why_not]
+    if args.rungs is None:
+        rungs = [rung for rung in rungs if "--fp8_head" not in rung.flags]  # the same mathematics
     if not rungs:
         raise UserError(Exit.FLAGS, "--rungs: none of them means something on this machine. Drop the flag.")
     best = replace(rungs[-1], flags=(*rungs[-1].flags, "--log_interval", "1"))  # the peer waits for each step too
@@ -636,7 +639,8 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any]) ->
     return {"device": machine.device.type, "name": machine.name + threads,
             "software": f"torch {torch.__version__}, Python {sys.version.split()[0]}",
             "half": "fp32" if why_no_half else machine.precision, "why_no_half": why_no_half,
-            "why_no_compile": device.why_no_compile(machine.device), "peak_flops": machine.peak_flops,
+            "why_no_compile": device.why_no_compile(machine.device),
+            "why_no_fp8": (device.why_no_fp8() or "") if on_gpu else "a GPU's", "peak_flops": machine.peak_flops,
             "matmul_flops": speeds, "matmul_width": width,
             "flops_per_token": GPTConfig(V, T, *n_layer_head_embd).flops_per_token}
 

@@ -122,6 +122,14 @@ def _precision(on_gpu: bool, amp: bool, amp_dtype: str) -> tuple[torch.dtype, st
     return torch.bfloat16, "native on this GPU"
 
 
+def why_no_fp8() -> str | None:
+    """Why matrices cannot be multiplied in 8 bits here, None if they can."""
+    if reason := why_no_cuda():
+        return reason
+    major, minor = torch.cuda.get_device_capability()
+    return f"compute capability {major}.{minor} is below 8.9" if (major, minor) < (8, 9) else None
+
+
 def cpu_has_bf16() -> bool:
     """True if the CPU multiplies bf16 in hardware (AVX512-BF16, AMX, or Arm's BF16)."""
     with contextlib.suppress(OSError):

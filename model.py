@@ -95,6 +95,57 @@ def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.T
     return torch.cat(rows, 1).view(B, H, T, K)
 
 
+class Head:
+    """The three products of an output layer, weight [P, C], in the weight's precision."""
+
+    def __init__(self, weight_PC: torch.Tensor):
+        self.weight_PC = weight_PC
+
+    def logits(self, x_NC: torch.Tensor) -> torch.Tensor:
+        """[N, P]"""
+        return linear(x_NC, self.weight_PC)
+
+    def gradients(self, dz_NP: torch.Tensor, x_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of x [N, C] and of the weight [P, C], from that of the logits."""
+        return linear(dz_NP, self.weight_PC.t()), dz_NP.t() @ x_NC
+
+
+class FP8Head(Head):
+    """The products in 8 bits: e4m3, gradients e5m2 (Micikevicius et al. 2022), one scale a tensor, results in bf16.
+
+    N, P and C must be multiples of 16. The kernel wants its right operand by columns, so what is not is transposed.
+    """
+
+    def __init__(self, weight_PC: torch.Tensor):
+        super().__init__(weight_PC)
+        self.weight8_PC, self.scale = to_fp8(weight_PC)
+        self.weight8_CP = self.weight8_PC.t().contiguous()
+
+    def logits(self, x_NC: torch.Tensor) -> torch.Tensor:
+        x8_NC, scale = to_fp8(x_NC)
+        return product_fp8(x8_NC, self.weight8_PC.t(), scale, self.scale, use_fast_accum=True)
+
+    def gradients(self, dz_NP: torch.Tensor, x_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x8_NC, x_scale = to_fp8(x_NC)
+        dz8_NP, dz_scale = to_fp8(dz_NP, torch.float8_e5m2)
+        dx_NC = product_fp8(dz8_NP, self.weight8_CP.t(), dz_scale, self.scale)
+        dw_PC = product_fp8(dz8_NP.t().contiguous(), x8_NC.t().contiguous().t(), dz_scale, x_scale)
+        return dx_NC, dw_PC
+
+
+def product_fp8(a_MK: torch.Tensor, b_KN: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
+                use_fast_accum: bool = False) -> torch.Tensor:
+    """bf16 [M, N] of a by rows and b by columns; fast accumulation adds up in fewer bits on Hopper."""
+    return torch._scaled_mm(a_MK, b_KN, a_scale, b_scale, out_dtype=torch.bfloat16,  # type: ignore[attr-defined]
+                            use_fast_accum=use_fast_accum)
+
+
+def to_fp8(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in 8 bits, its largest value the largest there is, and the factor [] that gives it back."""
+    scale = x.abs().amax().float().clamp(min=1e-30) / torch.finfo(dtype).max
+    return (x.float() / scale).to(dtype), scale
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """Mean loss over targets of the logits x weight', of which chunk rows exist at once; its arguments are forward's.
 
@@ -104,15 +155,15 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                label_smoothing: float, chunk: int, dtype: torch.dtype, wants_grad: bool) -> torch.Tensor:
-        weight = weight_PC.to(dtype)
-        column_P = torch.arange(len(weight), device=weight.device)
+                label_smoothing: float, chunk: int, dtype: torch.dtype, in_fp8: bool, wants_grad: bool) -> torch.Tensor:
+        head = (FP8Head if in_fp8 else Head)(weight_PC.to(dtype))
+        column_P = torch.arange(len(weight_PC), device=weight_PC.device)
         is_id_P, off = column_P < vocab_size, label_smoothing / vocab_size
-        num_targets, loss = (targets_N != IGNORED).sum(), torch.zeros((), device=weight.device)
+        num_targets, loss = (targets_N != IGNORED).sum(), torch.zeros((), device=weight_PC.device)
         dx_parts, dw_PC = [], torch.zeros_like(weight_PC, dtype=torch.float32) if wants_grad else None
         for x, targets in zip(x_NC.to(dtype).split(chunk), targets_N.split(chunk), strict=True):
             kept = (targets != IGNORED)[:, None]
-            z = torch.where(is_id_P, linear(x, weight).float(), -torch.inf)
+            z = torch.where(is_id_P, head.logits(x).float(), -torch.inf)
             lse = z.logsumexp(-1, keepdim=True)
             of_target = z.gather(1, targets.clamp(min=0).long()[:, None])
             loss_N1 = lse - (1 - label_smoothing) * of_target
@@ -122,8 +173,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             if dw_PC is not None:
                 dz = (z - lse).exp() - torch.where(column_P == targets[:, None], 1 - label_smoothing + off, off)
                 dz = torch.where(kept & is_id_P, dz, 0.0).to(dtype)
-                dx_parts.append(linear(dz, weight.t()))
-                dw_PC = dw_PC + (dz.t() @ x)
+                dx, dw = head.gradients(dz, x)
+                dx_parts.append(dx)
+                dw_PC = dw_PC + dw
         ctx.save_for_backward(*([torch.cat(dx_parts), dw_PC, num_targets] if wants_grad else []))
         return loss / num_targets
 
@@ -131,7 +183,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         dx_NC, dw_PC, num_targets = ctx.saved_tensors
         scale = grad / num_targets
-        return dx_NC * scale, dw_PC * scale, None, None, None, None, None, None
+        return dx_NC * scale, dw_PC * scale, None, None, None, None, None, None, None
 
 
 @torch.library.custom_op("gpt::onednn_linear", mutates_args=())
@@ -244,12 +296,14 @@ class GPT(nn.Module):
     """The language model. Rows of wte and lm_head beyond the vocabulary are zero and stay zero.
 
     How training spends memory is set from outside: the residual stream's dtype (None: as autocast makes it, fp32),
-    whether blocks are recomputed in backward (Chen et al. 2016), for how many tokens logits exist at once (0: all).
+    whether blocks are recomputed in backward (Chen et al. 2016), for how many tokens logits exist at once (0: all),
+    and whether training multiplies the head in 8 bits.
     """
 
     residual_dtype: torch.dtype | None = None
     recompute = False
     loss_chunk = 0
+    fp8_head = False
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -310,12 +364,13 @@ class GPT(nn.Module):
                 ) -> torch.Tensor:
         """The mean loss in nats over targets that are not IGNORED, in fp32; without targets the logits [B, T, V]."""
         x = self.trunk(idx_BT)
-        if targets_BT is not None and 0 < self.loss_chunk < targets_BT.numel():
+        in_fp8 = self.fp8_head and self.training
+        if targets_BT is not None and (in_fp8 or 0 < self.loss_chunk < targets_BT.numel()):
             half = torch.is_autocast_enabled(x.device.type)
             dtype = torch.get_autocast_dtype(x.device.type) if half else torch.float32
             return LinearCrossEntropy.apply(  # type: ignore[return-value]
                 x.flatten(0, 1), self.head_weight, targets_BT.flatten(), self.config.vocab_size, label_smoothing,
-                self.loss_chunk, dtype, torch.is_grad_enabled())
+                self.loss_chunk or targets_BT.numel(), dtype, in_fp8, torch.is_grad_enabled())
         logits_BTP = linear(x, self.head_weight)
         logits_BTV = logits_BTP[..., :self.config.vocab_size]  # padding is no choice, in the loss or anywhere
         if targets_BT is None:

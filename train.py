@@ -77,6 +77,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "where mixed precision is")
     g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at once; 0: all",
            "8192 on a GPU, 2048 compiled on a CPU, else all; all in fp16")
+    g.switch("--fp8_head", False, "multiply the output layer in 8 bits while training, less exactly; for GPUs from "
+             "compute capability 8.9 on (Ada, Hopper), with bf16")
     g.switch("--activation_checkpointing", False, "recompute blocks in backward: a third of the memory, 1.3x the time")
     g = parser.group("output")
     g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
@@ -126,6 +128,9 @@ def check(args: argparse.Namespace) -> list[str]:
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
         "--residual_dtype bf16: needs mixed precision in bf16": args.residual_dtype == "bf16" and (
             args.use_amp is False or args.amp_dtype == "fp16"),
+        "--fp8_head: needs a GPU and mixed precision in bf16": args.fp8_head and (
+            args.use_gpu is False or args.use_amp is False or args.amp_dtype == "fp16"),
+        "--loss_chunk_tokens: a multiple of 16 with --fp8_head": args.fp8_head and (args.loss_chunk_tokens or 0) % 16,
         "--loss_chunk_tokens: not with --amp_dtype fp16": args.loss_chunk_tokens and args.amp_dtype == "fp16",
     }
     return [problem for problem, is_wrong in wrong.items() if is_wrong]
@@ -427,7 +432,8 @@ def settings(args: argparse.Namespace, recipe: Recipe, machine: device.Machine) 
     numbers = {key: value for key, value in asdict(recipe).items()
                if key not in ("reasons", "log_interval", "sample_interval", "windows_per_epoch")}
     flags = {"weight_decay": args.weight_decay, "beta1": args.beta1, "beta2": args.beta2, "grad_clip": args.grad_clip,
-             "label_smoothing": args.label_smoothing, "dropout": args.dropout, "seed": args.seed}
+             "label_smoothing": args.label_smoothing, "dropout": args.dropout, "seed": args.seed,
+             "fp8_head": args.fp8_head}
     return {"settings": {**numbers, **flags},
             "environment": {"torch": torch.__version__, "device": machine.name, "threads": torch.get_num_threads(),
                             "precision": machine.precision, "compile": machine.compile,
@@ -572,12 +578,17 @@ def main(argv: Sequence[str]) -> int:
         with problems.catch():
             if args.use_gpu and (reason := device.why_no_cuda()):
                 raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
+            if args.fp8_head and (reason := device.why_no_fp8()):
+                raise UserError(Exit.MACHINE, f"--fp8_head: {reason}. Drop the flag.")
         with problems.catch():
             if not args.dry_run:
                 held.enter_context(checkpoint.owned(Path(args.output_dir)))
         with problems.catch(), out.phase("checking the tokens"):
             corpus = open_corpus(args)
             config = model_config(args, corpus.vocab_size, corpus.train.length)
+            if args.fp8_head and (config.seq_length % 16 or config.n_embd % 16):
+                raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
+                                            f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
         with problems.catch():
             if not args.dry_run and (resumed := find_resume(args, out)) and corpus and config:
                 checkpoint.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
@@ -703,7 +714,7 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
         torch.manual_seed(args.seed)
         model = GPT.create(config, machine.device).train()
         model.residual_dtype, model.loss_chunk = residual_dtype(args, machine), loss_chunk(args, machine)
-        model.recompute = args.activation_checkpointing
+        model.recompute, model.fp8_head = args.activation_checkpointing, args.fp8_head
         optimizer = torch.optim.AdamW(param_groups(model, args.weight_decay), recipe.learning_rate,
                                       (args.beta1, args.beta2), fused=True)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
@@ -834,7 +845,8 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
     stream, chunk = "bf16" if residual_dtype(args, machine) else "fp32", loss_chunk(args, machine)
     return [*device.describe(machine, attention, args.tf32), f"exactness   a resumed run's loss is {exact}",
             f"activations {'recomputed in backward' if args.activation_checkpointing else 'kept'}, residual stream in "
-            f"{stream}, logits of {f'{chunk:,}' if chunk else 'all'} tokens at once",
+            f"{stream}, logits of {f'{chunk:,}' if chunk else 'all'} tokens at once"
+            f"{', multiplied in 8 bits' if args.fp8_head else ''}",
             f"tokens      {count(corpus.train.length)} for training, {val}; in {where}",
             f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
             f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
@@ -1239,7 +1251,7 @@ def memory_key(args: argparse.Namespace, machine: device.Machine, config: GPTCon
     sources = [cli.sha256_of(Path(__file__).with_name(name)) for name in ("model.py", "train.py", "device.py")]
     total = device.total_memory(machine) if machine.device.type == "cuda" else torch.get_num_threads()
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__, sources,
-             samples, str(memory_setting(args, machine, True)), args.compile_mode, args.label_smoothing,
+             samples, str(memory_setting(args, machine, True)), args.compile_mode, args.label_smoothing, args.fp8_head,
              args.preload, args.bin_file, args.data_dir]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

@@ -26,8 +26,9 @@ from cli import Exit, UserError
 ROOT = Path(__file__).parent.parent
 TINY = ["--model_size", "tiny", "--vocab_size", "256", "--seq_length", "32", "--batch_size", "4"]
 CPU = {"device": "cpu", "name": "a CPU", "software": "torch", "half": "bf16", "why_no_half": "", "why_no_compile": None,
+       "why_no_fp8": "a GPU's",
        "peak_flops": None, "matmul_flops": {"fp32": 1e12, "bf16": 2e12}, "matmul_width": 2048, "flops_per_token": 10**6}
-GPU = {**CPU, "device": "cuda", "peak_flops": 1e15}
+GPU = {**CPU, "device": "cuda", "peak_flops": 1e15, "why_no_fp8": ""}
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_the_made_up_tokens_are_a_corpus_and_the_loader_reads_it(tmp_path):
 @pytest.mark.parametrize("machine", [CPU, GPU, {**CPU, "half": "fp32", "why_no_half": "none", "why_no_compile": "x"}])
 def test_every_rung_is_understood_by_train_and_keeps_what_the_one_below_brought(machine):
     rungs = bench.ladder(bench.SHAPES["B"], machine, None)
-    assert [rung.number for rung in rungs] == list(range(10))
+    assert [rung.number for rung in rungs] == list(range(11))
     for rung in rungs:
         args = train.read_flags(rung.flags)
         assert args.batch_size * args.gradient_accumulation_steps == 16
@@ -171,7 +172,7 @@ def test_every_rung_is_understood_by_train_and_keeps_what_the_one_below_brought(
 def test_a_gpu_has_all_rungs_and_a_cpu_says_what_it_lacks():
     assert not [rung for rung in bench.ladder(bench.SHAPES["A"], GPU, None) if rung.why_not]
     on_cpu = bench.ladder(bench.SHAPES["mini"], CPU, None)
-    assert [rung.number for rung in on_cpu if rung.why_not] == [2, 9]
+    assert [rung.number for rung in on_cpu if rung.why_not] == [2, 9, 10]
     assert not bench.ladder(bench.SHAPES["mini"], CPU, True)[9].why_not
     assert bench.ladder(bench.SHAPES["mini"], GPU, False)[9].why_not
 
@@ -279,7 +280,7 @@ def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["--rungs", "0,12"], "--rungs '0,12': must be numbers from 0 to 9"),
+    (["--rungs", "0,12"], "--rungs '0,12': must be numbers from 0 to 10"),
     (["--rungs", "1,"], "--rungs '1,'"),
     (["--batch_size", "3"], "--batch_size: is odd"),
     (["--peer", "nanogpt"], "--peer nanogpt: needs --peer_dir"),

@@ -62,6 +62,14 @@ def test_without_cuda_the_reason_says_what_to_do():
     assert reason.count(". ") == 1
 
 
+def test_8_bits_take_a_gpu_of_capability_8_9(a_gpu):
+    a_gpu(capability=(8, 0))
+    assert device.why_no_fp8() == "compute capability 8.0 is below 8.9"
+    for capability in ((8, 9), (9, 0), (10, 0)):
+        a_gpu(capability=capability)
+        assert device.why_no_fp8() is None
+
+
 def test_slow_mixed_precision_on_a_cpu_is_warned_of(monkeypatch):
     monkeypatch.setattr(device, "cpu_has_bf16", lambda: False)
     assert "no bf16 instructions" in " ".join(device.choose(False, True, "auto", False).warnings)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import checkpoint
+import device
 import model as room
 from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, causal_attention
 
@@ -365,6 +366,30 @@ def test_compiled_it_is_one_graph_with_the_same_loss_and_gradients(make_model, c
         assert largest_difference(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize("chunk", [0, 16])
+def test_a_head_in_8_bits_is_near_the_one_in_16(make_model, chunk):
+    model = make_model(vocab_size=300).train()
+    ids, targets = random_ids(model), random_ids(model)
+    targets[0, 3:9] = IGNORED
+    exact = loss_and_gradients(model, ids, targets)
+    plain = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
+    model.fp8_head, model.loss_chunk = True, chunk
+    coarse = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
+    assert coarse[0] == pytest.approx(float(exact[0]), rel=2e-3)
+    exact_G, plain_G, coarse_G = (torch.cat([x.flatten() for x in found[1:]]) for found in (exact, plain, coarse))
+    assert 2 * (plain_G - exact_G).norm() < (coarse_G - exact_G).norm() < 0.05 * exact_G.norm()  # in 8 bits, and near
+    assert not coarse[1][300:].any()  # padding
+    model.eval()
+    assert loss_and_gradients(model, ids, targets)[0] == pytest.approx(float(exact[0]), rel=1e-6)  # measured exactly
+
+
+def test_a_head_in_8_bits_hides_no_nan(make_model):
+    model = make_model(vocab_size=300).train()
+    model.fp8_head = True
+    model.transformer["ln_f"].weight.data[3] = float("nan")
+    assert loss_and_gradients(model, random_ids(model), random_ids(model), dtype=torch.bfloat16)[0].isnan()
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_recomputed_blocks_give_the_same_loss_and_gradients(make_model, dropout):
     model = make_model(dropout=dropout).train()
@@ -424,3 +449,22 @@ def test_on_a_gpu_each_saving_gives_the_plain_gradients(make_model, compiled, ch
     half = dtype == torch.bfloat16 or "residual_dtype" in changes
     for found, expected in zip(gradients(dtype), exact, strict=True):
         assert (found - expected).norm() < (0.05 if half else 1e-4) * expected.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_a_head_in_8_bits_is_near_the_one_in_16(make_model, compiled):
+    if reason := device.why_no_fp8():
+        pytest.skip(reason)
+    model = make_model(vocab_size=300).train().to("cuda")
+    ids, found = random_ids(model).to("cuda"), []
+    for model.fp8_head in (False, True):
+        if compiled:
+            torch.compiler.reset()
+            model.compile(dynamic=False, fullgraph=True)
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(ids, ids)
+        loss.backward()
+        found.append(torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters())]))
+    assert 0 < (found[1] - found[0]).norm() < 0.05 * found[0].norm()

@@ -419,6 +419,7 @@ VARIANTS = {
 NOT_ON_A_CPU = {
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--no-tf32": "a GPU's number format",
+    "--fp8_head": "a GPU's number format; that a CPU refuses it is tested below",
     "--debug": "tested in test_cli.py",
 }
 
@@ -1165,6 +1166,21 @@ def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
     code, _ = run("--use_gpu")
     assert code.code == cli.Exit.MACHINE
     assert "CPU build" in str(code) or "driver" in str(code)
+
+
+def test_a_head_in_8_bits_is_refused_where_it_cannot_be(run, monkeypatch):
+    monkeypatch.setattr(device, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(device, "why_no_fp8", lambda: "compute capability 8.0 is below 8.9")
+    code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "16")
+    assert code.code == cli.Exit.MACHINE
+    assert str(code) == "--fp8_head: compute capability 8.0 is below 8.9. Drop the flag."
+    monkeypatch.setattr(device, "why_no_fp8", lambda: None)
+    code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "24")
+    assert code.code == cli.Exit.FLAGS
+    assert "needs a width and a T that 16 divides, not 16 and 24" in str(code)
+    for flags in (["--no-use_amp"], ["--amp_dtype", "fp16"], ["--loss_chunk_tokens", "24"]):
+        code, _ = run("--use_gpu", "--fp8_head", *flags)
+        assert code.code == cli.Exit.FLAGS
 
 
 def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):
