@@ -123,11 +123,13 @@ def _precision(on_gpu: bool, amp: bool, amp_dtype: str) -> tuple[torch.dtype, st
 
 
 def why_no_fp8() -> str | None:
-    """Why matrices cannot be multiplied in 8 bits here, None if they can."""
+    """Why matrices cannot be multiplied in 8 bits here, with the cure; None if they can."""
     if reason := why_no_cuda():
         return reason
     major, minor = torch.cuda.get_device_capability()
-    return f"compute capability {major}.{minor} is below 8.9" if (major, minor) < (8, 9) else None
+    if (major, minor) >= (8, 9):
+        return None
+    return f"compute capability {major}.{minor} is below 8.9. Take an Ada, Hopper or newer GPU"
 
 
 def cpu_has_bf16() -> bool:

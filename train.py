@@ -579,7 +579,7 @@ def main(argv: Sequence[str]) -> int:
             if args.use_gpu and (reason := device.why_no_cuda()):
                 raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
             if args.fp8_head and (reason := device.why_no_fp8()):
-                raise UserError(Exit.MACHINE, f"--fp8_head: {reason}. Drop the flag.")
+                raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or drop the flag.")
         with problems.catch():
             if not args.dry_run:
                 held.enter_context(checkpoint.owned(Path(args.output_dir)))

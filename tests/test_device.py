@@ -64,7 +64,7 @@ def test_without_cuda_the_reason_says_what_to_do():
 
 def test_8_bits_take_a_gpu_of_capability_8_9(a_gpu):
     a_gpu(capability=(8, 0))
-    assert device.why_no_fp8() == "compute capability 8.0 is below 8.9"
+    assert device.why_no_fp8() == "compute capability 8.0 is below 8.9. Take an Ada, Hopper or newer GPU"
     for capability in ((8, 9), (9, 0), (10, 0)):
         a_gpu(capability=capability)
         assert device.why_no_fp8() is None

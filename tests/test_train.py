@@ -1170,10 +1170,10 @@ def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
 
 def test_a_head_in_8_bits_is_refused_where_it_cannot_be(run, monkeypatch):
     monkeypatch.setattr(device, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(device, "why_no_fp8", lambda: "compute capability 8.0 is below 8.9")
+    monkeypatch.setattr(device, "why_no_fp8", lambda: "compute capability 8.0 is below 8.9. Take another")
     code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "16")
     assert code.code == cli.Exit.MACHINE
-    assert str(code) == "--fp8_head: compute capability 8.0 is below 8.9. Drop the flag."
+    assert str(code) == "--fp8_head: compute capability 8.0 is below 8.9. Take another, or drop the flag."
     monkeypatch.setattr(device, "why_no_fp8", lambda: None)
     code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "24")
     assert code.code == cli.Exit.FLAGS
