@@ -110,14 +110,13 @@ class Head:
         return linear(dz_NP, self.weight_PC.t()), dz_NP.t() @ x_NC
 
 
-class FP8Head(Head):
-    """The products in 8 bits: e4m3, gradients e5m2 (Micikevicius et al. 2022), one scale a tensor, results in bf16.
+class FP8Head:
+    """Head's products in 8 bits: e4m3, gradients e5m2 (Micikevicius et al. 2022), one scale a tensor, results in bf16.
 
     N, P and C must be multiples of 16. The kernel wants its right operand by columns, so what is not is transposed.
     """
 
     def __init__(self, weight_PC: torch.Tensor):
-        super().__init__(weight_PC)
         self.weight8_PC, self.scale = to_fp8(weight_PC)
         self.weight8_CP = self.weight8_PC.t().contiguous()
 
