@@ -226,8 +226,8 @@ class NaiveBatches:
         USED.add("loader")
         inputs, targets = [], []
         for i in range(self.batch_size):
-            sample = np.array([samples_seen + micro * self.batch_size + i])
-            window = self.stream.slice(int(self.order.starts(sample)[0]), self.order.seq_length + 1)
+            start = int(self.order.starts(samples_seen + micro * self.batch_size + i, 1)[0])
+            window = self.stream.slice(start, self.order.seq_length + 1)
             maps = [np.memmap(p.path, DTYPES[p.dtype], "r", p.offset_bytes, (p.length,)) for p in window.parts]
             row = torch.from_numpy(np.concatenate(maps).astype(np.int32))
             inputs.append(row[:-1])
@@ -760,7 +760,7 @@ def loader(data_dir: str) -> dict[str, Any]:
     import device
 
     device.set_up(device.choose(False, None, "auto", False), True, Path())  # as train.py does, for both
-    folder, B, T, turns, num = Path(data_dir), 64, 512, 9, 50
+    folder, B, T, turns, num = Path(data_dir), 64, 512, 9, 256  # their order is worked out once a turn
     corpus, cpu = data.open_corpus(folder, None, folder / "metadata.json", None), torch.device("cpu")
     order, (part, *_) = data.WindowOrder(corpus.train.length, T, SEED), corpus.train.parts
     batches = {where: data.Batches(corpus.train, where, order, B, cpu) for where in ("ram", "mmap")}

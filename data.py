@@ -441,29 +441,30 @@ def _mix(value: int) -> int:
 
 
 def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
-    """A bijection of 0..n-1 chosen by the key, in O(1) memory: uint64 positions to uint64 images, same shape.
+    """A bijection of 0..n-1 chosen by the key, in O(1) memory: positions [N] to images [N], uint32 or uint64.
 
     Rounds of multiply-add and xorshift permute the next power of two; images that fall outside walk on until they are
     inside (cycle walking: Black and Rogaway 2002, section 3).
     """
     bits = max(1, (n - 1).bit_length())
-    mask, shift = np.uint64((1 << bits) - 1), np.uint64(max(1, (bits + 1) // 2))
-    keys = [np.uint64(_mix(key * 8 + i) | (i % 2 == 0)) for i in range(8)]  # factors are odd
+    whole = np.uint32 if bits <= 32 else np.uint64  # the low bits of a product need no others
+    top, last, shift = (1 << bits) - 1, whole(n - 1), whole(max(1, (bits + 1) // 2))
+    keys = [whole((_mix(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors are odd
 
     def rounds(x: np.ndarray) -> np.ndarray:
         for factor, term in zip(keys[::2], keys[1::2], strict=True):
             x *= factor
             x += term
-            x &= mask
+            x &= whole(top)
             x ^= x >> shift
         return x
 
-    images = rounds(positions.astype(np.uint64).ravel())
-    outside = np.flatnonzero(images >= n)
+    images = rounds(positions.astype(whole))
+    outside = np.flatnonzero(images > last)
     while len(outside):
         images[outside] = moved = rounds(images[outside])
-        outside = outside[moved >= n]
-    return images.reshape(positions.shape)
+        outside = outside[moved > last]
+    return images
 
 
 @dataclass(frozen=True)
@@ -482,17 +483,18 @@ class WindowOrder:
     def windows_per_epoch(self) -> int:
         return max(1, (self.num_tokens - self.seq_length) // self.seq_length)
 
-    def starts(self, samples: np.ndarray) -> np.ndarray:
-        """First token of each sample's window: int64, same shape as samples."""
-        num = self.windows_per_epoch
-        epochs, positions = np.divmod(samples.astype(np.int64), num)
-        starts = np.empty(samples.shape, np.int64)
-        slack = self.num_tokens - 1 - num * self.seq_length
-        for epoch in range(int(epochs.min()), int(epochs.max()) + 1):  # one, or two where the batch straddles
-            here = epochs == epoch
+    def starts(self, first: int, num: int) -> np.ndarray:
+        """First token of the window of each of num samples from the first on: int64 [num]."""
+        windows, starts = self.windows_per_epoch, np.empty(num, np.int64)
+        slack, done = self.num_tokens - 1 - windows * self.seq_length, 0
+        while done < num:  # epoch by epoch
+            epoch, position = divmod(first + done, windows)
+            here = starts[done:done + windows - position]
             key = _mix(self.seed) ^ _mix(epoch + 0x5851F42D4C957F2D)
-            windows = permute(positions[here], num, key).astype(np.int64)
-            starts[here] = windows * self.seq_length + _mix(key) % (slack + 1)
+            here[:] = permute(np.arange(position, position + len(here)), windows, key)
+            here *= self.seq_length
+            here += _mix(key) % (slack + 1)
+            done += len(here)
         return starts
 
 
@@ -663,7 +665,8 @@ class Batches:
         started = time.perf_counter()
         planned_from, starts = self._planned
         if not planned_from <= first <= planned_from + len(starts) - self.batch_size:
-            starts = self.order.starts(np.arange(first, first + max(self.batch_size, PLANNED_WINDOWS)))
+            ahead = min(PLANNED_WINDOWS, self.order.windows_per_epoch)
+            starts = self.order.starts(first, max(self.batch_size, ahead))
             planned_from, self._planned = first, (first, starts)
         at = first - planned_from
         rows = self._tokens.windows(starts[at:at + self.batch_size], self.order.seq_length + 1)
