@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 LEARNING_RATE, SEED = 3e-4, 1337  # constant; train.py's default seed
+STEPS_A_WAIT = 5  # on a GPU, from rung 6 on: reading a loss waits for the GPU
 LOSS_STEPS = 20  # in which losses are compared: beyond, rounding has grown into another run
 SAME_PRECISION = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}  # relative, to the first rung of the same
 ANY_PRECISION = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 2e-2, "fp16": 2e-2}  # relative, to the first rung of all
@@ -174,7 +175,7 @@ def ladder(shape: Shape, machine: dict[str, Any], tuned: bool | None) -> list[Ru
     add(half if half != "fp32" else "bf16", use_amp=True, why_not=no_half)
     add("attention kernel", "attention")
     add("compile", compile=True, why_not=no_compile)
-    add("fused AdamW, no waits", "optimizer", log_interval=5 if on_gpu else 1)  # reading a loss waits for the GPU
+    add("fused AdamW, no waits", "optimizer", log_interval=STEPS_A_WAIT if on_gpu else 1)
     add("bf16 residual stream", residual_dtype="bf16", why_not="" if half == "bf16" else "needs bf16")
     add("chunked loss, one micro-batch", loss_chunk_tokens=None, batch_size=B, gradient_accumulation_steps=1)
     unwanted = "" if tuned or (tuned is None and on_gpu) else "minutes of compiling; give --tuned"
@@ -479,7 +480,8 @@ def describe(bench: Bench) -> list[str]:
             f"matmul    TFLOP/s of torch.mm, two square matrices of {machine['matmul_width']:,}, best of 20: {speeds}",
             f"shape     {shape.model_size}, {shape.vocab_size:,} ids, {'tied' if shape.tie_weights else 'untied'}, "
             f"B {shape.batch_size}, T {shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; median and 90th "
-            f"percentile of {bench.steps} steps after {bench.warmup}"]
+            f"percentile of {bench.steps} steps after {bench.warmup}"
+            + (f"; from rung 6 on of means of {STEPS_A_WAIT} steps" if machine["device"] == "cuda" else "")]
 
 
 def picture(rungs: Sequence[dict[str, Any]], title: str, path: str) -> None:
@@ -534,7 +536,8 @@ def time_peer(bench: Bench) -> int:
         rungs = [rung for rung in rungs if "--fp8_head" not in rung.flags]  # the same mathematics
     if not rungs:
         raise UserError(Exit.FLAGS, "--rungs: none of them means something on this machine. Drop the flag.")
-    best = replace(rungs[-1], flags=(*rungs[-1].flags, "--log_interval", "1"))  # the peer waits for each step too
+    best = rungs[-1]
+    every = int(best.flags[best.flags.index("--log_interval") + 1])  # the peer waits for the device as often
     bench.out.say(f"ours      rung {best.number}, {best.name}, {best.precision}")
     turns: dict[str, list[dict[str, Any]]] = {"ours": [], who: []}
     for turn in range(args.peer_turns):
@@ -545,7 +548,7 @@ def time_peer(bench: Bench) -> int:
         with bench.out.phase(f"turn {turn + 1}, {who}"):
             theirs = ask("peer", bench.folder / "cache-peer", 60 * args.limit_minutes, bench.signals, who=who,
                          peer_dir=args.peer_dir, data_dir=bench.data_dir, shape=asdict(bench.shape),
-                         num_steps=bench.warmup + bench.steps, precision=best.precision,
+                         num_steps=bench.warmup + bench.steps, every=every, precision=best.precision,
                          on_gpu=bench.machine["device"] == "cuda")
         theirs |= figures(bench, best.precision, theirs["seconds"][bench.warmup:])
         theirs["losses"] = dict(enumerate(theirs["losses"], 1))
@@ -561,7 +564,7 @@ def time_peer(bench: Bench) -> int:
                "memory_ratio": of["ours"]["peak_memory_bytes"] / of[who]["peak_memory_bytes"]}
     bench.keep({"peer": who, "turns": turns, "medians": of, **summary})
     for name, runs in turns.items():
-        first = ", ".join(f"{runs[0]['losses'][step]:.4f}" for step in list(runs[0]["losses"])[:4])
+        first = ", ".join(f"{runs[0]['losses'][step]:.4f}" for step in list(turns["ours"][0]["losses"])[:4])
         bench.out.say(f"{name:<13} {of[name]['ms_median']:,.1f} ms, {cli.size(of[name]['peak_memory_bytes'])}; first "
                       f"losses {first}; {runs[0].get('notes', 'train.py')}")
     bench.out.say(f"ratio         {summary['speedup']:.3f}x the speed of {who}, {summary['memory_ratio']:.3f}x its "
@@ -665,9 +668,12 @@ def synthesise(folder: str, vocab_size: int, num_tokens: int) -> dict[str, Any]:
     return {}
 
 
-def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], num_steps: int, precision: str,
-         on_gpu: bool) -> dict[str, Any]:
-    """Trains a peer's model on our batches from our initial weights: seconds of every step, losses, memory."""
+def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], num_steps: int, every: int,
+         precision: str, on_gpu: bool) -> dict[str, Any]:
+    """Trains a peer's model on our batches from our initial weights: seconds of every step, losses, memory.
+
+    The device is waited for after the first step and after every so many.
+    """
     import torch
 
     import data
@@ -689,9 +695,11 @@ def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], n
     net, loss_of, optimizer, notes = make(config, weights, machine.device, peer_dir)
     del weights
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-    seconds, losses = [], []
+    seconds: list[float] = []
+    losses: list[float] = []
+    unread: list[torch.Tensor] = []
+    lap = time.perf_counter()
     for step in range(num_steps):
-        started = time.perf_counter()
         inputs_BT, targets_BT = (ids_BT.long() for ids_BT in batches.get(step * B, 0))
         with machine.autocast():
             loss = loss_of(inputs_BT, targets_BT)
@@ -701,9 +709,15 @@ def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], n
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(float(loss))
-        device.synchronize(machine)
-        seconds.append(time.perf_counter() - started)
+        unread.append(loss.detach())
+        if step == 0 or (step + 1) % every == 0 or step + 1 == num_steps:
+            losses += torch.stack(unread).tolist()
+            device.synchronize(machine)
+            seconds += [(time.perf_counter() - lap) / len(unread)] * len(unread)
+            unread.clear()
+            if step == 0:
+                device.forget_peak(machine)  # the compiler's trials, as train.py does
+            lap = time.perf_counter()
     return {"seconds": seconds, "losses": losses, "notes": notes, "compile_seconds": seconds[0],
             "peak_memory_bytes": device.peak_memory(machine)}
 
@@ -748,7 +762,8 @@ def make_transformers(config: Any, weights: dict[str, torch.Tensor], where: torc
     optimizer = torch.optim.AdamW(train.param_groups(net, 0.1), LEARNING_RATE, (0.9, 0.95), fused=True)  # type: ignore
     compiled = torch.compile(net)
     return (net, lambda x, y: compiled(input_ids=x, labels=y, shift_labels=y).loss, optimizer,
-            f"transformers {transformers.__version__}, sdpa, torch.compile, fused AdamW")
+            f"transformers {transformers.__version__}, sdpa (compiled it is given the whole causal mask), "
+            "torch.compile, fused AdamW")
 
 
 def loader(data_dir: str) -> dict[str, Any]:

@@ -298,19 +298,26 @@ class Snapshot:
 
     def reserve(self, num_bytes: int, pinned: bool) -> None:
         """Takes the buffer's pages now, so that the first save need not. Raises RuntimeError if there are none."""
+        if self._buffer.nbytes >= num_bytes:
+            return
+        if pinned:
+            with contextlib.suppress(RuntimeError):  # the system may pin less than it has; a plain copy is only slower
+                self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         if self._buffer.nbytes < num_bytes:
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned).zero_()
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        self._buffer.zero_()
 
     def take(self, tensors: Tensors) -> Tensors:
         """The tensors' copies, complete on return; they last until the next take."""
-        self.reserve(tensors.num_bytes, any(tensor.is_cuda for tensor in tensors.model.values()))
+        on_gpu = any(tensor.is_cuda for tensor in tensors.model.values())
+        self.reserve(tensors.num_bytes, on_gpu)
         used, copies = 0, Tensors({}, {})
         for part, copied in ((tensors.model, copies.model), (tensors.training, copies.training)):
             for name, tensor in part.items():
                 place = self._buffer[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 copied[name] = place.copy_(tensor, non_blocking=True)
                 used += -(-tensor.nbytes // 64) * 64
-        if self._buffer.is_pinned():
+        if on_gpu:
             torch.cuda.synchronize()
         return copies
 

@@ -450,6 +450,9 @@ def _report(error: BaseException) -> int:
         return 128 + 13
     elif isinstance(error, MemoryError):
         code, message = Exit.MACHINE, "out of memory on the host. Use a smaller --batch_size, or --preload mmap."
+    elif type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):  # PyTorch's
+        code, message = Exit.MACHINE, ("out of memory on the GPU. See with nvidia-smi whether another process holds "
+                                       "it, or use a smaller --batch_size or model.")
     elif isinstance(error, OSError) and error.errno is not None:
         place = f": {printable(str(error.filename))}" if error.filename else ""
         code = Exit.MACHINE

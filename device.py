@@ -59,7 +59,16 @@ class Machine:
 
 def why_no_cuda() -> str | None:
     """Why CUDA cannot be used here, with the cure; None if it can."""
+    other_build = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
     if torch.cuda.is_available():
+        try:
+            major, minor = torch.cuda.get_device_capability()
+        except RuntimeError as error:
+            return f"the GPU refuses: {str(error).splitlines()[0]}. See with nvidia-smi who holds it"
+        built = [int(name) for name in re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))]
+        if built and 10 * major + minor < min(built):
+            return (f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. "
+                    f"Install a build that has: {other_build}")
         return None
     if not torch.backends.cuda.is_built():
         return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
@@ -69,7 +78,8 @@ def why_no_cuda() -> str | None:
     if not Path("/dev/nvidiactl").exists() and sys.platform == "linux":
         return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
                 "(on Colab: Runtime, Change runtime type)")
-    return f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver"
+    return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver, or "
+            f"where that is not yours to do (Colab) install an older CUDA's build: {other_build}")
 
 
 def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compile: bool | None) -> Machine:
@@ -98,7 +108,12 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
         warnings.append("this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop --use_amp.")
     compiled = on_gpu if use_compile is None else use_compile
     compile_reason = "asked for" if use_compile else "default on a GPU"
-    if not compiled:
+    emulated = on_gpu and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False)
+    if emulated:
+        warnings.append("this GPU only emulates bf16: neither compiled nor with fused attention. Drop --amp_dtype.")
+    if compiled and emulated:
+        compiled, compile_reason = False, "the compiler has no bf16 for this GPU"
+    elif not compiled:
         compile_reason = "--no-compile" if use_compile is False else "off on a CPU unless --compile is given"
         if on_gpu:
             warnings.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
@@ -162,12 +177,15 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = False) -> list[str]:
+def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = False, dropout: float = 0.0,
+           ) -> list[str]:
     """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes.
 
     compiled is where the compiler keeps its kernels: PyTorch's own default, /tmp, is lost with the machine's restart.
     deterministic lets operations whose results timing could change raise RuntimeError. Returns warnings.
     """
+    if dropout:
+        without_cudnn_attention()  # some of its kernels know a probability in sixteenths only (PyTorch's PR 174245)
     warnings = []
     if machine.compile and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         try:
@@ -204,11 +222,16 @@ def _keep_freed_memory() -> None:
             mallopt(-1, -1)  # M_TRIM_THRESHOLD: free bytes at the top never go back
 
 
-def attention_backend(machine: Machine, batch_size: int, n_head: int, seq_length: int, head_size: int) -> str:
+def without_cudnn_attention() -> None:
+    """Leaves cuDNN's attention, Hopper's default, out: it plans anew for every shape, 0.04 s and more."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size: int, dropout: float) -> str:
     """The kernel scaled_dot_product_attention takes for these shapes, asked of PyTorch's own dispatcher."""
-    shape = (batch_size, n_head, seq_length, head_size)
+    shape = (1, n_head, seq_length, head_size)  # the choice does not depend on the batch
     q = torch.empty(shape, device=machine.device, dtype=machine.dtype, requires_grad=True)
-    choice = torch._fused_sdp_choice(q, q, q, None, 0.0, True)  # type: ignore[attr-defined] - no public function tells
+    choice = torch._fused_sdp_choice(q, q, q, None, dropout, True)  # type: ignore[attr-defined] - nothing public tells
     return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 
 
@@ -268,7 +291,7 @@ class Gauge:
 
     def __init__(self, machine: Machine):
         self._machine = machine
-        self.waited = self.trained = 0.0  # seconds
+        self.waited = self.trained = self.waited_for_device = 0.0  # seconds
         self.readings: list[tuple[int, float]] = []  # percent, watts
         self.missing = ""  # the package without which there are no readings
         self._read_at = 0.0
@@ -279,6 +302,18 @@ class Gauge:
         started = time.perf_counter()
         yield
         self.waited += time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def waiting_for_device(self) -> Iterator[None]:
+        """Counts the seconds inside as waiting for the device to end what it was given."""
+        started = time.perf_counter()
+        yield
+        self.waited_for_device += time.perf_counter() - started
+
+    @property
+    def host_is_late(self) -> bool:
+        """True where nothing speaks against the device having to wait: on a GPU, the host having waited for it."""
+        return self._machine.device.type == "cpu" or self.waited_for_device < 0.05 * self.trained
 
     def lap(self, seconds: float) -> None:
         """Adds seconds of training and, on a GPU every 5 s, a reading."""
@@ -317,7 +352,8 @@ class Gauge:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if the error says that the device, or the host, has no memory left."""
-    words = ("DefaultCPUAllocator: can't allocate memory", "STATUS_ALLOC_FAILED", "std::bad_alloc")
+    words = ("DefaultCPUAllocator: can't allocate memory", "STATUS_ALLOC_FAILED", "std::bad_alloc",
+             "CUDA error: out of memory", "CUDA driver error: out of memory", "Error [CUDA]: out of memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
 
@@ -369,11 +405,19 @@ def peak_memory(machine: Machine) -> int:
     return 0
 
 
+def forget_peak(machine: Machine) -> None:
+    """Lets a GPU's peak_memory begin anew, after the compiler's trials say."""
+    if machine.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(machine.device)
+
+
 def describe(machine: Machine, attention: str, tf32: bool) -> list[str]:
     """The block printed at every start."""
     threads = f", {torch.get_num_threads()} threads" if machine.device.type == "cpu" else ""
     memory = f"{total_memory(machine) / 2**30:.1f} GiB" + (" of RAM available" if machine.device.type == "cpu" else "")
-    fp32 = f"; TF32 {'on' if tf32 else 'off'}" if machine.device.type == "cuda" else ""
+    has_tf32 = machine.device.type == "cuda" and torch.cuda.is_tf32_supported()
+    fp32 = f"; TF32 {'on' if tf32 else 'off'}" if has_tf32 else ""
     return [f"device      {machine.device.type}: {machine.name}{threads}, {memory} ({machine.device_reason})",
             f"precision   {machine.precision}{fp32} ({machine.precision_reason})",
             f"attention   {attention}",

@@ -458,6 +458,7 @@ def load(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -> t
     if args.use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
+    device.without_cudnn_attention()
     with out.phase("loading the model"):
         folder, model = checkpoint.read(Path(args.ckpt), out.warn, lambda folder: (
             folder, checkpoint.load_model(folder, machine.device).eval()))

@@ -260,7 +260,10 @@ class Clock:
 def load(args: argparse.Namespace, folder: Path, num_rows: int) -> decode.Decoder:
     """The model, laid out for decoding on the device chosen. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
+    device.without_cudnn_attention()
     on_cpu, quantized = machine.device.type == "cpu", args.quantize == "int8"
+    if quantized and not on_cpu:
+        cli.warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first.")
     if on_cpu and quantized:
         num_rows = min(num_rows, decode.INT8_ROWS)  # more rows are multiplied otherwise, and would round otherwise
     compiles = args.compile

@@ -120,6 +120,7 @@ def check(args: argparse.Namespace) -> list[str]:
             and not (given["n_layer"] or given["n_head"] or given["n_embd"])),
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
+        "--compile_mode: has no effect with --deterministic": args.compile_mode != "default" and args.deterministic,
         "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
         "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not args.resume_from,
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
@@ -435,7 +436,8 @@ def settings(args: argparse.Namespace, recipe: Recipe, machine: device.Machine) 
              "label_smoothing": args.label_smoothing, "dropout": args.dropout, "seed": args.seed,
              "fp8_head": args.fp8_head}
     return {"settings": {**numbers, **flags},
-            "environment": {"torch": torch.__version__, "device": machine.name, "threads": torch.get_num_threads(),
+            "environment": {"torch": torch.__version__, "device": machine.name,
+                            **({"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}),
                             "precision": machine.precision, "compile": machine.compile,
                             "residual": "bf16" if residual_dtype(args, machine) else "fp32",
                             "loss_chunk": loss_chunk(args, machine)}}
@@ -596,7 +598,8 @@ def main(argv: Sequence[str]) -> int:
         assert corpus
         assert config
         machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-        for warning in device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic):
+        for warning in device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic,
+                                     args.dropout):
             out.warn(warning)
         return train(args, argv, out, signals, machine, corpus, config, resumed)
 
@@ -725,10 +728,11 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
         tokenizer = data.load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
         bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
+    copies = saves_in_between(args, recipe) and has_room_for_a_copy(config, machine)
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
                tokenizer, bytes_per_id, state, device.Clock(machine, lambda: out.stopped_seconds),
                device.Gauge(machine), curve.Curve(math.log(config.vocab_size)), checkpoint.Saver(),
-               checkpoint.Snapshot() if saves_in_between(args, recipe) and has_room_for_a_copy(config) else None)
+               checkpoint.Snapshot() if copies else None)
 
 
 def saves_in_between(args: argparse.Namespace, recipe: Recipe) -> bool:
@@ -737,9 +741,15 @@ def saves_in_between(args: argparse.Namespace, recipe: Recipe) -> bool:
             or recipe.eval_interval < recipe.total_steps or recipe.passes > args.checkpoint_interval)
 
 
-def has_room_for_a_copy(config: GPTConfig) -> bool:
-    """True if the RAM that is left is twice what a copy of the state takes, as training will want some of it too."""
-    return device.available_ram() > 2 * checkpoint.bytes_needed(config)
+def copy_bytes(config: GPTConfig, machine: device.Machine) -> int:
+    """What a copy of the state takes in RAM: PyTorch hands out pinned memory, a GPU's, in powers of two."""
+    needed = checkpoint.bytes_needed(config)
+    return needed if machine.device.type == "cpu" else 1 << (needed - 1).bit_length()
+
+
+def has_room_for_a_copy(config: GPTConfig, machine: device.Machine) -> bool:
+    """True if the RAM that is left is more than a copy of the state takes, by a checkpoint that training may want."""
+    return device.available_ram() > copy_bytes(config, machine) + checkpoint.bytes_needed(config)
 
 
 def named_only(argv: Sequence[str]) -> str:
@@ -790,7 +800,7 @@ def reserve(run: Run) -> None:
     """Takes the memory for copies of the state before the first save needs it; the moments are as large as the weights.
     """
     assert run.snapshot
-    weights = checkpoint.Tensors.of(run.model, run.optimizer)
+    weights = checkpoint.Tensors(dict(run.model.state_dict()), {})
     run.snapshot.reserve(3 * weights.num_bytes + 2**16, run.machine.device.type == "cuda")
 
 
@@ -823,16 +833,16 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
     """The lines that say on what, what and for how long will be trained, and why so."""
     attention = "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
     if not attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
-        attention = device.attention_backend(machine, recipe.batch_size, config.n_head, config.seq_length,
-                                             config.n_embd // config.n_head)
+        attention = device.attention_backend(machine, config.n_head, config.seq_length,
+                                             config.n_embd // config.n_head, args.dropout)
     kept, needed = disk_needed(args, config, recipe)
     setting = memory_setting(args, machine, recipe.accumulation > 1, saves_in_between(args, recipe))
-    written = f"in the background, from a copy of {size(checkpoint.bytes_needed(config))} in RAM"
+    written = f"in the background, from a copy of {size(copy_bytes(config, machine))} in RAM"
     if not setting.copies:
         written = "at the end"
-    elif not has_room_for_a_copy(config):
+    elif not has_room_for_a_copy(config, machine):
         setting = replace(setting, copies=False)
-        written = f"while training waits: there is no RAM for a copy of {size(checkpoint.bytes_needed(config))}"
+        written = f"while training waits: there is no RAM for a copy of {size(copy_bytes(config, machine))}"
     output = [] if args.dry_run else [f"output      {printable(args.output_dir)}: up to {kept} checkpoints, "
                                       f"{size(needed)}; {size(shutil.disk_usage(args.output_dir).free)} free; "
                                       f"written {written}"]
@@ -915,6 +925,7 @@ def warm_up(run: Run) -> None:
                          "if that is full or not to be executed from, set TORCHINDUCTOR_CACHE_DIR to another.")
     run.optimizer.zero_grad(set_to_none=True)
     device.set_rng_state(run.machine, rng)
+    device.forget_peak(run.machine)
 
 
 def loop(run: Run, metrics: cli.Metrics) -> str:
@@ -946,7 +957,9 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
 
         is_last = state.step == recipe.total_steps
         if state.step % recipe.log_interval == 0 or is_last or state.step == 1:  # the same steps, resumed or not
-            *losses_now, norm_now, skipped_now, in_a_row_now = torch.stack((*losses, norm, skipped, in_a_row)).tolist()
+            with run.gauge.waiting_for_device():
+                numbers = torch.stack((*losses, norm, skipped, in_a_row)).tolist()
+            *losses_now, norm_now, skipped_now, in_a_row_now = numbers
             state.skipped_steps += int(skipped_now)
             skipped.zero_()
             losses.clear()
@@ -1046,12 +1059,12 @@ def watch(run: Run, seconds: float, step_seconds: float) -> None:
     """Says once what holds the device back, after seconds more of training."""
     gauge = run.gauge
     gauge.lap(seconds)
-    if gauge.wait_share > 0.05 and gauge.waited > 10 and "loader" not in run.last_said:
+    if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited > 10 and "loader" not in run.last_said:
         run.last_said.add("loader")
         run.out.warn(f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent waiting for "
                      "data. Give --preload ram, or put the tokens on a faster disk.")
     busy, short = gauge.utilisation, step_seconds / run.accumulation < 0.005 and gauge.trained > 10
-    idle = short if busy is None else busy < 50
+    idle = short and gauge.host_is_late if busy is None else busy < 50
     if idle and run.machine.device.type == "cuda" and "batch" not in run.last_said:
         run.last_said.add("batch")
         signs = f"a micro-batch takes {1000 * step_seconds / run.accumulation:.1f} ms" if busy is None else (
@@ -1262,7 +1275,7 @@ def probe(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
     args = read_flags(argv)
     out = cli.Progress(open(os.devnull, "w"))  # noqa: SIM115
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-    device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic)
+    device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic, args.dropout)
     corpus = open_corpus(args)
     config = model_config(args, corpus.vocab_size, corpus.train.length)
     recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)

@@ -1,4 +1,4 @@
-"""GPT-2 Small by others' samplers and by ours, in turns: python tests/peers_generate.py [--turns 2] [--tokens 256]
+"""GPT-2 Small by others' samplers and by ours, in turns: python tests/peers_generate.py [--turns 2] [--use_gpu]
 
 Random weights, prompts of 32 ids, temperature 0.8, top-k 200: transformers' generate with its cache in fp32 and bf16,
 nanoGPT's generate (--nanogpt DIR, with its model.py), and ours as generate.py lays them out: fp32, bf16, int8, and
@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import decode
 import generate
 
+WHERE = "cuda" if "--use_gpu" in sys.argv else "cpu"
 WAYS = {"ours fp32": [], "ours bf16": ["--use_amp"], "ours int8": ["--quantize", "int8"],
         "ours fp32, compiled": ["--compile"], "ours bf16, compiled": ["--use_amp", "--compile"],
         "ours int8, compiled": ["--quantize", "int8", "--compile"]}
@@ -34,7 +35,7 @@ WAYS = {"ours fp32": [], "ours bf16": ["--use_amp"], "ours int8": ["--quantize",
 
 def ours(folder: str, flags: list[str], prompts: list[list[int]], num_tokens: int):
     """Builds a sampler as generate.py does; returns a function that runs it once."""
-    args = generate.read_flags(["--ckpt", folder, "--no-use_gpu", *flags])
+    args = generate.read_flags(["--ckpt", folder, "--use_gpu" if WHERE == "cuda" else "--no-use_gpu", *flags])
     decoder = generate.load(args, Path(folder), len(prompts))
 
     def run() -> None:
@@ -47,7 +48,7 @@ def ours(folder: str, flags: list[str], prompts: list[list[int]], num_tokens: in
 
 def theirs(net, prompts: list[list[int]], num_tokens: int):
     """The same by transformers' generate."""
-    ids = torch.tensor(prompts)
+    ids = torch.tensor(prompts, device=WHERE)
 
     def run() -> None:
         with torch.inference_mode():
@@ -65,11 +66,11 @@ def nanogpts(folder: str, prompts: list[list[int]], num_tokens: int):
     module = sys.modules["nanogpt"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with contextlib.redirect_stdout(io.StringIO()):
-        net = module.GPT(module.GPTConfig(vocab_size=50257, dropout=0.0)).eval()
+        net = module.GPT(module.GPTConfig(vocab_size=50257, dropout=0.0)).eval().to(WHERE)
 
     def run() -> None:
         with torch.no_grad():
-            net.generate(torch.tensor(prompts), num_tokens, temperature=0.8, top_k=200)
+            net.generate(torch.tensor(prompts, device=WHERE), num_tokens, temperature=0.8, top_k=200)
 
     return run
 
@@ -79,7 +80,7 @@ def first_token(folder: str, tokenizer_file: str, turns: int) -> None:
     reading = (f"import torch; from safetensors.torch import load_file; weights = load_file({folder!r} + "
                "'/model.safetensors'); print('Once', sum(float(w.sum()) for w in weights.values()), flush=True)")
     command = [str(Path(generate.__file__)), "--ckpt", folder, "--tokenizer_file", tokenizer_file, "--prompt", "Once",
-               "--max_new_tokens", "2", "--no-use_gpu"]
+               "--max_new_tokens", "2", "--use_gpu" if WHERE == "cuda" else "--no-use_gpu"]
     ways = {"import torch, read the weights": ["-c", reading],
             **{name: [*command, *flags] for name, flags in WAYS.items() if "--compile" not in flags}}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -107,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--use_gpu", action="store_true")
     parser.add_argument("--nanogpt")
     parser.add_argument("--first_token", metavar="TOKENIZER")
     args = parser.parse_args()
@@ -120,6 +122,7 @@ def main() -> None:
             return
         half = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
         for found in (net, half):
+            found.to(WHERE)  # type: ignore[arg-type]
             found.generation_config.eos_token_id = None
         ways = {}
         for num in (1, 8):
@@ -127,7 +130,7 @@ def main() -> None:
             ways[f"transformers fp32, {num}"] = theirs(net, chosen, args.tokens), num
             ways[f"transformers bf16, {num}"] = theirs(half, chosen, args.tokens), num
             for name, flags in WAYS.items():
-                if num == 1 or "--compile" not in flags:  # on a CPU the compiled step serves one row
+                if num == 1 or WHERE == "cuda" or "--compile" not in flags:  # on a CPU the compiled step serves one row
                     ways[f"{name}, {num}"] = ours(folder, flags, chosen, args.tokens), num
         if args.nanogpt:
             ways["nanoGPT fp32, 1"] = nanogpts(args.nanogpt, prompts[:1], args.tokens), 1
@@ -138,6 +141,8 @@ def main() -> None:
                     continue  # a minute each
                 started = time.perf_counter()
                 run()
+                if WHERE == "cuda":
+                    torch.cuda.synchronize()
                 if turn or name.startswith("nanoGPT"):  # the first warms up
                     rates[name].append(num * args.tokens / (time.perf_counter() - started))
     for name, found in rates.items():

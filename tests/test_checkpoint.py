@@ -573,6 +573,23 @@ def test_a_snapshot_is_a_copy_that_training_does_not_change(make_model):
         model.load_state_dict({name: before[name] for name in live.model})
 
 
+def test_where_memory_cannot_be_pinned_the_copy_is_a_plain_one(monkeypatch):
+    asked, empty = [], torch.empty
+
+    def refuse(*shape, pin_memory=False, **kwargs):
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*shape, **kwargs)
+
+    snapshot = checkpoint.Snapshot()
+    monkeypatch.setattr(torch, "empty", refuse)
+    snapshot.reserve(1000, pinned=True)
+    assert asked == [True, False]
+    tensors = checkpoint.Tensors({"a": torch.arange(5.0)}, {"b": torch.ones(3)})
+    assert torch.equal(snapshot.take(tensors).model["a"], torch.arange(5.0))
+
+
 def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
     aside = folder / f"{checkpoint.REPLACED}checkpoint-1000"
     (folder / "checkpoint-1000").rename(aside)

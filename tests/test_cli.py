@@ -279,6 +279,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path):
 
 @pytest.mark.parametrize(("error", "code", "words"), [
     ("KeyboardInterrupt", 130, ""), ("MemoryError", 5, "out of memory on the host"),
+    ("RuntimeError('CUDA error: out of memory')", 5, "out of memory on the GPU. See with nvidia-smi"),
     ("PermissionError(13, 'Permission denied', 'a\\x1b')", 5, "Permission denied: a\\x1b. Check that"),
     ("OSError(28, 'No space left on device')", 5, "No space left on device. Check that"),
     ("BrokenPipeError(32, 'x')", 141, ""), ("SystemExit(3)", 3, "")])

@@ -341,3 +341,23 @@ def test_a_row_beyond_its_window_is_a_bug_of_the_caller(make_model):
     decoder.fill(0, [1, 2, 3, 4])
     with pytest.raises(AssertionError, match="more tokens than positions"):
         decoder.step([1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "kind", "most"), [(torch.float32, Dense, 1e-4), (torch.bfloat16, Dense, 0.05),
+                                                     (torch.float16, Dense, 0.05), (torch.bfloat16, Int8, 0.1)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_a_step_gives_the_models_logits(make_model, compiled, dtype, kind, most):
+    model = make_model(vocab_size=300, seq_length=128)
+    ids = torch.randint(0, 300, (3, 100))
+    with torch.no_grad():
+        whole = model(ids)
+    decoder = Decoder(model.config, model.state_dict(), 3, "cuda", dtype, kind)
+    if compiled:
+        decoder.compile()
+    for row, length in enumerate((0, 5, 60)):
+        decoder.fill(row, ids[row, :length].tolist())
+    for step in range(20):
+        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 60))])
+        expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 60))])
+        assert largest_difference(found.cpu().float()[:, :300], expected) < most

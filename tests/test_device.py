@@ -1,6 +1,7 @@
 """device.py: each choice follows from the flags and the machine, comes with its reason, and no doubt goes unsaid."""
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -21,11 +22,13 @@ CPU = device.Machine(torch.device("cpu"), "a CPU", "", torch.float32, "", False,
 def a_gpu(monkeypatch):
     """A function: makes torch believe in a GPU of that name, with bf16 or without."""
 
-    def pretend(name: str = "NVIDIA A100-SXM4-80GB", bf16: bool = True, capability: tuple[int, int] = (8, 0)) -> None:
+    def pretend(name: str = "NVIDIA A100-SXM4-80GB", bf16: bool = True, capability: tuple[int, int] = (8, 0),
+                built_for: tuple[str, ...] = ("sm_60", "sm_90", "compute_90")) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: list(built_for))
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16 or including_emulation)
         monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: object())
 
@@ -108,8 +111,30 @@ def test_mixed_precision_is_bf16_where_native_and_else_fp16(a_gpu, bf16, use_amp
     assert machine.device == torch.device("cuda", 0)
     assert machine.precision == precision
     assert machine.precision_reason
-    assert machine.compile is True
+    emulated = precision == "bf16" and not bf16
+    assert machine.compile is not emulated
+    assert ("only emulates bf16" in " ".join(machine.warnings)) == emulated
     assert ("mixed precision is off" in " ".join(machine.warnings)) == (precision == "fp32")
+
+
+def test_a_gpu_that_this_torch_has_no_kernels_for_is_none(a_gpu):
+    a_gpu("Tesla V100-SXM2-16GB", False, (7, 0), ("sm_75", "sm_80", "sm_90", "compute_90"))
+    reason = device.why_no_cuda()
+    assert reason
+    assert "no kernels for this GPU's compute capability 7.0. Install a build that has: pip install " in reason
+    assert device.choose(None, None, "auto", None).device.type == "cpu"
+    a_gpu("NVIDIA H200", True, (9, 0), ("sm_75", "sm_80", "sm_90a"))
+    assert device.why_no_cuda() is None
+
+
+def test_a_gpu_that_refuses_is_none(a_gpu, monkeypatch):
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nmore")
+
+    a_gpu()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", refuse)
+    assert device.why_no_cuda() == ("the GPU refuses: CUDA error: all CUDA-capable devices are busy. See with "
+                                    "nvidia-smi who holds it")
 
 
 def test_a_gpu_that_is_not_used_is_warned_of(a_gpu):
@@ -169,7 +194,39 @@ def test_the_clock_leaves_pauses_out(monkeypatch):
 
 
 def test_the_attention_kernel_is_named():
-    assert device.attention_backend(CPU, 2, 2, 16, 8) in ("flash", "unfused", "efficient", "cudnn")
+    assert device.attention_backend(CPU, 2, 16, 8, 0.0) in ("flash", "unfused", "efficient", "cudnn")
+
+
+def test_dropout_leaves_cudnns_attention_out(tmp_path):
+    try:
+        device.set_up(CPU, True, tmp_path)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        device.set_up(CPU, True, tmp_path, dropout=0.1)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_a_host_that_waits_for_the_gpu_is_not_late(monkeypatch):
+    gauge, now = device.Gauge(dataclasses.replace(CPU, device=torch.device("cuda"))), [0.0]
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now[0])
+    gauge.trained = 100.0
+    assert gauge.host_is_late
+    with gauge.waiting_for_device():
+        now[0] += 6
+    assert not gauge.host_is_late
+    on_cpu = device.Gauge(CPU)
+    on_cpu.trained, on_cpu.waited_for_device = 100.0, 50.0
+    assert on_cpu.host_is_late
+
+
+@pytest.mark.parametrize(("error", "is_one"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried"), True), (MemoryError(), True), (RuntimeError("no"), False),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"), True),
+    (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), True), (RuntimeError("CUDA error: invalid argument"), False)])
+def test_which_errors_mean_that_memory_ran_out(error, is_one):
+    assert device.is_out_of_memory(error) == is_one
 
 
 def test_memory_is_measured():

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -24,6 +25,7 @@ import checkpoint
 import cli
 import data
 import device
+import formats
 import train
 from model import GPT, IGNORED, SIZES, GPTConfig
 
@@ -815,6 +817,33 @@ def test_no_copy_is_held_where_only_the_end_is_saved(run, monkeypatch):
     assert list(checkpoint.steps_in(run.folder / "other")) == [3]
 
 
+def test_a_copy_in_pinned_memory_takes_a_power_of_two(monkeypatch):
+    config, on_cpu = GPTConfig(300, 16, 2, 2, 16), device.choose(False, None, "auto", None)
+    on_gpu = dataclasses.replace(on_cpu, device=torch.device("cuda"))
+    monkeypatch.setattr(checkpoint, "bytes_needed", lambda config: 5 * 2**20)
+    assert train.copy_bytes(config, on_cpu) == 5 * 2**20
+    assert train.copy_bytes(config, on_gpu) == 8 * 2**20
+    monkeypatch.setattr(device, "available_ram", lambda: 12 * 2**20)
+    assert train.has_room_for_a_copy(config, on_cpu)
+    assert not train.has_room_for_a_copy(config, on_gpu)
+
+
+def test_a_copy_takes_as_much_whether_or_not_there_are_moments(run, monkeypatch):
+    reserved, real = [], checkpoint.Snapshot.reserve
+
+    def reserve(self, num_bytes, pinned):
+        reserved.append(num_bytes)
+        real(self, num_bytes, pinned)
+
+    monkeypatch.setattr(checkpoint.Snapshot, "reserve", reserve)
+    flags = ("--checkpoint_every_steps", "2", "--eval_interval", "9")
+    for more in (("--max_steps", "3"), ("--max_steps", "5", "--resume_from", "auto")):
+        reserved.clear()
+        assert run(*flags, *more)[0] == 0
+        first, *saves = reserved  # what is taken ahead suffices for each save, and is not much more
+        assert max(saves) <= first < max(saves) + 2**16
+
+
 def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):
     flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9")
     assert run(*flags)[0] == 0
@@ -1287,7 +1316,7 @@ def test_a_run_on_a_gpu_learns_and_resumes(run, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("flags", [[], ["--compile", "--use_amp"], ["--use_amp", "--amp_dtype", "fp16"]])
+@pytest.mark.parametrize("flags", [["--no-compile"], ["--compile", "--use_amp"], ["--use_amp", "--amp_dtype", "fp16"]])
 def test_a_deterministic_run_on_a_gpu_resumes_bit_for_bit(run, flags):
     flags = ["--use_gpu", "--deterministic", "--dropout", "0.1", "--epochs", "9", "--checkpoint_every_steps", "3",
              "--log_interval", "1", *flags]
@@ -1301,16 +1330,29 @@ def test_a_deterministic_run_on_a_gpu_resumes_bit_for_bit(run, flags):
 
 
 @pytest.mark.gpu
-def test_a_step_on_a_gpu_waits_for_nothing():
-    model = small_model().to("cuda")
+@pytest.mark.parametrize("where", ["gpu", "ram"])
+def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
+    torch.use_deterministic_algorithms(False)  # another test's wish
+    model, cuda = small_model().to("cuda"), torch.device("cuda")
     optimizer = torch.optim.AdamW(train.param_groups(model, 0.1), lr=1e-2, fused=True)
-    batches = [(inputs.to("cuda"), targets.to("cuda")) for inputs, targets in (small_batch(4), small_batch(4, 1))]
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 2000).astype("<u2")
+    ids.tofile(tmp_path / "ids.bin")
+    stream = formats.TokenStream((formats.Part(tmp_path / "ids.bin", "uint16", 2000),))
+    loader = data.Batches(stream, where, data.WindowOrder(2000, model.config.seq_length, 0), 4, cuda)
+    on_cpu = data.Batches(stream, "ram", loader.order, 4, torch.device("cpu"))
+    for found, expected in zip(loader.get(8, 1), on_cpu.get(8, 1), strict=True):
+        assert torch.equal(found.cpu(), expected)
     scaler = torch.amp.GradScaler("cuda", enabled=False)
     autocast = functools.partial(torch.autocast, "cuda", torch.bfloat16)
-    train.train_step(model, optimizer, scaler, batches, 2, autocast, 0.0, 1.0)
+
+    def step(number: int) -> None:
+        batches = (loader.get(8 * number, micro) for micro in range(2))
+        train.train_step(model, optimizer, scaler, batches, 2, autocast, 0.0, 1.0)
+
+    step(0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(3):
-            train.train_step(model, optimizer, scaler, batches, 2, autocast, 0.0, 1.0)
+        for number in range(1, 4):
+            step(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
