@@ -1306,6 +1306,7 @@ def test_patience_ends_the_run(run):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_run_on_a_gpu_learns_and_resumes(run, dtype):
+    torch.compiler.reset()  # after eight graphs of one function it compiles no more, and says so in a log only
     flags = ["--use_gpu", "--use_amp", "--amp_dtype", dtype, "--compile", "--preload", "gpu", "--learning_rate", "0.01"]
     assert run("--epochs", "2", *flags)[0] == 0
     losses = [fields["loss"] for fields in metrics_of(run.folder / "out") if "loss" in fields]
@@ -1318,6 +1319,7 @@ def test_a_run_on_a_gpu_learns_and_resumes(run, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("flags", [["--no-compile"], ["--compile", "--use_amp"], ["--use_amp", "--amp_dtype", "fp16"]])
 def test_a_deterministic_run_on_a_gpu_resumes_bit_for_bit(run, flags):
+    torch.compiler.reset()  # after eight graphs of one function it compiles no more, and says so in a log only
     flags = ["--use_gpu", "--deterministic", "--dropout", "0.1", "--epochs", "9", "--checkpoint_every_steps", "3",
              "--log_interval", "1", *flags]
     assert run("--max_steps", "12", *flags)[0] == 0
