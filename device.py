@@ -182,7 +182,8 @@ def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = F
     """Process-wide settings: TF32 for what stays fp32 on a GPU; on a CPU, results that no thread timing changes.
 
     compiled is where the compiler keeps its kernels: PyTorch's own default, /tmp, is lost with the machine's restart.
-    deterministic lets operations whose results timing could change raise RuntimeError. Returns warnings.
+    deterministic lets operations whose results timing could change raise RuntimeError. dropout is the run's, which
+    not every attention kernel draws exactly. Returns warnings.
     """
     if dropout:
         without_cudnn_attention()  # some of its kernels know a probability in sixteenths only (PyTorch's PR 174245)
