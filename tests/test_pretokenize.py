@@ -105,7 +105,7 @@ def written(output_dir: str = "data") -> dict[str, bytes]:
 
 
 def refused(*argv: str, code: Exit = Exit.DATA, match: str = "") -> str:
-    with pytest.raises(UserError, match=match) as caught:
+    with pytest.raises(UserError, match=match or None) as caught:
         pretokenize.main([*argv, *(() if "--num_workers" in argv else ("--num_workers", "1"))])
     assert caught.value.code == code
     return str(caught.value)
