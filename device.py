@@ -108,16 +108,15 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
         warnings.append("this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop --use_amp.")
     compiled = on_gpu if use_compile is None else use_compile
     compile_reason = "asked for" if use_compile else "default on a GPU"
-    emulated = on_gpu and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False)
-    if emulated:
-        warnings.append("this GPU only emulates bf16: neither compiled nor with fused attention. Drop --amp_dtype.")
-    if compiled and emulated:
-        compiled, compile_reason = False, "the compiler has no bf16 for this GPU"
-    elif not compiled:
+    emulated = ""
+    if on_gpu and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        warnings.append("this GPU only emulates bf16, without fused attention. Drop --amp_dtype.")
+        emulated = "it has no bf16 for this GPU"
+    if not compiled:
         compile_reason = "--no-compile" if use_compile is False else "off on a CPU unless --compile is given"
         if on_gpu:
             warnings.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
-    elif problem := why_no_compile(device):
+    elif problem := emulated or why_no_compile(device):
         compiled, compile_reason = False, problem
         warnings.append(f"torch.compile is not possible here, running eagerly: {problem}.")
     return Machine(device, device_name(device), reason, dtype, precision_reason, compiled, compile_reason,
@@ -292,29 +291,22 @@ class Gauge:
 
     def __init__(self, machine: Machine):
         self._machine = machine
-        self.waited = self.trained = self.waited_for_device = 0.0  # seconds
+        self.waited, self.trained = {"data": 0.0, "device": 0.0}, 0.0  # seconds
         self.readings: list[tuple[int, float]] = []  # percent, watts
         self.missing = ""  # the package without which there are no readings
         self._read_at = 0.0
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the seconds inside as waiting for data."""
+    def waiting(self, what: str) -> Iterator[None]:
+        """Counts the seconds inside as the host's waiting for data, or for the device to end what it was given."""
         started = time.perf_counter()
         yield
-        self.waited += time.perf_counter() - started
-
-    @contextlib.contextmanager
-    def waiting_for_device(self) -> Iterator[None]:
-        """Counts the seconds inside as waiting for the device to end what it was given."""
-        started = time.perf_counter()
-        yield
-        self.waited_for_device += time.perf_counter() - started
+        self.waited[what] += time.perf_counter() - started
 
     @property
     def host_is_late(self) -> bool:
         """True where nothing speaks against the device having to wait: on a GPU, the host having waited for it."""
-        return self._machine.device.type == "cpu" or self.waited_for_device < 0.05 * self.trained
+        return self._machine.device.type == "cpu" or self.waited["device"] < 0.05 * self.trained
 
     def lap(self, seconds: float) -> None:
         """Adds seconds of training and, on a GPU every 5 s, a reading."""
@@ -333,7 +325,7 @@ class Gauge:
     @property
     def wait_share(self) -> float:
         """The share of the training time that went into waiting for data."""
-        return self.waited / self.trained if self.trained else 0.0
+        return self.waited["data"] / self.trained if self.trained else 0.0
 
     @property
     def utilisation(self) -> float | None:

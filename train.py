@@ -957,7 +957,7 @@ def loop(run: Run, metrics: cli.Metrics) -> str:
 
         is_last = state.step == recipe.total_steps
         if state.step % recipe.log_interval == 0 or is_last or state.step == 1:  # the same steps, resumed or not
-            with run.gauge.waiting_for_device():
+            with run.gauge.waiting("device"):
                 numbers = torch.stack((*losses, norm, skipped, in_a_row)).tolist()
             *losses_now, norm_now, skipped_now, in_a_row_now = numbers
             state.skipped_steps += int(skipped_now)
@@ -999,7 +999,7 @@ def micro_batches(run: Run) -> Iterator[Batch]:
     for micro in range(run.accumulation):
         if micro and run.signals.number is not None and time.monotonic() - run.signals.at > ABANDON_SECONDS:
             raise Abandoned
-        with run.gauge.waiting():
+        with run.gauge.waiting("data"):
             batch = run.batches.get(run.state.samples_seen, micro)
         yield batch
 
@@ -1059,7 +1059,7 @@ def watch(run: Run, seconds: float, step_seconds: float) -> None:
     """Says once what holds the device back, after seconds more of training."""
     gauge = run.gauge
     gauge.lap(seconds)
-    if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited > 10 and "loader" not in run.last_said:
+    if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited["data"] > 10 and "loader" not in run.last_said:
         run.last_said.add("loader")
         run.out.warn(f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent waiting for "
                      "data. Give --preload ram, or put the tokens on a faster disk.")

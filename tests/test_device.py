@@ -212,11 +212,11 @@ def test_a_host_that_waits_for_the_gpu_is_not_late(monkeypatch):
     monkeypatch.setattr(device.time, "perf_counter", lambda: now[0])
     gauge.trained = 100.0
     assert gauge.host_is_late
-    with gauge.waiting_for_device():
+    with gauge.waiting("device"):
         now[0] += 6
     assert not gauge.host_is_late
     on_cpu = device.Gauge(CPU)
-    on_cpu.trained, on_cpu.waited_for_device = 100.0, 50.0
+    on_cpu.trained, on_cpu.waited["device"] = 100.0, 50.0
     assert on_cpu.host_is_late
 
 
