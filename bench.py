@@ -32,13 +32,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cli
-from cli import Exit, UserError, printable
+from common import flags
+from common.errors import Exit, UserError, guard, require
+from common.files import write_whole
+from common.progress import Progress
+from common.signals import Signals, Stopped
+from common.words import printable, size
 
 if TYPE_CHECKING:
     import torch
 
     import data
+    from tokens.layouts import TokenStream
 
 HERE = Path(__file__).resolve().parent
 LEARNING_RATE, SEED = 3e-4, 1337  # constant; train.py's default seed
@@ -67,10 +72,12 @@ class Shape:
 SHAPES = {"mini": Shape("mini", 8192, 256, 8), "A": Shape("gpt2_small", 32_000, 512, 32, False),
           "B": Shape("gpt2_small", 50_304, 1024, 16)}
 
+
 # ---------------------------------------------------------------- flags
 
 
-def rung_numbers() -> cli.Kind:
+
+def rung_numbers() -> flags.Kind:
     """'0,1,5' as (0, 1, 5)."""
 
     def parse(text: str) -> tuple[int, ...]:
@@ -79,13 +86,13 @@ def rung_numbers() -> cli.Kind:
             raise ValueError(text)
         return numbers
 
-    return cli.Kind(parse, "numbers from 0 to 10 with commas between", "N,N,...")
+    return flags.Kind(parse, "numbers from 0 to 10 with commas between", "N,N,...")
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    whole, text, one_of = cli.whole, cli.text, cli.one_of
-    parser = cli.Parser("bench.py", "Times train.py's levers one by one, or a peer's model beside ours.")
+    whole, text, one_of = flags.whole, flags.text, flags.one_of
+    parser = flags.Parser("bench.py", "Times train.py's levers one by one, or a peer's model beside ours.")
     g = parser.group("what is timed: the ladder, or")
     g.flag("--rungs", rung_numbers(), None, "rungs of the ladder; a peer stands beside the last", "all")
     g.flag("--peer", one_of("nanogpt", "transformers"), None, "its model, compiled, beside our best rung", "none")
@@ -110,7 +117,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g.flag("--precision", one_of("bf16", "fp32"), None, "of the upper rungs", "bf16 where it is native")
     g.switch("--tuned", None, "rung 9, whose compiling takes minutes", "on a GPU only")
-    g.flag("--limit_minutes", cli.real(0, 1e6, above=True, unit="MINUTES"), 15.0, "after which a rung is given up")
+    g.flag("--limit_minutes", flags.real(0, 1e6, above=True, unit="MINUTES"), 15.0, "after which a rung is given up")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
     g.flag("--png", text(), None, "file for a picture of the ladder; needs matplotlib", "none")
@@ -134,6 +141,7 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 # ---------------------------------------------------------------- the ladder: what a rung is
+
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ USED = set()  # naive parts that a run has really called: a rung whose part was 
 class NaiveBatches:
     """data.Batches as first written: a memory map for each row, a Python loop over the rows, one copy after another."""
 
-    def __init__(self, stream: data.TokenStream, where: str, order: data.WindowOrder, batch_size: int,
+    def __init__(self, stream: TokenStream, where: str, order: data.WindowOrder, batch_size: int,
                  device: torch.device):
         self.stream, self.order, self.batch_size, self.device = stream, order, batch_size, device
 
@@ -222,7 +230,7 @@ class NaiveBatches:
         import numpy as np
         import torch
 
-        from data import DTYPES
+        from tokens.layouts import DTYPES
 
         USED.add("loader")
         inputs, targets = [], []
@@ -295,6 +303,7 @@ def train_naively(parts: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
 # ---------------------------------------------------------------- processes
 
 
+
 @dataclass(frozen=True)
 class Ended:
     """What a process left behind."""
@@ -314,7 +323,7 @@ class Ended:
         return printable(self.gave_up or said.removeprefix("error: ")) if self.code else ""
 
 
-def run(words: Sequence[str], cache: Path, seconds: float, signals: cli.Signals) -> Ended:
+def run(words: Sequence[str], cache: Path, seconds: float, signals: Signals) -> Ended:
     """Runs python with the words, compiling into the cache; ends it and what it started at the limit or a signal.
 
     Raises Stopped after a signal.
@@ -341,7 +350,7 @@ def run(words: Sequence[str], cache: Path, seconds: float, signals: cli.Signals)
         return Ended(child.returncode, said, complaints, gave_up)
 
 
-def ask(name: str, cache: Path, seconds: float, signals: cli.Signals, **request: Any) -> dict[str, Any]:
+def ask(name: str, cache: Path, seconds: float, signals: Signals, **request: Any) -> dict[str, Any]:
     """What one of CHILDREN answers to the request. Raises UserError with its problem."""
     ended = run([str(HERE / "bench.py"), name, json.dumps(request)], cache, seconds, signals)
     if problem := ended.problem:
@@ -354,8 +363,8 @@ class Bench:
     """What the parts below share."""
 
     args: argparse.Namespace
-    out: cli.Progress
-    signals: cli.Signals
+    out: Progress
+    signals: Signals
     folder: Path
     data_dir: str
     shape: Shape
@@ -368,10 +377,11 @@ class Bench:
         if self.args.json is not None:
             fields = {"argv": sys.argv[1:], "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                       "machine": self.machine, "shape": asdict(self.shape), "steps": self.steps, "warmup": self.warmup}
-            cli.write_whole(Path(self.args.json), json.dumps({**fields, **results}, indent=1) + "\n")
+            write_whole(Path(self.args.json), json.dumps({**fields, **results}, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------- what a rung did
+
 
 
 def train_flags(bench: Bench, rung: Rung, output_dir: Path) -> list[str]:
@@ -464,7 +474,7 @@ def row(found: dict[str, Any]) -> str:
     losses = f"{'same' if found['loss_ok'] else 'DIFFERENT'}, to {found['loss_difference']:.1e}"
     return ROW.format(found["rung"], found["name"], f"{found['ms_median']:,.1f}", f"{found['ms_p90']:,.1f}",
                       f"{found['tokens_per_second']:,.0f}", share["mfu"], share["share_of_matmul"],
-                      cli.size(found["peak_memory_bytes"]), compiling, f"{found['speedup']:.2f}x", losses)
+                      size(found["peak_memory_bytes"]), compiling, f"{found['speedup']:.2f}x", losses)
 
 
 def bounds(tolerances: dict[str, float]) -> str:
@@ -500,6 +510,7 @@ def picture(rungs: Sequence[dict[str, Any]], title: str, path: str) -> None:
 
 
 # ---------------------------------------------------------------- the three benchmarks
+
 
 
 def time_ladder(bench: Bench) -> int:
@@ -555,7 +566,7 @@ def time_peer(bench: Bench) -> int:
         for name, found in (("ours", ours), (who, theirs)):
             turns[name].append(found)
             bench.out.say(f"turn {turn + 1}    {name:<13}{found['ms_median']:>10,.1f} ms, p90 {found['ms_p90']:,.1f}, "
-                          f"{cli.size(found['peak_memory_bytes'])}")
+                          f"{size(found['peak_memory_bytes'])}")
         bench.keep({"peer": who, "turns": turns})
     of = {name: {key: statistics.median(found[key] for found in runs) for key in ("ms_median", "peak_memory_bytes")}
           for name, runs in turns.items()}
@@ -565,7 +576,7 @@ def time_peer(bench: Bench) -> int:
     bench.keep({"peer": who, "turns": turns, "medians": of, **summary})
     for name, runs in turns.items():
         first = ", ".join(f"{runs[0]['losses'][step]:.4f}" for step in list(turns["ours"][0]["losses"])[:4])
-        bench.out.say(f"{name:<13} {of[name]['ms_median']:,.1f} ms, {cli.size(of[name]['peak_memory_bytes'])}; first "
+        bench.out.say(f"{name:<13} {of[name]['ms_median']:,.1f} ms, {size(of[name]['peak_memory_bytes'])}; first "
                       f"losses {first}; {runs[0].get('notes', 'train.py')}")
     bench.out.say(f"ratio         {summary['speedup']:.3f}x the speed of {who}, {summary['memory_ratio']:.3f}x its "
                   f"memory; losses differ by {apart:.0e} at most; medians of {args.peer_turns} turns")
@@ -592,7 +603,7 @@ def time_saving(bench: Bench) -> int:
                     folder=folder, use_gpu=bench.args.use_gpu)
     bench.keep({"saving": found})
     seconds, num_bytes = found["seconds"], found["bytes"]
-    bench.out.say(f"{cli.size(num_bytes)} of weights and optimizer state, in turns, medians of {found['turns']}")
+    bench.out.say(f"{size(num_bytes)} of weights and optimizer state, in turns, medians of {found['turns']}")
     for name, taken in seconds.items():
         bench.out.say(f"{name:<52}{taken:>8.3f} s{num_bytes / taken / 1e9:>8.2f} GB/s")
     bench.out.say(f"the whole save takes {seconds['whole'] / seconds['raw write, fsync']:.2f}x a raw write")
@@ -602,11 +613,13 @@ def time_saving(bench: Bench) -> int:
 # ---------------------------------------------------------------- what runs in processes of its own
 
 
+
 def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any]) -> dict[str, Any]:
     """What the machine is and how fast it multiplies matrices: the best of 20 products in each precision."""
     import torch
 
-    import device
+    from machine import device
+    from machine.timing import synchronize
     from model import SIZES, GPTConfig
 
     if use_gpu and (reason := device.why_no_cuda()):
@@ -623,11 +636,11 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any]) ->
         a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
         best = float("inf")
         for _ in range(20):
-            device.synchronize(machine)
+            synchronize(machine)
             started = time.perf_counter()
             for _ in range(repeats):
                 torch.mm(a, b)
-            device.synchronize(machine)
+            synchronize(machine)
             best = min(best, (time.perf_counter() - started) / repeats)
         return 2 * width**3 / best
 
@@ -652,7 +665,8 @@ def synthesise(folder: str, vocab_size: int, num_tokens: int) -> dict[str, Any]:
     """Writes a folder of tokens that can be learned: Zipf's law, and every other token follows from the one before."""
     import numpy as np
 
-    from data import METADATA_FORMAT, METADATA_VERSION, dtype_for
+    from tokens.corpus import METADATA_FORMAT, METADATA_VERSION
+    from tokens.layouts import dtype_for
 
     rows, dtype = 1024, dtype_for(vocab_size)
     columns = -(-num_tokens // rows)
@@ -664,7 +678,7 @@ def synthesise(folder: str, vocab_size: int, num_tokens: int) -> dict[str, Any]:
     tokens.T.ravel().astype(np.dtype(dtype).newbyteorder("<")).tofile(Path(folder) / "train.bin")
     fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
               "splits": {"train": {"tokens": columns * rows}}}
-    cli.write_whole(Path(folder) / "metadata.json", json.dumps(fields))
+    write_whole(Path(folder) / "metadata.json", json.dumps(fields))
     return {}
 
 
@@ -677,14 +691,17 @@ def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], n
     import torch
 
     import data
-    import device
+    from machine import device
+    from machine.memory import forget_peak, peak_memory
+    from machine.timing import synchronize
     from model import GPT, SIZES, GPTConfig
+    from tokens.corpus import open_corpus
 
     B, T = shape["batch_size"], shape["seq_length"]
     machine = device.choose(on_gpu, precision in ("bf16", "fp16"), "auto", True)
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     folder = Path(data_dir)
-    corpus = data.open_corpus(folder, None, folder / "metadata.json", None)
+    corpus = open_corpus(folder, None, folder / "metadata.json", None)
     batches = data.Batches(corpus.train, "ram", data.WindowOrder(corpus.train.length, T, SEED), B, machine.device)
     config = GPTConfig(corpus.vocab_size, T, *SIZES[shape["model_size"]], tie_weights=shape["tie_weights"])
     torch.manual_seed(SEED)
@@ -712,14 +729,14 @@ def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], n
         unread.append(loss.detach())
         if step == 0 or (step + 1) % every == 0 or step + 1 == num_steps:
             losses += torch.stack(unread).tolist()
-            device.synchronize(machine)
+            synchronize(machine)
             seconds += [(time.perf_counter() - lap) / len(unread)] * len(unread)
             unread.clear()
             if step == 0:
-                device.forget_peak(machine)  # the compiler's trials, as train.py does
+                forget_peak(machine)  # the compiler's trials, as train.py does
             lap = time.perf_counter()
     return {"seconds": seconds, "losses": losses, "notes": notes, "compile_seconds": seconds[0],
-            "peak_memory_bytes": device.peak_memory(machine)}
+            "peak_memory_bytes": peak_memory(machine)}
 
 
 def make_nanogpt(config: Any, weights: dict[str, torch.Tensor], where: torch.device, peer_dir: str) -> tuple[Any, ...]:
@@ -772,17 +789,19 @@ def loader(data_dir: str) -> dict[str, Any]:
     import torch
 
     import data
-    import device
+    from machine import device
+    from tokens.corpus import open_corpus
+    from tokens.layouts import DTYPES
 
     device.set_up(device.choose(False, None, "auto", False), True, Path())  # as train.py does, for both
     folder, B, T, turns, num = Path(data_dir), 64, 512, 9, 256  # their order is worked out once a turn
-    corpus, cpu = data.open_corpus(folder, None, folder / "metadata.json", None), torch.device("cpu")
+    corpus, cpu = open_corpus(folder, None, folder / "metadata.json", None), torch.device("cpu")
     order, (part, *_) = data.WindowOrder(corpus.train.length, T, SEED), corpus.train.parts
     batches = {where: data.Batches(corpus.train, where, order, B, cpu) for where in ("ram", "mmap")}
 
     def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
         """nanoGPT's train.py, get_batch: the map opened anew, random starts, a slice and a widening for each row."""
-        tokens = np.memmap(part.path, dtype=data.DTYPES[part.dtype], mode="r", offset=part.offset_bytes)
+        tokens = np.memmap(part.path, dtype=DTYPES[part.dtype], mode="r", offset=part.offset_bytes)
         starts = torch.randint(len(tokens) - T, (B,))
         x = torch.stack([torch.from_numpy(tokens[i:i + T].astype(np.int64)) for i in starts])
         y = torch.stack([torch.from_numpy(tokens[i + 1:i + 1 + T].astype(np.int64)) for i in starts])
@@ -807,8 +826,9 @@ def saving(shape: dict[str, Any], folder: str, use_gpu: bool | None) -> dict[str
     import torch
     from safetensors.torch import save_file
 
-    import checkpoint
-    import device
+    from checkpoint.find import verify
+    from checkpoint.save import Snapshot, Tensors, save
+    from machine import device
     from model import GPT, SIZES, GPTConfig
 
     machine, place, turns = device.choose(use_gpu, None, "auto", False), Path(folder), 5
@@ -820,7 +840,7 @@ def saving(shape: dict[str, Any], folder: str, use_gpu: bool | None) -> dict[str
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    tensors, snapshot = checkpoint.Tensors.of(net, optimizer), checkpoint.Snapshot()
+    tensors, snapshot = Tensors.of(net, optimizer), Snapshot()
     snapshot.reserve(tensors.num_bytes, machine.device.type == "cuda")  # train.py does it before the first step
 
     def write_raw() -> None:
@@ -836,9 +856,9 @@ def saving(shape: dict[str, Any], folder: str, use_gpu: bool | None) -> dict[str
     copies = snapshot.take(tensors)
     ways = {"raw write, fsync": write_raw,
             "training waits: the copy": lambda: snapshot.take(tensors),
-            "behind it: written, hashed, on the disk, read back": lambda: checkpoint.save(
+            "behind it: written, hashed, on the disk, read back": lambda: save(
                 place, 1, net.config, copies, {}, None, None, ""),
-            "loading: every file's sha256": lambda: checkpoint.verify(place / "checkpoint-1"),
+            "loading: every file's sha256": lambda: verify(place / "checkpoint-1"),
             "safetensors' save_file, nothing checked": lambda: save_file(
                 {**copies.training, **copies.model}, place / "theirs")}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -859,12 +879,14 @@ def saving(shape: dict[str, Any], folder: str, use_gpu: bool | None) -> dict[str
 CHILDREN = {"naive": train_naively, "probe": probe, "tokens": synthesise, "peer": peer, "loader": loader,
             "saving": saving}
 
+
 # ---------------------------------------------------------------- the command, in the order of events
+
 
 
 def check_packages(args: argparse.Namespace) -> None:
     """Raises UserError (exit 5) for what the flags need and is not there, before any time is spent."""
-    cli.require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     python = os.path.basename(sys.executable)
     wanted = {"matplotlib": args.png is not None and "--png", "transformers": args.peer == "transformers" and "--peer"}
     for package, flag in wanted.items():
@@ -897,7 +919,7 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     check_packages(args)
     shape = choose_shape(args)
-    with (contextlib.closing(cli.Progress()) as out, cli.Signals() as signals,
+    with (contextlib.closing(Progress()) as out, Signals() as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as temporary):
         folder, seconds = Path(temporary), 60 * args.limit_minutes
         try:
@@ -917,9 +939,9 @@ def main(argv: Sequence[str]) -> int:
             way = time_peer if args.peer is not None else (
                 time_loader if args.loader else time_saving if args.saving else time_ladder)
             return way(bench)
-        except cli.Stopped:
+        except Stopped:
             return 128 + (signals.number or 0)
 
 
 if __name__ == "__main__":
-    cli.guard(main)
+    guard(main)

@@ -15,16 +15,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import cli
+from common import flags
+from common.errors import guard, require
+from common.files import hash_ahead
 
 # ---------------------------------------------------------------- flags
 
 
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    whole, text, one_of = cli.whole, cli.text, cli.one_of
-    parser = cli.Parser("evaluate.py", "Measures how well a model predicts text, HellaSwag's endings, LAMBADA's words.")
+    whole, text, one_of = flags.whole, flags.text, flags.one_of
+    parser = flags.Parser("evaluate.py",
+                          "Measures how well a model predicts text, HellaSwag's endings, LAMBADA's words.")
     g = parser.group("what is measured")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
@@ -32,11 +37,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                          help="text as pretokenize.py takes it: files, folders, globs (default: none)")
     g.flag("--hellaswag", text(), None, "HellaSwag's own .jsonl: activity_label, ctx_a, ctx_b, endings, label", "none")
     g.flag("--lambada", text(), None, ".jsonl with a text on each line, whose last word is to be found", "none")
-    g.flag("--prune", cli.real(0, 1, above=True, below=True), None, "measure again with this share of each block's "
+    g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "measure again with this share of each block's "
            "matrices, the smallest weights, set to zero", "only as it is")
     g = parser.group("how the text is read")
     g.flag("--text_field", text("NAME"), "text", "field of a JSON line or table that holds the text")
-    g.flag("--document_separator", cli.Kind(unescaped, "text that is not empty", "TEXT"), None,
+    g.flag("--document_separator", flags.Kind(unescaped, "text that is not empty", "TEXT"), None,
            r"text between documents of a plain file; \n is a newline", "a file is one document")
     g.flag("--stride", whole(1), None, "tokens by which a window moves on; fewer: more context, slower", "half of T")
     g = parser.group("machine")
@@ -75,13 +80,13 @@ def check(args: argparse.Namespace) -> list[str]:
 def answer_early(argv: Sequence[str]) -> int:
     """Flags and packages, before the second that importing torch takes; meanwhile the checkpoint's hash is computed."""
     args = read_flags(argv)
-    cli.require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    cli.hash_ahead(Path(args.ckpt))
+    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    hash_ahead(Path(args.ckpt))
     return 0
 
 
 if __name__ == "__main__":
-    cli.guard(answer_early)
+    guard(answer_early)
 
 import contextlib
 import itertools
@@ -91,26 +96,33 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-import checkpoint
-import data
-import device
-import engine
-import text
-from cli import Exit, UserError, duration, printable
+from checkpoint.find import read
+from checkpoint.huggingface import load_model
+from common.errors import Exit, UserError
+from common.files import write_whole
+from common.progress import Progress
+from common.signals import Signals, Stopped
+from common.words import count, duration, printable
+from machine import device
 from model import GPT
+from pretokenization.blocks import Reading, blocks, parts_of
+from pretokenization.documents import Findings, content_of, documents_in
+from pretokenization.sources import Source, find_sources
+from tokens.tokenizer import end_of_text_id, tokenizer_of, vocabulary_of
 
 READ_AHEAD = 1024  # windows among which those of like length are put together
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary
 SAY_SECONDS = 5.0  # between lines of progress where there is no terminal
 
+
 # ---------------------------------------------------------------- scoring
+
 
 
 @dataclass(frozen=True)
@@ -174,6 +186,7 @@ def score(model: GPT, batch: Sequence[Window], autocast: Callable[[], contextlib
 # ---------------------------------------------------------------- what is measured with
 
 
+
 @dataclass(frozen=True)
 class Run:
     """A model with its tokenizer on a machine, and where its progress is shown."""
@@ -184,8 +197,8 @@ class Run:
     stride: int
     tokens_per_batch: int
     autocast: Callable[[], contextlib.AbstractContextManager]
-    out: cli.Progress
-    signals: cli.Signals
+    out: Progress
+    signals: Signals
 
     @property
     def seq_length(self) -> int:
@@ -227,6 +240,7 @@ def score_all(run: Run, windows: Iterable[Window], name: str, share_done: Callab
 # ---------------------------------------------------------------- text
 
 
+
 @dataclass
 class TextFigures:
     """What was found of some text: its log-probability in nats, what was scored of it, the time."""
@@ -263,20 +277,20 @@ def line_of(name: str, fields: dict[str, Any]) -> str:
 class Documents:
     """The documents of one file, read block by block, each as windows; counts what it has read."""
 
-    def __init__(self, run: Run, source: text.Source, reading: text.Reading):
+    def __init__(self, run: Run, source: Source, reading: Reading):
         self._run, self._source, self._reading = run, source, reading
-        self.figures, self.found, self._share_read = TextFigures(), text.Findings(), 0.0
+        self.figures, self.found, self._share_read = TextFigures(), Findings(), 0.0
 
     def windows(self) -> Iterator[Window]:
         """The windows of all documents. Raises UserError (exit 3) for what cannot be read, Stopped at a signal."""
         parts: list[bytes] = []
-        for block in text.blocks(0, self._source, self._reading):
+        for block in blocks(0, self._source, self._reading):
             self._run.signals.look()
-            content = text.content_of(block, [self._source])
-            _, contents = text.documents_in(block, content, self._reading, self.found)
+            content = content_of(block, [self._source])
+            _, contents = documents_in(block, content, self._reading, self.found)
             self._share_read = block.on_disk / max(1, self._source.num_bytes)
             for document in contents:
-                parts += text.parts_of(document, self._reading.places)
+                parts += parts_of(document, self._reading.places)
                 if block.kind != "part" or block.last:
                     yield from self._of_document(parts)
                     parts = []
@@ -300,9 +314,9 @@ class Documents:
 
 def measure_text(run: Run, args: argparse.Namespace, found: list[dict[str, Any]]) -> None:
     """Perplexity and bits per byte of each file, and of all together. Raises UserError (exit 3)."""
-    splits_as_gpt2 = run.end_of_text_id is not None and engine.vocabulary_of(run.tokenizer).splits_as_gpt2
-    reading = text.Reading(args.text_field, args.document_separator, any_tokenizer=not splits_as_gpt2)
-    total, sources = TextFigures(), text.find_sources(args.text, run.out.say, None)
+    splits_as_gpt2 = run.end_of_text_id is not None and vocabulary_of(run.tokenizer).splits_as_gpt2
+    reading = Reading(args.text_field, args.document_separator, any_tokenizer=not splits_as_gpt2)
+    total, sources = TextFigures(), find_sources(args.text, run.out.say, None)
     for source in sources:
         documents, started = Documents(run, source, reading), time.perf_counter()
         nats = sum(nats for _, nats, _ in score_all(run, documents.windows(), source.shown,
@@ -324,6 +338,7 @@ def measure_text(run: Run, args: argparse.Namespace, found: list[dict[str, Any]]
 
 
 # ---------------------------------------------------------------- HellaSwag and LAMBADA
+
 
 
 def read_items(path: str, flag: str, parse: Callable[[dict[str, Any]], Any]) -> list[Any]:
@@ -438,6 +453,7 @@ def measure_lambada(run: Run, path: str, found: list[dict[str, Any]]) -> None:
 # ---------------------------------------------------------------- the command
 
 
+
 @torch.no_grad()
 def prune(model: GPT, share: float) -> tuple[int, int]:
     """Sets the smallest share of each matrix of the blocks to zero, by magnitude; returns how many, and of how many.
@@ -453,34 +469,34 @@ def prune(model: GPT, share: float) -> tuple[int, int]:
     return zeros, total
 
 
-def load(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -> tuple[Run, dict[str, Any]]:
+def load(args: argparse.Namespace, out: Progress, signals: Signals) -> tuple[Run, dict[str, Any]]:
     """All that is measured with, and what --json says of it. Raises UserError."""
     if args.use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()
     with out.phase("loading the model"):
-        folder, model = checkpoint.read(Path(args.ckpt), out.warn, lambda folder: (
-            folder, checkpoint.load_model(folder, machine.device).eval()))
-        tokenizer = data.tokenizer_of(folder, args.tokenizer_file, model.config.vocab_size)
+        folder, model = read(Path(args.ckpt), out.warn, lambda folder: (
+            folder, load_model(folder, machine.device).eval()))
+        tokenizer = tokenizer_of(folder, args.tokenizer_file, model.config.vocab_size)
     T = model.config.seq_length
     stride = args.stride or (T + 1) // 2
     if stride > T:
         raise UserError(Exit.FLAGS, f"--stride {stride:,}: more than the model's window, tokens would be left out. "
                                     f"Give at most {T:,}.")
     tokens_per_batch = args.batch_size * T if args.batch_size else 16_384 if machine.device.type == "cuda" else 4096
-    run = Run(model, tokenizer, data.end_of_text_id(tokenizer), stride, tokens_per_batch, machine.autocast, out,
+    run = Run(model, tokenizer, end_of_text_id(tokenizer), stride, tokens_per_batch, machine.autocast, out,
               signals)
     if run.end_of_text_id is None:
         out.warn("the tokenizer has no end-of-text id: the first token of each document is not scored.")
-    out.say(f"{printable(str(folder))} | {cli.count(model.config.num_parameters)} parameters | window {T:,}"
+    out.say(f"{printable(str(folder))} | {count(model.config.num_parameters)} parameters | window {T:,}"
             f"{f', stride {stride:,}' if args.text else ''} | {machine.name} ({machine.device_reason}) | "
             f"{machine.precision} ({machine.precision_reason})")
     return run, {"ckpt": str(folder), "parameters": model.config.num_parameters, "seq_length": T, "stride": stride,
                  "device": machine.name, "precision": machine.precision}
 
 
-def measure(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -> None:
+def measure(args: argparse.Namespace, out: Progress, signals: Signals) -> None:
     """Everything that was asked for, in turn; --json has what was finished even where a signal ends the rest."""
     if args.json is not None:
         Path(args.json).resolve().parent.mkdir(parents=True, exist_ok=True)  # better refused now than in an hour
@@ -502,19 +518,19 @@ def measure(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals) -
             found[before:] = [{**figures, "pruned": share} for figures in found[before:]]
     finally:
         if args.json is not None and found:
-            cli.write_whole(Path(args.json), json.dumps({**facts, "results": found}, indent=1) + "\n")
+            write_whole(Path(args.json), json.dumps({**facts, "results": found}, indent=1) + "\n")
 
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    with contextlib.closing(cli.Progress()) as out, cli.Signals() as signals:
+    with contextlib.closing(Progress()) as out, Signals() as signals:
         try:
             measure(args, out, signals)
-        except cli.Stopped:
+        except Stopped:
             return 128 + (signals.number or 0)
     return Exit.DONE
 
 
 if __name__ == "__main__":
-    cli.guard(main)
+    guard(main)

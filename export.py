@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
-import cli
-import text
+from common import flags
+from common.errors import guard, optional, require
 
 # ---------------------------------------------------------------- flags
 
 
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    path, one_of = cli.text, cli.one_of
-    parser = cli.Parser("export.py", "Writes a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
+    path, one_of = flags.text, flags.one_of
+    parser = flags.Parser("export.py", "Writes a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
     g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; gguf only",
@@ -50,21 +52,20 @@ def check(args: argparse.Namespace) -> list[str]:
 def answer_early(argv: Sequence[str]) -> int:
     """Flags and packages, before the seconds that importing torch takes."""
     args = read_flags(argv)
-    cli.require("torch", "numpy", "tokenizers", "safetensors")
+    require("torch", "numpy", "tokenizers", "safetensors")
     if args.format == "gguf":
-        text.optional("gguf", "--format gguf")
+        optional("gguf", "--format gguf")
     return 0
 
 
 if __name__ == "__main__":
-    cli.guard(answer_early)
+    guard(answer_early)
 
 import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -72,18 +73,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-import checkpoint
-import data
-import engine
-from cli import Exit, UserError, printable
-from model import ACTIVATIONS, GPT
+from checkpoint.find import resolve
+from checkpoint.huggingface import TRANSPOSED, load_model, to_hf_tensors
+from common.errors import Exit, UserError, warn
+from common.files import sync
+from common.signals import Signals, Stopped
+from common.words import printable, size
+from model import GPT
+from ops.linear import ACTIVATIONS
+from tokens import tokenizer as tokens_tokenizer
+from tokens.tokenizer import tokenizer_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # A Hugging Face folder's files but the weights; what a checkpoint has beside them serves resuming alone.
 PUBLISHED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
              "merges.txt", "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
 
+
 # ---------------------------------------------------------------- GGUF
+
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
 
     Raises UserError (exit 3) for a tokenizer that llama.cpp's "gpt-2" would not encode alike.
     """
-    vocabulary = engine.vocabulary_of(tokenizer)
+    vocabulary = tokens_tokenizer.vocabulary_of(tokenizer)
     if not vocabulary.is_known_kind:
         raise UserError(Exit.DATA, "the tokenizer is not of GPT-2's kind (byte-level BPE with GPT-2's pattern, no "
                                    "normalizer), so llama.cpp would split text otherwise. Give --format huggingface.")
@@ -123,8 +131,8 @@ def gguf_tensors(gguf: Any, model: GPT, dtype: str) -> dict[str, tuple[np.ndarra
     """
     kinds, found = gguf.GGMLQuantizationType, {}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, model.config.n_layer)
-    for name, tensor in checkpoint.to_hf_tensors(model.config, model.state_dict()).items():
-        tensor = tensor.t() if name.endswith(checkpoint.TRANSPOSED) else tensor
+    for name, tensor in to_hf_tensors(model.config, model.state_dict()).items():
+        tensor = tensor.t() if name.endswith(TRANSPOSED) else tensor
         array = np.ascontiguousarray(tensor.float().numpy())
         small = dtype == "f32" or array.ndim == 1 or name == "transformer.wpe.weight"
         kind = kinds.F32 if small else kinds.F16 if dtype == "f16" else kinds.BF16
@@ -145,7 +153,7 @@ def fits_in(tensor: torch.Tensor, dtype: str, name: str) -> None:
 
 def write_gguf(model: GPT, vocabulary: Vocabulary, name: str, path: Path, dtype: str) -> int:
     """Writes the file, reads it back, and returns the number of tensors. Raises UserError, OSError."""
-    gguf, config = text.optional("gguf", "--format gguf"), model.config
+    gguf, config = optional("gguf", "--format gguf"), model.config
     tensors = gguf_tensors(gguf, model, dtype)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GPT2])
     writer.add_type(gguf.GGUFType.MODEL)
@@ -173,7 +181,7 @@ def write_gguf(model: GPT, vocabulary: Vocabulary, name: str, path: Path, dtype:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    cli.sync(path)
+    sync(path)
     stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
     for key, (array, _) in tensors.items():
         if key not in stored or stored[key].tobytes() != array.tobytes():
@@ -182,6 +190,7 @@ def write_gguf(model: GPT, vocabulary: Vocabulary, name: str, path: Path, dtype:
 
 
 # ---------------------------------------------------------------- a Hugging Face folder
+
 
 
 def write_folder(source: Path, folder: Path, dtype: str) -> int:
@@ -203,12 +212,13 @@ def write_folder(source: Path, folder: Path, dtype: str) -> int:
         if any(not torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items()):
             raise OSError(f"{path.name} read back differs from what was written")
     for written in folder.iterdir():
-        cli.sync(written)
-    cli.sync(folder)
+        sync(written)
+    sync(folder)
     return len(tensors)
 
 
 # ---------------------------------------------------------------- the command
+
 
 
 def check_output(args: argparse.Namespace) -> None:
@@ -230,11 +240,11 @@ def check_output(args: argparse.Namespace) -> None:
         raise UserError(Exit.FLAGS, f"--output {name} is there already. Give --overwrite, or another name.")
 
 
-def export(args: argparse.Namespace, signals: cli.Signals) -> None:
+def export(args: argparse.Namespace, signals: Signals) -> None:
     """Writes what was asked for under another name and renames it. Raises UserError, OSError, Stopped."""
     check_output(args)
-    source, target = checkpoint.resolve(Path(args.ckpt), cli.warn), Path(args.output)
-    model = checkpoint.load_model(source, torch.device("cpu"))
+    source, target = resolve(Path(args.ckpt), warn), Path(args.output)
+    model = load_model(source, torch.device("cpu"))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -243,7 +253,7 @@ def export(args: argparse.Namespace, signals: cli.Signals) -> None:
             if ACTIVATIONS[model.config.activation] != "tanh":
                 raise UserError(Exit.CHECKPOINT, f"the model's activation is {model.config.activation}, and "
                                                  "llama.cpp's GPT-2 computes gelu_new. Give --format huggingface.")
-            tokenizer = data.tokenizer_of(source, args.tokenizer_file, model.config.vocab_size)
+            tokenizer = tokenizer_of(source, args.tokenizer_file, model.config.vocab_size)
             vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
             num_tensors = write_gguf(model, vocabulary, source.resolve().name, temporary, args.dtype)
         else:
@@ -256,22 +266,22 @@ def export(args: argparse.Namespace, signals: cli.Signals) -> None:
         raise OSError(f"{error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
-    cli.sync(target.parent)
+    sync(target.parent)
     written = [target] if target.is_file() else list(target.iterdir())
     print(f"{printable(str(source))} -> {printable(str(target))}: {num_tensors} tensors, {args.dtype}, "
-          f"{cli.size(sum(path.stat().st_size for path in written))}")
+          f"{size(sum(path.stat().st_size for path in written))}")
 
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    with cli.Signals() as signals:
+    with Signals() as signals:
         try:
             export(args, signals)
-        except cli.Stopped:
+        except Stopped:
             return 128 + (signals.number or 0)
     return Exit.DONE
 
 
 if __name__ == "__main__":
-    cli.guard(main)
+    guard(main)

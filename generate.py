@@ -12,26 +12,29 @@ Text goes to stdout as it is made, never half a character; one line of timing go
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import cli
+from common import flags
+from common.errors import guard, require
+from common.files import hash_ahead
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_PROMPT_BYTES = 2**20
 
+
 # ---------------------------------------------------------------- flags
+
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    whole, real, text, one_of = cli.whole, cli.real, cli.text, cli.one_of
-    parser = cli.Parser("generate.py", "Continues a text with a trained model.")
+    whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
+    parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
-    g.flag("--prompt", cli.Kind(str, "text", "TEXT"), None, "text to continue; empty: a new document", "a new line")
+    g.flag("--prompt", flags.Kind(str, "text", "TEXT"), None, "text to continue; empty: a new document", "a new line")
     g.flag("--prompt_file", text(), None, "file whose whole text is continued; -: standard input", "none")
     g.switch("--prompt_lines", False, "each line of --prompt_file is a prompt, or its JSON field prompt or text")
     g.switch("--interactive", False, "continue what is typed, line by line; /help lists the commands")
@@ -80,29 +83,38 @@ def check(args: argparse.Namespace) -> list[str]:
 def answer_early(argv: Sequence[str]) -> int:
     """Flags and packages, before the second that importing torch takes; meanwhile the checkpoint's hash is computed."""
     args = read_flags(argv)
-    cli.require("torch", "numpy", "tokenizers", "safetensors")
-    cli.hash_ahead(Path(args.ckpt))
+    require("torch", "numpy", "tokenizers", "safetensors")
+    hash_ahead(Path(args.ckpt))
     return 0
 
 
 if __name__ == "__main__":
-    cli.guard(answer_early)
+    guard(answer_early)
 
 import contextlib
 import dataclasses
 import json
 import os
-import time
+import sys
+from collections.abc import Callable, Iterator
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
-import checkpoint
-import data
-import decode
-import device
-from cli import Exit, UserError, printable
+from checkpoint.find import read
+from checkpoint.huggingface import open_model
+from common.errors import Exit, UserError, warn
+from common.files import cache_folder
+from common.signals import Signals
+from common.words import printable
+from generation.decoder import Decoder
+from generation.sampling import Continuation, Sampling, run
+from generation.streaming import Clock, Text, show
+from generation.weights import INT8_ROWS, layout
+from machine import device
+from machine.memory import is_out_of_memory
+from tokens import tokenizer as tokens_tokenizer
+from tokens.tokenizer import tokenizer_of
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
 HELP = """/seed N         the next continuation's seed; each one after takes the next number
@@ -111,7 +123,9 @@ HELP = """/seed N         the next continuation's seed; each one after takes the
 /quit           leave, as does the end of the input
 Anything else is added to the text so far as a line of its own, and the model continues it; Ctrl-C cuts that short."""
 
+
 # ---------------------------------------------------------------- prompts
+
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -163,7 +177,7 @@ def read_prompt(name: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        cli.warn(f"--prompt_file {shown} is not UTF-8 at byte {error.start:,} ({error.reason}); what is none is "
+        warn(f"--prompt_file {shown} is not UTF-8 at byte {error.start:,} ({error.reason}); what is none is "
                  "replaced by U+FFFD.")
         return content.decode(errors="replace")
 
@@ -186,121 +200,54 @@ def ids_of(prompt: str, tokenizer: Tokenizer, end_of_text_id: int | None, vocab_
     return ids
 
 
-# ---------------------------------------------------------------- text
-
-
-class Text:
-    """A continuation's text as its ids come: whole characters, and nothing that may be the beginning of a stop."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
-        self._tokenizer, self._stream, self._ids = tokenizer, DecodeStream(skip_special_tokens=True), []
-        self._stops, self._decoded, self._given = stops, "", 0
-        self.stopped = False
-
-    @property
-    def given(self) -> str:
-        """What add and end have returned so far."""
-        return self._decoded[:self._given]
-
-    def add(self, index: int) -> str:
-        """What can be shown after one more id."""
-        self._ids.append(index)
-        return self._extend(self._stream.step(self._tokenizer, index) or "", False)
-
-    def end(self) -> str:
-        """The rest; an unfinished character is U+FFFD."""
-        if self.stopped:
-            return ""
-        return self._extend(self._tokenizer.decode(self._ids, skip_special_tokens=True)[len(self._decoded):], True)
-
-    def _extend(self, piece: str, is_last: bool) -> str:
-        before, self._decoded = len(self._decoded), self._decoded + piece
-        found = [at for stop in self._stops if (at := self._decoded.find(stop, max(0, before - len(stop) + 1))) >= 0]
-        end = len(self._decoded)
-        if found:
-            self.stopped, self._decoded, end = True, self._decoded[:min(found)], min(found)
-        elif not is_last:
-            end -= max((n for stop in self._stops for n in range(1, len(stop)) if self._decoded.endswith(stop[:n])),
-                       default=0)
-        start, self._given = self._given, max(self._given, end)
-        return self._decoded[start:self._given]
-
-
-def show(piece: str) -> None:
-    """Writes text at once, control characters escaped on a terminal."""
-    sys.stdout.write(printable(piece) if sys.stdout.isatty() else piece)
-    sys.stdout.flush()
-
-
-class Clock:
-    """Seconds to the first id, then ids, steps and seconds of all others."""
-
-    def __init__(self, decoder: decode.Decoder):
-        self._decoder, self._started, self._steps = decoder, time.perf_counter(), decoder.steps
-        self.first_seconds, self.num_ids, self._first_at = 0.0, 0, 0.0
-
-    def count(self) -> None:
-        """One more id."""
-        self.num_ids += 1
-        if self.num_ids == 1:
-            self._first_at, self._steps = time.perf_counter(), self._decoder.steps
-            self.first_seconds = self._first_at - self._started
-
-    def line(self) -> str:
-        """For stderr."""
-        num, seconds = max(0, self.num_ids - 1), time.perf_counter() - self._first_at if self.num_ids else 0.0
-        num_bytes = self._decoder.bytes_per_step * (self._decoder.steps - self._steps)
-        rate = f"{num / seconds:.1f} tok/s, {num_bytes / seconds / 1e9:.1f} GB/s of weights" if num else "n/a tok/s"
-        return f"first token {self.first_seconds:.3f} s, then {num} new tokens in {seconds:.2f} s, {rate}"
-
-
 # ---------------------------------------------------------------- the command
 
 
-def load(args: argparse.Namespace, folder: Path, num_rows: int) -> decode.Decoder:
+
+def load(args: argparse.Namespace, folder: Path, num_rows: int) -> Decoder:
     """The model, laid out for decoding on the device chosen. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()
     on_cpu, quantized = machine.device.type == "cpu", args.quantize == "int8"
     if quantized and not on_cpu:
-        cli.warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first.")
+        warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first.")
     if on_cpu and quantized:
-        num_rows = min(num_rows, decode.INT8_ROWS)  # more rows are multiplied otherwise, and would round otherwise
+        num_rows = min(num_rows, INT8_ROWS)  # more rows are multiplied otherwise, and would round otherwise
     compiles = args.compile
     if compiles and on_cpu and num_rows > 1:
         compiles = False
-        cli.warn(f"--compile: on a CPU it serves one continuation at a time, {num_rows} are made at once: running "
+        warn(f"--compile: on a CPU it serves one continuation at a time, {num_rows} are made at once: running "
                  "eagerly. Give --batch_size 1 to compile.")
     if compiles and (problem := device.why_no_compile(machine.device)):
         compiles = False
-        cli.warn(f"--compile: not possible here, running eagerly: {problem}.")
+        warn(f"--compile: not possible here, running eagerly: {problem}.")
     dtype = torch.bfloat16 if on_cpu and quantized else machine.dtype  # what the CPU's 8-bit product takes
     if on_cpu and dtype == torch.bfloat16 and args.use_amp and not device.cpu_has_bf16():
-        cli.warn("this CPU has no bf16 instructions: 16-bit arithmetic will be slower than fp32. Drop --use_amp.")
+        warn("this CPU has no bf16 instructions: 16-bit arithmetic will be slower than fp32. Drop --use_amp.")
     try:
-        config, weights = checkpoint.open_model(folder)
-        kind = decode.layout(machine.device, dtype, quantized, compiles)
+        config, weights = open_model(folder)
+        kind = layout(machine.device, dtype, quantized, compiles)
         between = torch.float32 if compiles and on_cpu else dtype  # the compiled loops would convert bf16 at each use
-        decoder = decode.Decoder(config, weights, num_rows, machine.device, between, kind, dtype)
+        decoder = Decoder(config, weights, num_rows, machine.device, between, kind, dtype)
     except (RuntimeError, MemoryError) as error:
-        if not device.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise UserError(Exit.MACHINE, f"out of memory with {num_rows} continuations at once. Give a smaller "
                                       "--batch_size, or --quantize int8.") from error
     if compiles:
         with contextlib.suppress(OSError):
-            (compiled := cli.cache_folder() / "compiled").mkdir(parents=True, exist_ok=True)
+            (compiled := cache_folder() / "compiled").mkdir(parents=True, exist_ok=True)
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         try:
             decoder.compile()
         except Exception as error:  # a compiler has as many errors as versions
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            cli.warn(f"--compile: failed, running eagerly: {printable(reason)}")
+            warn(f"--compile: failed, running eagerly: {printable(reason)}")
     return decoder
 
 
-def write(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenizer, prompts: Sequence[str],
-          sampling: decode.Sampling, end_of_text_id: int | None, signals: cli.Signals) -> None:
+def write(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str],
+          sampling: Sampling, end_of_text_id: int | None, signals: Signals) -> None:
     """Continues every prompt num_samples times and writes it in that order; the one whose turn it is as it comes."""
     vocab_size = decoder.config.vocab_size
     prompt_ids = [ids_of(prompt, tokenizer, end_of_text_id, vocab_size) for prompt in prompts]
@@ -308,16 +255,16 @@ def write(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenize
     for ids in prompt_ids:
         if len(ids) > window:
             more = sum(len(ids) > window for ids in prompt_ids) - 1
-            cli.warn(f"the prompt has {len(ids):,} tokens, the model sees the last {window:,}."
+            warn(f"the prompt has {len(ids):,} tokens, the model sees the last {window:,}."
                      + (f" So it is with {more:,} more." if more else ""))
             break
     num, turn = args.num_samples, 0
-    texts: dict[int, tuple[decode.Continuation, Text]] = {}
-    numbers: dict[decode.Continuation, int] = {}
+    texts: dict[int, tuple[Continuation, Text]] = {}
+    numbers: dict[Continuation, int] = {}
 
-    def started() -> Iterator[decode.Continuation]:
+    def started() -> Iterator[Continuation]:
         for number in range(len(prompts) * num):
-            new = decode.Continuation(prompt_ids[number // num], args.max_new_tokens, args.seed + number % num)
+            new = Continuation(prompt_ids[number // num], args.max_new_tokens, args.seed + number % num)
             texts[number], numbers[new] = (new, Text(tokenizer, args.stop or ())), number
             if number == turn and not args.json:
                 show(opening(number))
@@ -340,7 +287,7 @@ def write(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenize
             show(rest + "\n")
 
     clock = Clock(decoder)
-    for continuation in decode.run(decoder, started(), sampling, end_of_text_id):
+    for continuation in run(decoder, started(), sampling, end_of_text_id):
         number = numbers[continuation]
         text = texts[number][1]
         if continuation.finish != "end_of_text":
@@ -364,7 +311,7 @@ def write(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenize
     print(clock.line(), file=sys.stderr)
 
 
-def converse(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Tokenizer, sampling: decode.Sampling,
+def converse(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, sampling: Sampling,
              end_of_text_id: int | None) -> None:
     """Reads lines and continues the text they make, until /quit or the end of the input."""
     history = remember_lines()
@@ -383,19 +330,19 @@ def converse(args: argparse.Namespace, decoder: decode.Decoder, tokenizer: Token
         elif word in ("/seed", "/temperature"):
             try:
                 if word == "/seed":
-                    seed = cli.whole(0, 2**63 - 1).parse(value)
+                    seed = flags.whole(0, 2**63 - 1).parse(value)
                 else:
-                    sampling = dataclasses.replace(sampling, temperature=cli.real(0, 100).parse(value))
+                    sampling = dataclasses.replace(sampling, temperature=flags.real(0, 100).parse(value))
             except ValueError:
                 print(f"{word} {printable(value)}: must be a number. See /help.", file=sys.stderr)
         elif word.startswith("/"):
             print(HELP, file=sys.stderr)
         else:
             prompt = ids + ids_of(("\n" if ids else "") + line, tokenizer, end_of_text_id, decoder.config.vocab_size)
-            new, text = decode.Continuation(prompt, args.max_new_tokens, seed), Text(tokenizer, args.stop or ())
+            new, text = Continuation(prompt, args.max_new_tokens, seed), Text(tokenizer, args.stop or ())
             clock = Clock(decoder)
-            with cli.Signals() as signals:
-                for _ in decode.run(decoder, [new], sampling, end_of_text_id):
+            with Signals() as signals:
+                for _ in run(decoder, [new], sampling, end_of_text_id):
                     if new.finish != "end_of_text":
                         clock.count()
                         show(text.add(new.ids[-1]))
@@ -414,7 +361,7 @@ def remember_lines() -> Callable[[], None] | None:
         import readline
     except ImportError:  # Windows
         return None
-    path = cli.cache_folder() / "history"
+    path = cache_folder() / "history"
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
 
@@ -433,18 +380,18 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     prompts = [] if args.interactive else read_prompts(args)
     num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
-    folder, decoder = checkpoint.read(Path(args.ckpt), cli.warn, lambda folder: (folder, load(args, folder, num_rows)))
-    tokenizer = data.tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size, all_ids=False)
-    end_of_text_id = data.end_of_text_id(tokenizer)
-    sampling = decode.Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty,
+    folder, decoder = read(Path(args.ckpt), warn, lambda folder: (folder, load(args, folder, num_rows)))
+    tokenizer = tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size, all_ids=False)
+    end_of_text_id = tokens_tokenizer.end_of_text_id(tokenizer)
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty,
                                args.no_repeat_ngram_size)
     if args.interactive:
         converse(args, decoder, tokenizer, sampling, end_of_text_id)
         return 0
-    with cli.Signals() as signals:
+    with Signals() as signals:
         write(args, decoder, tokenizer, prompts, sampling, end_of_text_id, signals)
     return 128 + signals.number if signals.number is not None else 0
 
 
 if __name__ == "__main__":
-    cli.guard(main)
+    guard(main)

@@ -22,25 +22,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cli
-from cli import Exit, UserError, printable
+from common import flags
+from common.errors import Exit, UserError, guard
+from common.files import sync
+from common.words import duration, printable
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"
 ENDINGS = (".png", ".svg", ".pdf")
 CHART_ROWS = 14
 
+
 # ---------------------------------------------------------------- flags
+
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    parser = cli.Parser("plot.py", "Draws the curves of one run or several: loss, validation, learning rate, speed.")
+    parser = flags.Parser("plot.py", "Draws the curves of one run or several: loss, validation, learning rate, speed.")
     g = parser.group("which runs")
     g.group.add_argument("runs", nargs="*", metavar="OUT", help="output folders of train.py, or metrics.jsonl files "
                                                                 "(default: out)")
     g = parser.group("how")
     g.switch("--text", False, "a table and curves of characters; needs no package and writes no file")
-    g.flag("--output", cli.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text is given")
+    g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text is given")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -58,6 +62,7 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 # ---------------------------------------------------------------- what was logged
+
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ def read_run(word: str) -> Run:
 # ---------------------------------------------------------------- on the terminal
 
 
+
 def table(runs: Sequence[Run]) -> list[str]:
     """One line a run: where it is, its last and best losses, its speed."""
     rows = [("", "run", "step", "loss", "best validation", "at step", "bits/byte", "lr", "tok/s", "time")]
@@ -142,7 +148,7 @@ def table(runs: Sequence[Run]) -> list[str]:
             f"{min(run.bits_per_byte.values):.4f}" if run.bits_per_byte.values else "n/a",
             f"{run.lr.values[-1]:.2e}" if run.lr.values else "n/a",
             f"{statistics.median(run.tokens_per_second.values):,.0f}" if run.tokens_per_second.values else "n/a",
-            cli.duration(run.seconds)))
+            duration(run.seconds)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) if number < 2 else cell.rjust(width)
                       for number, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
@@ -184,6 +190,7 @@ def show(runs: Sequence[Run]) -> None:
 # ---------------------------------------------------------------- as a picture
 
 
+
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Writes four panels, whole or not at all. Raises UserError (exit 5) without matplotlib."""
     try:
@@ -207,13 +214,14 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())
-        cli.sync(temporary)
+        sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- the command
+
 
 
 def main(argv: Sequence[str]) -> int:
@@ -230,4 +238,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.guard(main)
+    guard(main)

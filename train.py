@@ -12,19 +12,22 @@ length in tokens.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-import cli
-from cli import Exit, UserError
+from common import flags
+from common.errors import Exit, UserError, guard, require
 
 # ---------------------------------------------------------------- flags
 
 
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    whole, real, text, one_of = cli.whole, cli.real, cli.text, cli.one_of
-    parser = cli.Parser("train.py", "Trains a GPT-2-class model. A step is one optimizer step; losses are in nats.")
+    whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
+    parser = flags.Parser("train.py", "Trains a GPT-2-class model. A step is one optimizer step; losses are in nats.")
     g = parser.group("data")
     g.flag("--data_dir", text("DIR"), "data", "folder of token files, ours or others'; the next four override it")
     g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir")
@@ -45,7 +48,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--bias", True, "biases in linear layers and norms")
     g.switch("--tie_weights", True, "one matrix for the embedding and the head")
     g = parser.group("horizon")
-    g.flag("--batch_size", cli.auto_or(whole(1, 2**20)), None, "sequences per device per forward; auto: the largest "
+    g.flag("--batch_size", flags.auto_or(whole(1, 2**20)), None, "sequences per device per forward; auto: the largest "
            "that is found to fit, the tokens of a step unchanged",
            "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU")
     g.flag("--gradient_accumulation_steps", whole(1, 2**20), 1, "micro-batches a step; double it to halve --batch_size")
@@ -140,14 +143,14 @@ def check(args: argparse.Namespace) -> list[str]:
 def answer_early(argv: Sequence[str]) -> int:
     """Flags and packages, before the seconds that importing torch takes."""
     args = read_flags(argv)
-    cli.require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UserError(Exit.MACHINE, "--tensorboard: the package tensorboard is missing. Run: pip install tensorboard")
     return 0
 
 
 if __name__ == "__main__":
-    cli.guard(answer_early)
+    guard(answer_early)
 
 import contextlib
 import gc
@@ -158,20 +161,45 @@ import os
 import shlex
 import shutil
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import checkpoint
-import curve
 import data
-import decode
-import device
-import plan
-from cli import count, duration, printable, size
-from model import GPT, IGNORED, SIZES, GPTConfig, attends_in_blocks
+from checkpoint import find
+from checkpoint import save as checkpoint_save
+from checkpoint.find import check_same, load_training, not_leading_to, start_from, starting_config, steps_in
+from checkpoint.folder import owned, prune
+from checkpoint.save import NotFinite, Saver, Snapshot, Tensors, bytes_needed, model_card
+from common.errors import Problems, warn
+from common.files import cache_folder, sha256_of
+from common.progress import Progress
+from common.signals import Signals
+from common.words import count, duration, printable, size
+from generation.sampling import sample
+from machine import device
+from machine.memory import (
+    available_ram,
+    forget_peak,
+    free_memory,
+    is_out_of_memory,
+    peak_memory,
+    release_memory,
+    total_memory,
+)
+from machine.timing import Clock, Gauge, synchronize
+from model import GPT, SIZES, GPTConfig
+from ops.attention import attends_in_blocks
+from ops.loss import IGNORED
+from tokens import corpus
+from tokens import tokenizer as tokens_tokenizer
+from tokens.corpus import Corpus
+from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
+from training import curve, memory
+from training import curve as training_curve
+from training.trackers import Metrics
 
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
 ABANDON_SECONDS = 15.0  # a step that has run on for this long after a signal is given up at its next micro-batch
@@ -182,7 +210,9 @@ NOTHING_LOST = "before the first step; nothing was lost"
 Autocast = Callable[[], contextlib.AbstractContextManager]
 Batch = tuple[torch.Tensor, torch.Tensor]
 
+
 # ---------------------------------------------------------------- the pure pieces
+
 
 
 @dataclass(frozen=True)
@@ -222,7 +252,7 @@ def model_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> 
     if num_tokens < 2:
         raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, 2 are needed. Give pretokenize.py more.")
     if args.init_from:
-        _, config = checkpoint.starting_config(args.init_from, cli.warn)
+        _, config = starting_config(args.init_from, warn)
         if vocab_size > config.vocab_size:
             raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, --init_from {config.vocab_size:,}. Make it "
                                        "with pretokenize.py --tokenizer_file and the tokenizer of those weights.")
@@ -375,6 +405,7 @@ def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_id: torch.Tensor | 
 # ---------------------------------------------------------------- what a run holds
 
 
+
 @dataclass
 class State:
     """What a checkpoint remembers besides tensors."""
@@ -393,10 +424,10 @@ class Run:
     """What the functions below share. Of its fields the state, the model, the optimizer and the scaler change."""
 
     args: argparse.Namespace
-    out: cli.Progress
-    signals: cli.Signals
+    out: Progress
+    signals: Signals
     machine: device.Machine
-    corpus: data.Corpus
+    corpus: Corpus
     config: GPTConfig
     recipe: Recipe
     model: GPT
@@ -407,11 +438,11 @@ class Run:
     tokenizer: Any
     bytes_per_id: torch.Tensor | None
     state: State
-    clock: device.Clock
-    gauge: device.Gauge
-    curve: curve.Curve
-    saver: checkpoint.Saver
-    snapshot: checkpoint.Snapshot | None  # None: no copy, training waits for the disk
+    clock: Clock
+    gauge: Gauge
+    curve: training_curve.Curve
+    saver: Saver
+    snapshot: Snapshot | None  # None: no copy, training waits for the disk
     last_save: dict[str, float] = field(default_factory=dict)  # the step begun, the step done, when it began
     start_up: dict[str, float] = field(default_factory=dict)  # seconds
     last_said: set[str] = field(default_factory=set)  # warnings that are given once
@@ -446,6 +477,7 @@ def settings(args: argparse.Namespace, recipe: Recipe, machine: device.Machine) 
 # ---------------------------------------------------------------- saving, validating, sampling
 
 
+
 def best_of(state: State) -> str:
     """The best validation loss and its step in words."""
     return "n/a" if state.best_val_loss is None else f"{state.best_val_loss:.4f} at step {state.best_step}"
@@ -456,7 +488,7 @@ def save(run: Run, stays: bool) -> None:
     settle(run, wait=True)
     state, config, started = run.state, run.config, time.perf_counter()
     run.last_save.update(at=time.monotonic(), begun=state.step)
-    card = checkpoint.model_card(config, {
+    card = model_card(config, {
         "steps": f"{state.step:,} of {run.recipe.total_steps:,}",
         "tokens seen": f"{state.samples_seen * config.seq_length:,}", "best validation loss in nats": best_of(state),
         "training tokens": f"{run.corpus.train.length:,}, sha256 {run.corpus.identity}"}, run.validations, run.command)
@@ -464,15 +496,15 @@ def save(run: Run, stays: bool) -> None:
               "scaler": run.scaler.state_dict(),
               "data": {"train_sha256": run.corpus.identity, "tokenizer_sha256": run.corpus.tokenizer_sha256}}
     with run.out.phase("copying the state"), run.clock.pause():
-        tensors = checkpoint.Tensors.of(run.model, run.optimizer)
+        tensors = Tensors.of(run.model, run.optimizer)
         tensors = run.snapshot.take(tensors) if run.snapshot else tensors
     stalled = time.perf_counter() - started
 
     def write() -> tuple[int, float, float]:
-        checkpoint.save(run.output_dir, fields["step"], config, tensors, fields,
+        checkpoint_save.save(run.output_dir, fields["step"], config, tensors, fields,
                         run.tokenizer.to_str() if run.tokenizer else None, run.corpus.end_of_text_id, card)
         protected = {state.best_step, int(run.last_save.get("best", 0))}
-        checkpoint.prune(run.output_dir, run.args.keep_checkpoints, protected)
+        prune(run.output_dir, run.args.keep_checkpoints, protected)
         return fields["step"], stalled, time.perf_counter() - started
 
     run.saver.start(write)
@@ -491,28 +523,28 @@ def settle(run: Run, wait: bool) -> None:
     try:
         with run.clock.pause() if wait else contextlib.nullcontext(), run.out.phase("saving"):
             done = run.saver.take(wait)
-    except checkpoint.NotFinite as error:
+    except NotFinite as error:
         raise diverged(run, f"{error} is not finite after step {step:,}") from error
     except OSError as error:
         free = shutil.disk_usage(run.output_dir).free if run.output_dir.exists() else 0
         run.out.warn(f"checkpoint-{step} could not be saved: {error.strerror or error}. It needs about "
-                     f"{checkpoint.bytes_needed(config):,} bytes, {free:,} are free in {printable(run.args.output_dir)}"
+                     f"{bytes_needed(config):,} bytes, {free:,} are free in {printable(run.args.output_dir)}"
                      ". Training goes on and the next save tries again; free some space.")
         return
     if done is None:
         return
     step, stalled, seconds = done
     if "done" not in run.last_save:
-        run.out.say(f"saved checkpoint-{step}: {size(checkpoint.bytes_needed(config))} in {seconds:.2f} s, of which "
+        run.out.say(f"saved checkpoint-{step}: {size(bytes_needed(config))} in {seconds:.2f} s, of which "
                     f"training waited {seconds if run.snapshot is None else stalled:.2f} s (said once)")
     run.last_save["done"] = step
-    if run.state.best_step in checkpoint.steps_in(run.output_dir):
+    if run.state.best_step in steps_in(run.output_dir):
         run.last_save["best"] = run.state.best_step
 
 
 def is_on_disk(run: Run) -> bool:
     """True if the checkpoint of this step is there and sound: the one resumed from, or one saved by this run."""
-    return run.state.step in checkpoint.steps_in(run.output_dir) and (
+    return run.state.step in steps_in(run.output_dir) and (
         run.state.step in (run.last_save.get("done"), run.last_save.get("resumed")))
 
 
@@ -528,13 +560,13 @@ def measure(run: Run) -> tuple[float, float | None] | None:
 def validation_batches(run: Run, most: int) -> Iterator[Batch]:
     """Validation windows on the device, at most as many as in so many of the recipe's micro-batches."""
     assert run.val_tokens is not None
-    rows, where = plan.divisors(run.recipe.batch_size, run.batches.batch_size)[-1], run.machine.device
+    rows, where = memory.divisors(run.recipe.batch_size, run.batches.batch_size)[-1], run.machine.device
     windows = data.validation_batches(run.val_tokens, run.config.seq_length, rows,  # the same windows for any rows
                                       most * (run.recipe.batch_size // rows))
     return ((inputs_BT.to(where), targets_BT.to(where)) for inputs_BT, targets_BT in windows)
 
 
-def validate(run: Run, metrics: cli.Metrics) -> None:
+def validate(run: Run, metrics: Metrics) -> None:
     """Measures the validation loss, remembers the best, and makes sure that the best is on disk."""
     if (found := measure(run)) is None:  # without tokens, or after a signal: a resumed run validates this step again
         return
@@ -561,7 +593,7 @@ def show_sample(run: Run) -> None:
     with run.out.phase("sampling"), run.clock.pause():
         run.model.eval()
         with contextlib.suppress(UserError):  # logits that are not finite end a run elsewhere, by its steps
-            ids += decode.sample(run.model, prompt, SAMPLE_TOKENS, run.args.seed + run.state.step,
+            ids += sample(run.model, prompt, SAMPLE_TOKENS, run.args.seed + run.state.step,
                                  run.corpus.end_of_text_id)
         run.model.train()
     text = printable(run.tokenizer.decode(ids)).strip().replace("\n", "\n  | ")
@@ -571,11 +603,12 @@ def show_sample(run: Run) -> None:
 # ---------------------------------------------------------------- the command, in the order of events
 
 
+
 def main(argv: Sequence[str]) -> int:
     """Everything until the folder is ours; returns the exit code."""
     args = read_flags(argv)
-    out, problems, corpus, config, resumed = cli.Progress(), cli.Problems(), None, None, None
-    with contextlib.closing(out), cli.Signals() as signals, contextlib.ExitStack() as held:
+    out, problems, corpus, config, resumed = Progress(), Problems(), None, None, None
+    with contextlib.closing(out), Signals() as signals, contextlib.ExitStack() as held:
         signals.at_once = NOTHING_LOST
         with problems.catch():
             if args.use_gpu and (reason := device.why_no_cuda()):
@@ -584,7 +617,7 @@ def main(argv: Sequence[str]) -> int:
                 raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or drop the flag.")
         with problems.catch():
             if not args.dry_run:
-                held.enter_context(checkpoint.owned(Path(args.output_dir)))
+                held.enter_context(owned(Path(args.output_dir)))
         with problems.catch(), out.phase("checking the tokens"):
             corpus = open_corpus(args)
             config = model_config(args, corpus.vocab_size, corpus.train.length)
@@ -593,18 +626,18 @@ def main(argv: Sequence[str]) -> int:
                                             f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
         with problems.catch():
             if not args.dry_run and (resumed := find_resume(args, out)) and corpus and config:
-                checkpoint.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
+                check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
         problems.stop()
         assert corpus
         assert config
         machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-        for warning in device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic,
+        for warning in device.set_up(machine, args.tf32, cache_folder() / "compiled", args.deterministic,
                                      args.dropout):
             out.warn(warning)
         return train(args, argv, out, signals, machine, corpus, config, resumed)
 
 
-def open_corpus(args: argparse.Namespace) -> data.Corpus:
+def open_corpus(args: argparse.Namespace) -> Corpus:
     """The token files that the flags mean; with --bin_file the other parts of --data_dir, another corpus, stay out."""
     folder = Path(args.data_dir)
     if args.bin_file is None and not folder.is_dir():
@@ -621,17 +654,17 @@ def open_corpus(args: argparse.Namespace) -> data.Corpus:
         raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} has no metadata.json: pretokenize.py did "
                                    "not finish, or the tokens are another program's. Those need their vocabulary. Run: "
                                    "python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
-    return data.open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
+    return corpus.open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
                             metadata, part(args.tokenizer_file, "tokenizer.json"), args.vocab_size)
 
 
-def find_resume(args: argparse.Namespace, out: cli.Progress) -> tuple[Path, dict[str, Any]] | None:
+def find_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str, Any]] | None:
     """The verified checkpoint to go on from and its state, or None to start anew. Raises UserError (exit 4)."""
     output_dir = Path(args.output_dir)
-    there = checkpoint.steps_in(output_dir)
+    there = steps_in(output_dir)
     if args.resume_from is not None:
         with out.phase("verifying the checkpoint"):
-            found = checkpoint.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+            found = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
         if found is None:
             out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
         return found
@@ -643,23 +676,23 @@ def find_resume(args: argparse.Namespace, out: cli.Progress) -> tuple[Path, dict
     return None
 
 
-def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals,
-          machine: device.Machine, corpus: data.Corpus, config: GPTConfig,
+def train(args: argparse.Namespace, argv: Sequence[str], out: Progress, signals: Signals,
+          machine: device.Machine, corpus: Corpus, config: GPTConfig,
           resumed: tuple[Path, dict[str, Any]] | None) -> int:
     """The run from the plan to the last line; returns the exit code."""
     stored = resumed[1] if resumed else {}
     state = State(**{key: stored[key] for key in asdict(State()) if key in stored})
     most_tokens = 16_384 if machine.device.type == "cuda" else 4_096
     most = max(1, most_tokens // config.seq_length)
-    memory_bytes = device.total_memory(machine) if args.batch_size is None else 2**62  # auto: of any machine, then cut
+    memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto: of any machine, then cut
     setting = memory_setting(args, machine, args.gradient_accumulation_steps > 1)
-    fits = plan.micro_batch_that_fits(config, memory_bytes, setting, most)
+    fits = memory.micro_batch_that_fits(config, memory_bytes, setting, most)
     recipe = choose_recipe(args, config, corpus.train.length, fits, state.step, state.samples_seen)
     if resumed and state.step >= recipe.total_steps:
         out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; raise --epochs or --max_steps to go on")
         return Exit.DONE
-    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, device.free_memory(machine),
-                                     device.available_ram())
+    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, free_memory(machine),
+                                     available_ram())
     if where == "gpu" and machine.device.type != "cuda":
         raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
     if args.batch_size == "auto":
@@ -673,7 +706,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
     if args.init_from and not resumed:
         start(run)
     if resumed:
-        notes = checkpoint.load_training(resumed[0], run.model, run.optimizer, args.reset_optimizer)
+        notes = load_training(resumed[0], run.model, run.optimizer, args.reset_optimizer)
         if run.scaler.is_enabled() and stored.get("scaler"):
             run.scaler.load_state_dict(stored["scaler"])
         if resumed[0].resolve().parent == run.output_dir.resolve():
@@ -691,7 +724,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         signals.at_once = ""  # from here on there is something to save
         if run.snapshot:
             run.saver.start(lambda: reserve(run))
-        for other in checkpoint.not_leading_to(run.output_dir, resumed[0] if resumed else None, state.step):
+        for other in not_leading_to(run.output_dir, resumed[0] if resumed else None, state.step):
             if args.overwrite:
                 out.say(f"overwrite   deleting {printable(str(other))}")
                 shutil.rmtree(other, ignore_errors=True)
@@ -699,9 +732,9 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         last_loss = loop(run, open_metrics(run))
         return finish(run, argv, last_loss)
     except (RuntimeError, MemoryError) as error:
-        if not device.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        held, there = size(device.peak_memory(machine)), size(device.total_memory(machine))
+        held, there = size(peak_memory(machine)), size(total_memory(machine))
         raise UserError(Exit.MACHINE, f"out of memory with {run.batches.batch_size} sequences at a time: {held} held, "
                                       f"of {there}. What was saved is safe. Try a smaller --batch_size, --seq_length "
                                       "or --model_size.") from error
@@ -710,8 +743,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, sign
         gc.unfreeze()
 
 
-def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, machine: device.Machine,
-          corpus: data.Corpus, config: GPTConfig, recipe: Recipe, state: State, where: str) -> Run:
+def build(args: argparse.Namespace, out: Progress, signals: Signals, machine: device.Machine,
+          corpus: Corpus, config: GPTConfig, recipe: Recipe, state: State, where: str) -> Run:
     """The model as the seed makes it, its optimizer, the batches, the tokenizer."""
     with out.phase("building the model"):
         torch.manual_seed(args.seed)
@@ -725,14 +758,14 @@ def build(args: argparse.Namespace, out: cli.Progress, signals: cli.Signals, mac
         order = data.WindowOrder(corpus.train.length, config.seq_length, args.seed)
         batches = data.Batches(corpus.train, where, order, recipe.batch_size, machine.device)
         val_tokens = data.Tokens(corpus.val, "mmap", machine.device) if corpus.val else None
-        tokenizer = data.load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
-        lengths = data.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
+        tokenizer = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
+        lengths = tokens_tokenizer.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
         bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
     copies = saves_in_between(args, recipe) and has_room_for_a_copy(config, machine)
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
-               tokenizer, bytes_per_id, state, device.Clock(machine, lambda: out.stopped_seconds),
-               device.Gauge(machine), curve.Curve(math.log(config.vocab_size)), checkpoint.Saver(),
-               checkpoint.Snapshot() if copies else None)
+               tokenizer, bytes_per_id, state, Clock(machine, lambda: out.stopped_seconds),
+               Gauge(machine), curve.Curve(math.log(config.vocab_size)), Saver(),
+               Snapshot() if copies else None)
 
 
 def saves_in_between(args: argparse.Namespace, recipe: Recipe) -> bool:
@@ -743,13 +776,13 @@ def saves_in_between(args: argparse.Namespace, recipe: Recipe) -> bool:
 
 def copy_bytes(config: GPTConfig, machine: device.Machine) -> int:
     """What a copy of the state takes in RAM: PyTorch hands out pinned memory, a GPU's, in powers of two."""
-    needed = checkpoint.bytes_needed(config)
+    needed = bytes_needed(config)
     return needed if machine.device.type == "cpu" else 1 << (needed - 1).bit_length()
 
 
 def has_room_for_a_copy(config: GPTConfig, machine: device.Machine) -> bool:
     """True if the RAM that is left is more than a copy of the state takes, by a checkpoint that training may want."""
-    return device.available_ram() > copy_bytes(config, machine) + checkpoint.bytes_needed(config)
+    return available_ram() > copy_bytes(config, machine) + bytes_needed(config)
 
 
 def named_only(argv: Sequence[str]) -> str:
@@ -762,7 +795,7 @@ def named_only(argv: Sequence[str]) -> str:
     return shlex.join(["python", "train.py", *map(named, argv)])
 
 
-def open_metrics(run: Run) -> cli.Metrics:
+def open_metrics(run: Run) -> Metrics:
     """metrics.jsonl, cut back to the step resumed from, its validations told to the run; TensorBoard beside it."""
     board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
         str(run.output_dir / "tensorboard"), purge_step=run.state.step + 1) if run.args.tensorboard else None
@@ -773,7 +806,7 @@ def open_metrics(run: Run) -> cli.Metrics:
                 board.add_scalar(name, value, step)
             board.flush()
 
-    metrics = cli.Metrics(run.output_dir / "metrics.jsonl", run.state.step, run.state.validated_step, tell)
+    metrics = Metrics(run.output_dir / "metrics.jsonl", run.state.step, run.state.validated_step, tell)
     run.validations.extend((fields["step"], fields["val_loss"], fields.get("bits_per_byte")) for fields in metrics.kept
                            if fields.get("val_loss") is not None)
     return metrics
@@ -781,17 +814,17 @@ def open_metrics(run: Run) -> cli.Metrics:
 
 def start(run: Run) -> None:
     """Takes the weights of --init_from. Raises UserError: exit 4 if they do not fit, exit 3 for another tokenizer's."""
-    folder, config = checkpoint.starting_config(run.args.init_from, run.out.warn)
+    folder, config = starting_config(run.args.init_from, run.out.warn)
     with run.out.phase("loading the weights"):
-        checkpoint.start_from(folder, run.model)
+        start_from(folder, run.model)
     run.out.say(f"start       from the weights of {printable(str(folder))}")
     if config.seq_length > run.config.seq_length:
         run.out.say(f"start       positions {run.config.seq_length:,} to {config.seq_length:,} are cut off")
-    theirs = next((folder / name for name in data.TOKENIZER_FILES if (folder / name).is_file()), None)
+    theirs = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
     if theirs is None or run.tokenizer is None:
         run.out.warn("--init_from: no tokenizer to compare the corpus's with. If the weights had another one, ids mean "
                      "other text.")
-    elif {**data.load_tokenizer(theirs).get_vocab()} != {**run.tokenizer.get_vocab()}:
+    elif {**load_tokenizer(theirs).get_vocab()} != {**run.tokenizer.get_vocab()}:
         raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than --init_from's, so ids mean other "
                                    f"text. Run pretokenize.py with --tokenizer_file {printable(str(theirs))}")
 
@@ -800,7 +833,7 @@ def reserve(run: Run) -> None:
     """Takes the memory for copies of the state before the first save needs it; the moments are as large as the weights.
     """
     assert run.snapshot
-    weights = checkpoint.Tensors(dict(run.model.state_dict()), {})
+    weights = Tensors(dict(run.model.state_dict()), {})
     run.snapshot.reserve(3 * weights.num_bytes + 2**16, run.machine.device.type == "cuda")
 
 
@@ -825,10 +858,10 @@ def loss_chunk(args: argparse.Namespace, machine: device.Machine) -> int:
 def disk_needed(args: argparse.Namespace, config: GPTConfig, recipe: Recipe) -> tuple[int, int]:
     """How many checkpoints may lie in the folder at once (the best and one being written too), and their bytes."""
     kept = args.keep_checkpoints + 2 + int(recipe.passes) // args.checkpoint_interval
-    return kept, kept * checkpoint.bytes_needed(config)
+    return kept, kept * bytes_needed(config)
 
 
-def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: data.Corpus, machine: device.Machine,
+def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: Corpus, machine: device.Machine,
              where: str) -> list[str]:
     """The lines that say on what, what and for how long will be trained, and why so."""
     attention = "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
@@ -861,7 +894,7 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
             f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
             f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
             f"{'tied' if config.tie_weights else 'untied'}",
-            f"memory      {plan.describe(plan.memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
+            f"memory      {memory.describe(memory.memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
             f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} "
             f"micro-batches x {config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
             f"horizon     {recipe.total_steps:,} steps, {count(recipe.total_steps * tokens_per_step)} tokens, "
@@ -870,7 +903,7 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
             *(f"default     {reason}" for reason in recipe.reasons), *output]
 
 
-def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: data.Corpus) -> list[str]:
+def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
     """What a practitioner would object to before the first step."""
     found = []
     wanted = args.seq_length or 1024
@@ -891,7 +924,7 @@ def doubts(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: 
     return found
 
 
-def say_differences(stored: dict[str, Any], now: dict[str, dict[str, Any]], out: cli.Progress) -> None:
+def say_differences(stored: dict[str, Any], now: dict[str, dict[str, Any]], out: Progress) -> None:
     """Says in what a resumed run differs from the one that saved the checkpoint."""
     changed = {kind: [f"{key} {printable(str(stored[kind][key]))[:60]} -> {value}" for key, value in fields.items()
                       if stored.get(kind, {}).get(key, value) != value] for kind, fields in now.items()}
@@ -912,11 +945,11 @@ def warm_up(run: Run) -> None:
             with run.machine.autocast():
                 loss = run.model(inputs_BT, targets_BT, run.args.label_smoothing)
             run.scaler.scale(loss).backward()
-            device.synchronize(run.machine)
+            synchronize(run.machine)
         run.start_up["compile_seconds"] = time.perf_counter() - started
         run.out.say(f"compiled    in {duration(run.start_up['compile_seconds'])}")
     except Exception as error:
-        if not device.is_out_of_memory(error):  # else the step to come meets it too, and takes smaller micro-batches
+        if not is_out_of_memory(error):  # else the step to come meets it too, and takes smaller micro-batches
             torch.compiler.reset()
             run.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -925,10 +958,10 @@ def warm_up(run: Run) -> None:
                          "if that is full or not to be executed from, set TORCHINDUCTOR_CACHE_DIR to another.")
     run.optimizer.zero_grad(set_to_none=True)
     device.set_rng_state(run.machine, rng)
-    device.forget_peak(run.machine)
+    forget_peak(run.machine)
 
 
-def loop(run: Run, metrics: cli.Metrics) -> str:
+def loop(run: Run, metrics: Metrics) -> str:
     """Trains from the state's step to the horizon, a signal or the end of patience; returns the last loss in words."""
     state, recipe, args, optimizer = run.state, run.recipe, run.args, run.optimizer
     skipped, in_a_row = torch.zeros(2, device=run.machine.device)
@@ -1023,7 +1056,7 @@ def step_that_fits(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
             undo(run, rng)
             raise
         except (RuntimeError, MemoryError) as error:
-            if not device.is_out_of_memory(error) or run.batches.batch_size == 1:
+            if not is_out_of_memory(error) or run.batches.batch_size == 1:
                 raise
         shrink(run, rng)  # not inside the clause: the error holds the failed step's tensors
 
@@ -1042,9 +1075,9 @@ def undo(run: Run, rng: list[torch.Tensor]) -> None:
 def shrink(run: Run, rng: list[torch.Tensor]) -> None:
     """Undoes the step that did not fit and halves the micro-batch, or nearly so: it stays a divisor of the samples."""
     undo(run, rng)
-    device.release_memory(run.machine)
+    release_memory(run.machine)
     was = run.batches.batch_size
-    run.batches.resize(plan.divisors(run.recipe.samples_per_step, (was + 1) // 2)[-1])
+    run.batches.resize(memory.divisors(run.recipe.samples_per_step, (was + 1) // 2)[-1])
     again = "; compiling once more" if run.machine.compile else ""
     run.out.warn(f"out of memory in step {run.state.step + 1:,} with {was} sequences at a time: going on with "
                  f"{run.batches.batch_size} x {run.accumulation} micro-batches, the same samples a step{again}. "
@@ -1086,7 +1119,7 @@ def is_due(run: Run) -> bool:
     return bool(every and run.state.step % every == 0) or bool(minutes and since >= 60 * minutes)
 
 
-def report(run: Run, metrics: cli.Metrics, loss: float, norm: float, seconds: float, first_step: int) -> None:
+def report(run: Run, metrics: Metrics, loss: float, norm: float, seconds: float, first_step: int) -> None:
     """Prints the line of a logged step and writes it to metrics.jsonl; seconds are a step's."""
     state, recipe, T = run.state, run.recipe, run.config.seq_length
     lr, tokens_per_second = lr_at(state.step, recipe), recipe.samples_per_step * T / seconds
@@ -1098,7 +1131,7 @@ def report(run: Run, metrics: cli.Metrics, loss: float, norm: float, seconds: fl
             f"loss {loss:.4f}", f"lr {lr:.2e}", f"norm {norm:.2f}", f"{seconds * 1000:.1f} ms",
             f"{tokens_per_second:,.0f} tok/s",
             f"mfu {tokens_per_second * run.config.flops_per_token / peak:.1%}" if peak else "mfu n/a",
-            f"{device.peak_memory(run.machine) / 2**30:.1f} GiB", f"{duration(left)} left",
+            f"{peak_memory(run.machine) / 2**30:.1f} GiB", f"{duration(left)} left",
             *([f"{state.skipped_steps} skipped"] if state.skipped_steps else []))
     run.out.at(state.step, " | ".join(line))
 
@@ -1119,7 +1152,7 @@ def diverged(run: Run, what: str) -> UserError:
     """The error (exit 6) of a run that cannot go on as it does."""
     with contextlib.suppress(OSError, UserError):
         settle(run, wait=True)
-    last = next(iter(checkpoint.steps_in(run.output_dir).values()), None)
+    last = next(iter(steps_in(run.output_dir).values()), None)
     return UserError(Exit.DIVERGED, f"{what}. The last good checkpoint is {last.name if last else 'none'}. Resume with "
                                     f"half the --learning_rate ({run.recipe.learning_rate / 2:.2g}) or a longer "
                                     "--warmup_steps.")
@@ -1138,13 +1171,13 @@ def finish(run: Run, argv: Sequence[str], last_loss: str) -> int:
     closing = {"steps": state.step, "tokens": state.samples_seen * run.config.seq_length, "loss": last_loss,
                "best_val_loss": best_of(state), "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                **{name: f"{passed:.1f}" for name, passed in run.start_up.items()},
-               "peak_memory": size(device.peak_memory(run.machine)),
-               "peak_memory_bytes": device.peak_memory(run.machine), **run.gauge.describe(),
+               "peak_memory": size(peak_memory(run.machine)),
+               "peak_memory_bytes": peak_memory(run.machine), **run.gauge.describe(),
                "checkpoint": f"{run.args.output_dir}/checkpoint-{state.step}" if on_disk else "none"}
     out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
     if state.step and not on_disk:
         raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(run.args.output_dir)}. Free "
-                                      f"{size(checkpoint.bytes_needed(run.config))} and resume from the last one.")
+                                      f"{size(bytes_needed(run.config))} and resume from the last one.")
     if signals.number is None:
         out.say(f"next: python generate.py --ckpt {shlex.quote(run.args.output_dir)}")
         return Exit.DONE
@@ -1180,20 +1213,20 @@ def dry_run(run: Run) -> int:
     setting = memory_setting(args, run.machine, run.accumulation > 1)
     if run.machine.device.type != "cuda":  # what a card would do without a flag
         setting = replace(setting, device_type="cuda", dtype=torch.bfloat16, compiled=True)
-    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in plan.on_cards(config, setting).items())
+    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in memory.on_cards(config, setting).items())
     closing = {"step_seconds": f"{seconds:.4f}, the median of 3", "tokens_per_second": f"{tokens_per_second:.0f}",
                "mfu": f"{tokens_per_second * config.flops_per_token / peak:.1%}" if peak else "n/a",
-               "loss": f"{loss_now:.4f}", "peak_memory": size(device.peak_memory(run.machine)),
+               "loss": f"{loss_now:.4f}", "peak_memory": size(peak_memory(run.machine)),
                "largest_batch_size": f"{cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} "
                                      f"precision, {'compiled' if setting.compiled else 'eager'}",
-               "checkpoint_size": size(checkpoint.bytes_needed(config)),
+               "checkpoint_size": size(bytes_needed(config)),
                "disk": f"{size(needed)} for up to {kept} checkpoints", "steps": recipe.total_steps,
                "time": f"{duration(3600 * hours)}, about {duration(validating)} of it validation; saving not counted",
                "hours_per_epoch": f"{hours / recipe.passes:.4g}"}
     if args.gpu_cost_per_hour is not None:
         closing["cost"] = f"{hours * args.gpu_cost_per_hour:.2f}"
         if args.budget is not None:
-            closing["budget"] = plan.verdict(args.budget, hours * args.gpu_cost_per_hour, recipe.total_steps,
+            closing["budget"] = memory.verdict(args.budget, hours * args.gpu_cost_per_hour, recipe.total_steps,
                                              recipe.passes)
     run.out.say("\n".join(f"{key}: {value}" for key, value in closing.items()))
     return Exit.DONE
@@ -1211,15 +1244,16 @@ def validation_batches_in_all(run: Run) -> int:
 # ---------------------------------------------------------------- the micro-batch that fits
 
 
+
 def memory_setting(args: argparse.Namespace, machine: device.Machine, accumulates: bool, copies: bool = True,
-                   ) -> plan.Setting:
+                   ) -> memory.Setting:
     """What decides the memory of a step besides the model's shape and the micro-batch."""
-    return plan.Setting(machine.device.type, machine.dtype, machine.compile, accumulates,
+    return memory.Setting(machine.device.type, machine.dtype, machine.compile, accumulates,
                         2 if residual_dtype(args, machine) else 4, loss_chunk(args, machine) or None,
                         args.activation_checkpointing, copies)
 
 
-def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Progress, signals: cli.Signals,
+def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: Progress, signals: Signals,
                     machine: device.Machine, config: GPTConfig, recipe: Recipe) -> Recipe:
     """The recipe with the largest micro-batch that fits, its samples per step unchanged.
 
@@ -1227,11 +1261,11 @@ def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Prog
     sequence fits, SystemExit after a signal.
     """
     signals.at_once = ""  # a child process would outlive us
-    samples, free = recipe.samples_per_step, device.free_memory(machine)
-    room = int((1 - plan.MARGIN) * (device.available_ram() if free is None else free))
-    candidates = plan.divisors(samples, max(1, plan.MOST_TOKENS // config.seq_length))
-    expected = plan.most_that_fits(config, memory_setting(args, machine, samples > 1), room)
-    first = plan.divisors(samples, min(expected, candidates[-1]))[-1]
+    samples, free = recipe.samples_per_step, free_memory(machine)
+    room = int((1 - memory.MARGIN) * (available_ram() if free is None else free))
+    candidates = memory.divisors(samples, max(1, memory.MOST_TOKENS // config.seq_length))
+    expected = memory.most_that_fits(config, memory_setting(args, machine, samples > 1), room)
+    first = memory.divisors(samples, min(expected, candidates[-1]))[-1]
     if machine.device.type == "cpu":  # more than is expected to fit could take other processes down with it
         candidates = [n for n in candidates if n <= expected]
     tried = []
@@ -1239,30 +1273,30 @@ def find_batch_size(args: argparse.Namespace, argv: Sequence[str], out: cli.Prog
     def measure(batch_size: int) -> int | None:
         tried.append(batch_size)
         with out.phase(f"trying --batch_size {batch_size}"):
-            held = plan.peak_in_child(batch_size, min(2, samples // batch_size), argv,
+            held = memory.peak_in_child(batch_size, min(2, samples // batch_size), argv,
                                       lambda: signals.number is not None)
         if signals.number is not None:
             raise SystemExit(128 + signals.number)
         return held
 
-    found, held = plan.find(candidates, first, room, memory_key(args, machine, config, samples), measure)
+    found, held = memory.find(candidates, first, room, memory_key(args, machine, config, samples), measure)
     if found is None:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
                                       f"{size(room)}. Take a smaller --seq_length or --model_size.")
-    larger = next((n for n in plan.divisors(samples, samples) if n > found), None)
+    larger = next((n for n in memory.divisors(samples, samples) if n > found), None)
     why = "a whole step" if larger is None else f"{larger} does not fit {size(room)}"
-    if larger and larger * config.seq_length > plan.MOST_TOKENS:
-        why = f"more than {plan.MOST_TOKENS:,} tokens help no more"
+    if larger and larger * config.seq_length > memory.MOST_TOKENS:
+        why = f"more than {memory.MOST_TOKENS:,} tokens help no more"
     signals.at_once = NOTHING_LOST
     out.say(f"batch_size  {found} x {samples // found} micro-batches holds {size(held)}; {why} "
-            f"({f'{len(tried)} tried' if tried else f'remembered in {printable(str(plan.cache_file()))}'})")
+            f"({f'{len(tried)} tried' if tried else f'remembered in {printable(str(memory.cache_file()))}'})")
     return replace(recipe, batch_size=found, accumulation=samples // found)
 
 
 def memory_key(args: argparse.Namespace, machine: device.Machine, config: GPTConfig, samples: int) -> str:
     """A name for all that a step's memory depends on besides the micro-batch."""
-    sources = [cli.sha256_of(Path(__file__).with_name(name)) for name in ("model.py", "train.py", "device.py")]
-    total = device.total_memory(machine) if machine.device.type == "cuda" else torch.get_num_threads()
+    sources = [sha256_of(Path(__file__).with_name(name)) for name in ("model.py", "train.py", "machine/device.py")]
+    total = total_memory(machine) if machine.device.type == "cuda" else torch.get_num_threads()
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__, sources,
              samples, str(memory_setting(args, machine, True)), args.compile_mode, args.label_smoothing, args.fp8_head,
              args.preload, args.bin_file, args.data_dir]
@@ -1273,28 +1307,28 @@ def probe(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
     """In a child process: prints the bytes that two steps hold at their peak; returns plan.OUT_OF_MEMORY if too many.
     """
     args = read_flags(argv)
-    out = cli.Progress(open(os.devnull, "w"))  # noqa: SIM115
+    out = Progress(open(os.devnull, "w"))  # noqa: SIM115
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-    device.set_up(machine, args.tf32, cli.cache_folder() / "compiled", args.deterministic, args.dropout)
+    device.set_up(machine, args.tf32, cache_folder() / "compiled", args.deterministic, args.dropout)
     corpus = open_corpus(args)
     config = model_config(args, corpus.vocab_size, corpus.train.length)
     recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)
     recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
-    where, _ = data.choose_preload(args.preload, corpus.train.num_bytes, device.free_memory(machine),
-                                   device.available_ram())
+    where, _ = data.choose_preload(args.preload, corpus.train.num_bytes, free_memory(machine),
+                                   available_ram())
     try:
-        run = build(args, out, cli.Signals(), machine, corpus, config, recipe, State(), where)
+        run = build(args, out, Signals(), machine, corpus, config, recipe, State(), where)
         if machine.compile:
             warm_up(run)
         for _ in range(2):
             float(step_of(run)[0])
     except (RuntimeError, MemoryError) as error:
-        if not device.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        return plan.OUT_OF_MEMORY
-    print(device.peak_memory(machine))
+        return memory.OUT_OF_MEMORY
+    print(peak_memory(machine))
     return Exit.DONE
 
 
 if __name__ == "__main__":
-    cli.guard(main)
+    guard(main)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import checkpoint
-import cli
-import data
+from checkpoint.huggingface import to_hf_config, to_hf_tensors
+from checkpoint.save import Tensors, model_card, save
+from common.files import sha256_of
 from model import GPT, GPTConfig
+from tokens.corpus import METADATA_FORMAT, METADATA_VERSION
+from tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
 
 TEXTS = ["the cat sat on the mat and the dog ran to the sea",
          "caf\u00e9 na\u00efve \u00fcber \u00df \u0141\u00f3d\u017a",
@@ -38,20 +40,20 @@ def tokenizer_file(tmp_path_factory):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[data.END_OF_TEXT], show_progress=False,
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[END_OF_TEXT], show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     words = np.random.default_rng(0).choice(" ".join(TEXTS[:2] * 20).split(), 3000)
     tokenizer.train_from_iterator([" ".join(words) + "".join(chr(97 + i % 26) * (i % 5) for i in range(999))], trainer)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
-    assert data.vocab_size_of(tokenizer) <= 400
+    assert vocab_size_of(tokenizer) <= 400
     return path
 
 
 @pytest.fixture
 def tokenizer(tokenizer_file):
     """The tokenizer as the commands load it."""
-    return data.load_tokenizer(tokenizer_file)
+    return load_tokenizer(tokenizer_file)
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +67,8 @@ def make_corpus(tokenizer_file):
         for name, length in (("train", 1000), ("val", 100)):
             path = folder / f"{name}.bin"
             rng.integers(0, 300, length).astype("<i2").tofile(path)
-            splits[name] = {"tokens": length, "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)}
-        metadata = {"format": data.METADATA_FORMAT, "version": data.METADATA_VERSION, "vocab_size": 400,
+            splits[name] = {"tokens": length, "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)}
+        metadata = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": 400,
                     "dtype": "int16", "end_of_text_id": 0, "splits": splits}
         (folder / "metadata.json").write_text(json.dumps(metadata))
         return folder
@@ -110,9 +112,9 @@ def make_checkpoint(make_model, tokenizer_file):
         optimizer.step()
         optimizer.zero_grad()
         state = {"stays": stays, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
-        path = checkpoint.save(folder, step, model.config, checkpoint.Tensors.of(model, optimizer), state,
+        path = save(folder, step, model.config, Tensors.of(model, optimizer), state,
                                tokenizer_file.read_text(encoding="utf-8"), 0,
-                               checkpoint.model_card(model.config, {"steps": str(step)}))
+                               model_card(model.config, {"steps": str(step)}))
         return path, model.eval(), optimizer
 
     return make
@@ -124,9 +126,9 @@ def write_folder(tokenizer_file):
 
     def write(folder: Path, model: GPT) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = checkpoint.to_hf_tensors(model.config, model.state_dict())
+        tensors = to_hf_tensors(model.config, model.state_dict())
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(checkpoint.to_hf_config(model.config, 0)))
+        (folder / "config.json").write_text(json.dumps(to_hf_config(model.config, 0)))
         (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
         return folder
 

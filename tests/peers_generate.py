@@ -22,10 +22,14 @@ from pathlib import Path
 
 import torch
 
+import generate
+from generation import sampling
+from generation.sampling import Continuation, Sampling
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import decode
-import generate
+
+
 
 WHERE = "cuda" if "--use_gpu" in sys.argv else "cpu"
 WAYS = {"ours fp32": [], "ours bf16": ["--use_amp"], "ours int8": ["--quantize", "int8"],
@@ -39,8 +43,8 @@ def ours(folder: str, flags: list[str], prompts: list[list[int]], num_tokens: in
     decoder = generate.load(args, Path(folder), len(prompts))
 
     def run() -> None:
-        texts = [decode.Continuation(prompt, num_tokens, seed) for seed, prompt in enumerate(prompts)]
-        for _ in decode.run(decoder, texts, decode.Sampling(0.8, 200), None):
+        texts = [Continuation(prompt, num_tokens, seed) for seed, prompt in enumerate(prompts)]
+        for _ in sampling.run(decoder, texts, Sampling(0.8, 200), None):
             pass
 
     return run

@@ -5,6 +5,7 @@ once), build-nanogpt's fineweb.py (tiktoken, half of the cores as it is written,
 tokenizers with its ids extracted, and ours with both engines. Needs tiktoken and gigatoken; figures are in LOG.md.
 """
 
+
 import importlib
 import json
 import multiprocessing

@@ -26,8 +26,8 @@ import numpy as np
 import pytest
 import torch
 
-import cli
-from cli import Exit
+from common.errors import Exit, guard
+from common.files import sha256_of
 
 ROOT = Path(cli.__file__).parent
 SECONDS = 10
@@ -189,7 +189,7 @@ def sealed(*setups: Setup) -> Setup:
 
     def setup(place: Path) -> None:
         both(*setups)(place)
-        entries = {path.name: {"bytes": path.stat().st_size, "sha256": cli.sha256_of(path)}
+        entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
                    for path in (place / HERE).iterdir() if path.name != "manifest.json" and path.is_file()}
         (place / HERE / "manifest.json").write_text(json.dumps({"version": 1, "files": entries}))
 
@@ -786,9 +786,6 @@ class Outcome:
 
 def serve() -> None:
     """Reads requests from stdin, one JSON object a line, and answers each after a fork has run it."""
-    import generate
-    import pretokenize
-    import train
 
     mains = {"train.py": train, "pretokenize.py": pretokenize, "generate.py": generate}
     torch.set_num_threads(1)
@@ -811,7 +808,7 @@ def serve() -> None:
             code: Any = 99
             try:
                 for main in (mains[sys.argv[0]].answer_early, mains[sys.argv[0]].main):
-                    cli.guard(main)
+                    guard(main)
                 code = 0
             except SystemExit as end:
                 code = end.code
@@ -890,7 +887,7 @@ def rewrite_tokens(folder: Path) -> None:
         tokens.tofile(path)
         np.array([length], "<u8").tofile(folder / f"{split}.idx")
         metadata["splits"][split] |= {"tokens": length, "documents": 1, "file_bytes": 2 * length,
-                                      "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)}
+                                      "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)}
     (folder / "metadata.json").write_text(json.dumps(metadata))
 
 

@@ -16,12 +16,15 @@ import pytest
 import torch
 
 import bench
-import cli
 import data
-import formats
-import model
 import train
-from cli import Exit, UserError
+from common.errors import Exit, UserError
+from common.progress import Progress
+from common.signals import Signals, Stopped
+from model import GPT, GPTConfig
+from ops.attention import causal_attention
+from tokens.corpus import open_corpus
+from tokens.layouts import Part, TokenStream
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--model_size", "tiny", "--vocab_size", "256", "--seq_length", "32", "--batch_size", "4"]
@@ -89,7 +92,7 @@ def test_the_naive_attention_is_the_products(length):
     inputs = [torch.randn(2, 3, length, 8, requires_grad=True) for _ in range(3)]
     results = []
     q, k, v = inputs
-    for attention in (bench.naive_attention, model.causal_attention):
+    for attention in (bench.naive_attention, causal_attention):
         output = attention(q, k, v, 0.0)
         results.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
     for naive, ours in zip(*results, strict=True):
@@ -102,8 +105,8 @@ def test_the_naive_loader_gives_the_products_batches(tmp_path, num_parts):
     parts = []
     for i, piece in enumerate(np.split(tokens, num_parts)):
         piece.astype("<u2").tofile(tmp_path / f"{i}.bin")
-        parts.append(formats.Part(tmp_path / f"{i}.bin", "uint16", len(piece)))
-    stream, order = formats.TokenStream(tuple(parts)), data.WindowOrder(999, 16, 5)
+        parts.append(Part(tmp_path / f"{i}.bin", "uint16", len(piece)))
+    stream, order = TokenStream(tuple(parts)), data.WindowOrder(999, 16, 5)
     naive = bench.NaiveBatches(stream, "mmap", order, 4, torch.device("cpu"))
     ours = data.Batches(stream, "ram", order, 4, torch.device("cpu"))
     for samples_seen, micro in ((0, 0), (0, 1), (8, 0), (56, 1)):  # the last one straddles two epochs
@@ -130,8 +133,8 @@ def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
 
 
 def test_a_peer_of_transformers_starts_where_our_model_does():
-    config = model.GPTConfig(200, 16, 2, 2, 32, tie_weights=False)
-    ours = model.GPT.create(config)
+    config = GPTConfig(200, 16, 2, 2, 32, tie_weights=False)
+    ours = GPT.create(config)
     weights = {name: tensor[:200] if "wte" in name or "lm_head" in name else tensor
                for name, tensor in ours.state_dict().items()}
     theirs = bench.make_transformers(config, weights, torch.device("cpu"), None)[0]
@@ -142,7 +145,7 @@ def test_a_peer_of_transformers_starts_where_our_model_does():
 
 def test_the_made_up_tokens_are_a_corpus_and_the_loader_reads_it(tmp_path):
     assert bench.synthesise(str(tmp_path), 300, 200_000) == {}
-    corpus = data.open_corpus(tmp_path, None, tmp_path / "metadata.json", None)
+    corpus = open_corpus(tmp_path, None, tmp_path / "metadata.json", None)
     assert corpus.vocab_size == 300
     assert corpus.train.length >= 200_000
     counts = np.bincount(np.fromfile(tmp_path / "train.bin", "<i2"), minlength=300)
@@ -183,7 +186,7 @@ def test_a_gpu_has_all_rungs_and_a_cpu_says_what_it_lacks():
 def make_bench(tmp_path, out) -> bench.Bench:
     """A Bench on an imagined CPU that writes to out."""
     args = Namespace(rungs=None, tuned=None, limit_minutes=1.0, png=None, json=str(tmp_path / "found.json"))
-    return bench.Bench(args, cli.Progress(out), cli.Signals(), tmp_path, str(tmp_path), bench.SHAPES["mini"], CPU, 2, 1)
+    return bench.Bench(args, Progress(out), Signals(), tmp_path, str(tmp_path), bench.SHAPES["mini"], CPU, 2, 1)
 
 
 def flags_of(words) -> list[str]:
@@ -249,7 +252,7 @@ def test_losses_that_are_no_numbers_are_never_the_same():
 def test_a_process_that_hangs_is_ended_with_its_children(tmp_path):
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     started = time.monotonic()
-    ended = bench.run(["-c", code], tmp_path, 0.5, cli.Signals())
+    ended = bench.run(["-c", code], tmp_path, 0.5, Signals())
     assert time.monotonic() - started < 10
     assert ended.problem == "not done within 0.00833 minutes"
 
@@ -263,9 +266,9 @@ def test_saving_is_timed_beside_a_raw_write(tmp_path):
 
 
 def test_a_signal_ends_the_process_that_runs(tmp_path):
-    signals = cli.Signals()
+    signals = Signals()
     signals.number = 15
-    with pytest.raises(cli.Stopped):
+    with pytest.raises(Stopped):
         bench.run(["-c", "import time; time.sleep(60)"], tmp_path, 60, signals)
 
 

@@ -15,9 +15,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import checkpoint
-from checkpoint import Damaged
-from cli import Exit, UserError
+from checkpoint.find import (
+    check_same,
+    find_resume,
+    load_training,
+    newest_sound,
+    not_leading_to,
+    read,
+    resolve,
+    steps_in,
+    verify,
+)
+from checkpoint.folder import REPLACED, owned, prune
+from checkpoint.huggingface import Damaged, load_model, load_weights, read_config, to_hf_config, to_hf_tensors
+from checkpoint.save import NotFinite, Saver, Snapshot, Tensors, _write_bytes, bytes_needed, save
+from common.errors import Exit, UserError
 from model import GPT, GPTConfig
 
 CPU = torch.device("cpu")
@@ -59,12 +71,12 @@ def refused(match: str):
 def test_everything_comes_back_bit_for_bit(make_checkpoint, make_model, tmp_path):
     path, model, optimizer = make_checkpoint(tmp_path)
     noise = torch.rand(5)  # the next numbers after the save
-    state = checkpoint.verify(path)
+    state = verify(path)
     assert state["step"] == 1
     assert state["data"] == {"train_sha256": "a", "tokenizer_sha256": "b"}
     other = make_model(99)
     restored = torch.optim.AdamW(other.parameters(), 1e-3)
-    assert checkpoint.load_training(path, other, restored) == []
+    assert load_training(path, other, restored) == []
     assert torch.equal(torch.rand(5), noise)
     for (name, here), there in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(here, there), name
@@ -78,7 +90,7 @@ def test_an_optimizer_can_start_anew(make_checkpoint, make_model, tmp_path):
     path, model, _ = make_checkpoint(tmp_path)
     other = make_model(99)
     restored = torch.optim.AdamW(other.parameters(), 1e-3)
-    assert checkpoint.load_training(path, other, restored, anew=True) == [
+    assert load_training(path, other, restored, anew=True) == [
         "the optimizer starts anew (--reset_optimizer)"]
     assert not restored.state
     for here, there in zip(model.parameters(), other.parameters(), strict=True):
@@ -90,13 +102,13 @@ def test_a_random_state_that_does_not_fit_is_refused(folder, make_model):
     tensors = load_file(path / "optimizer.safetensors")
     save_file({**tensors, "rng.cpu": torch.zeros(3)}, path / "optimizer.safetensors")
     with refused(r"rng\.cpu or rng\.cuda is no generator's state"):
-        checkpoint.load_training(path, other, torch.optim.AdamW(other.parameters()))
+        load_training(path, other, torch.optim.AdamW(other.parameters()))
 
 
 def test_a_model_without_biases_comes_back_too(make_checkpoint, make_model, tmp_path):
     path, model, _ = make_checkpoint(tmp_path, bias=False, tie_weights=False)
     other = make_model(99, bias=False, tie_weights=False)
-    checkpoint.load_training(path, other, torch.optim.AdamW(other.parameters()))
+    load_training(path, other, torch.optim.AdamW(other.parameters()))
     for here, there in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(here, there)
 
@@ -114,7 +126,7 @@ def test_a_folder_holds_the_named_files_and_no_pickle(sound):
 def test_a_step_saved_again_replaces_the_older(make_checkpoint, tmp_path):
     make_checkpoint(tmp_path, 5, stays=False)
     path, _, _ = make_checkpoint(tmp_path, 5, stays=True)
-    assert checkpoint.verify(path)["stays"] is True
+    assert verify(path)["stays"] is True
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
 
 
@@ -125,7 +137,7 @@ def test_transformers_opens_a_checkpoint_as_its_own(sound, texts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = sound / "checkpoint-1000"
-    ours, theirs = checkpoint.load_model(path, CPU).eval(), AutoModelForCausalLM.from_pretrained(path).eval()
+    ours, theirs = load_model(path, CPU).eval(), AutoModelForCausalLM.from_pretrained(path).eval()
     ids = torch.randint(0, 400, (2, 16))
     with torch.no_grad():
         expected = theirs(ids).logits
@@ -151,9 +163,9 @@ def test_transformers_pipeline_continues_a_text(sound):
 
 
 def checkpoint_tokenizer(path: Path):
-    import data
+    from tokens.tokenizer import load_tokenizer
 
-    return data.load_tokenizer(path / "tokenizer.json")
+    return load_tokenizer(path / "tokenizer.json")
 
 
 def hugging_face_folder(folder: Path, tie: bool = True):
@@ -168,7 +180,7 @@ def hugging_face_folder(folder: Path, tie: bool = True):
 
 
 def assert_same_logits(folder: Path, theirs, tolerance: float = 1e-5) -> None:
-    ours, ids = checkpoint.load_model(folder, CPU).eval(), torch.randint(0, 300, (2, 16))
+    ours, ids = load_model(folder, CPU).eval(), torch.randint(0, 300, (2, 16))
     with torch.no_grad():
         expected = theirs(ids).logits
         assert (ours(ids) - expected).abs().max() < tolerance * expected.abs().max()
@@ -177,7 +189,7 @@ def assert_same_logits(folder: Path, theirs, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_folder_of_transformers_opens_here(tmp_path, tie):
     assert_same_logits(tmp_path, hugging_face_folder(tmp_path, tie))
-    assert checkpoint.resolve(tmp_path, no_warning) == tmp_path
+    assert resolve(tmp_path, no_warning) == tmp_path
 
 
 def test_the_hubs_old_names_and_stored_masks_open(tmp_path):
@@ -198,7 +210,7 @@ def test_weights_stored_in_another_precision_open(tmp_path, dtype, tolerance):
     stored = {name: tensor.to(dtype) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     save_file(stored, tmp_path / "model.safetensors")
     assert_same_logits(tmp_path, theirs, tolerance)
-    model = checkpoint.load_model(tmp_path, CPU)
+    model = load_model(tmp_path, CPU)
     assert torch.equal(model.state_dict()["transformer.wpe.weight"], stored["transformer.wpe.weight"].float())
 
 
@@ -209,7 +221,7 @@ def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path
     with torch.no_grad():
         model.get_parameter("transformer.wte.weight")[400:] = 1.0
         model.head_weight[400:] = 1.0
-    checkpoint.load_weights(path, model)
+    load_weights(path, model)
     assert model.head_weight.shape[0] == 512
     assert not model.head_weight[400:].any()
     assert not model.get_parameter("transformer.wte.weight")[400:].any()
@@ -242,9 +254,9 @@ DAMAGES = {
 def test_damage_is_seen_named_and_passed_over(folder, name, damage):
     DAMAGES[damage](folder / "checkpoint-1000" / name)
     with pytest.raises(Damaged, match=re.escape(name) if name != "manifest.json" else None):
-        checkpoint.verify(folder / "checkpoint-1000")
+        verify(folder / "checkpoint-1000")
     warnings = []
-    found = checkpoint.newest_sound(folder, warnings.append)
+    found = newest_sound(folder, warnings.append)
     assert found is not None
     assert found[0].name == "checkpoint-900"
     assert found[1]["step"] == 900
@@ -261,7 +273,7 @@ def test_no_bit_of_the_manifest_is_without_a_meaning(folder):
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         with pytest.raises(Damaged):
-            checkpoint.verify(path.parent)
+            verify(path.parent)
 
 
 @pytest.mark.parametrize("entries", [
@@ -273,13 +285,13 @@ def test_a_hostile_manifest_is_damage(folder, entries):
         entries = {**json.loads(path.read_text())["files"], **entries}
     edit(path, files=entries)
     with pytest.raises(Damaged):
-        checkpoint.verify(path.parent)
+        verify(path.parent)
 
 
 def test_a_manifest_of_another_version_says_so(folder):
     edit(folder / "checkpoint-1000" / "manifest.json", version=2)
     with pytest.raises(Damaged, match="version 2, this program reads 1"):
-        checkpoint.verify(folder / "checkpoint-1000")
+        verify(folder / "checkpoint-1000")
 
 
 def test_when_all_are_damaged_the_run_ends_with_each_reason(folder):
@@ -287,19 +299,19 @@ def test_when_all_are_damaged_the_run_ends_with_each_reason(folder):
         flip(folder / f"checkpoint-{step}" / "model.safetensors")
     with refused(r"no sound checkpoint in .*checkpoint-1000: model.safetensors .*; checkpoint-900: .*Nothing was "
                  "deleted") as caught:
-        checkpoint.newest_sound(folder, lambda _: None)
+        newest_sound(folder, lambda _: None)
     assert caught.value.code == Exit.CHECKPOINT
     with refused("is damaged: model.safetensors") as caught:
-        checkpoint.resolve(folder / "checkpoint-900", no_warning)
+        resolve(folder / "checkpoint-900", no_warning)
     assert caught.value.code == Exit.CHECKPOINT
 
 
 def test_a_folder_with_training_state_but_no_manifest_was_never_finished(folder):
     (folder / "checkpoint-1000" / "manifest.json").unlink()
     with refused("was never finished") as caught:
-        checkpoint.resolve(folder / "checkpoint-1000", no_warning)
+        resolve(folder / "checkpoint-1000", no_warning)
     assert caught.value.code == Exit.CHECKPOINT
-    assert checkpoint.resolve(folder, no_warning).name == "checkpoint-900"
+    assert resolve(folder, no_warning).name == "checkpoint-900"
 
 
 # ---------------------------------------------------------------- hostile and foreign folders
@@ -324,7 +336,7 @@ def test_a_hostile_config_is_refused_before_anything_is_built(folder, monkeypatc
     monkeypatch.setattr(checkpoint, "GPT", None)
     edit(folder / "checkpoint-900" / "config.json", **fields)
     with refused(reason) as caught:
-        checkpoint.load_model(folder / "checkpoint-900", CPU)
+        load_model(folder / "checkpoint-900", CPU)
     assert caught.value.code == Exit.CHECKPOINT
     assert len(str(caught.value)) < 1000
 
@@ -333,7 +345,7 @@ def test_a_hostile_config_is_refused_before_anything_is_built(folder, monkeypatc
 def test_a_config_that_is_no_object_is_refused(folder, content):
     (folder / "checkpoint-900" / "config.json").write_bytes(content.encode("latin-1"))
     with refused("config.json (cannot be read|holds no JSON object)"):
-        checkpoint.load_model(folder / "checkpoint-900", CPU)
+        load_model(folder / "checkpoint-900", CPU)
 
 
 def test_missing_extra_and_misshapen_tensors_are_named_and_the_model_stays_as_it_was(folder, make_model):
@@ -346,7 +358,7 @@ def test_missing_extra_and_misshapen_tensors_are_named_and_the_model_stays_as_it
     tensors |= {"transformer.h.2.ln_1.weight": torch.zeros(32), "stranger": torch.zeros(32)}
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(Damaged) as caught:
-        checkpoint.load_weights(path, model)
+        load_weights(path, model)
     assert str(caught.value) == (
         "transformer.wpe.weight is missing; transformer.h.0.attn.c_attn.weight has shape [32, 96], the config asks for "
         "[96, 32]; transformer.ln_f.weight has shape [31], the config asks for [32]; and 2 more")
@@ -361,7 +373,7 @@ def test_weights_that_are_whole_numbers_are_refused_and_the_model_stays_as_it_wa
     tensors["transformer.ln_f.weight"] = tensors["transformer.ln_f.weight"].int()
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(Damaged, match=r"transformer.ln_f.weight holds int32, not numbers with a fraction"):
-        checkpoint.load_weights(path, model)
+        load_weights(path, model)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -371,7 +383,7 @@ def test_weights_that_are_no_safetensors_are_refused(tmp_path, content):
     hugging_face_folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(content)
     with refused(r"model.safetensors") as caught:
-        checkpoint.load_model(tmp_path, CPU)
+        load_model(tmp_path, CPU)
     assert caught.value.code == Exit.CHECKPOINT
 
 
@@ -388,13 +400,13 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
         (path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol))
         monkeypatch.setattr(checkpoint, "GPT", None)  # nor is anything built
         with refused("its weights are a pickle .pytorch_model.bin., which can run code and is never opened"):
-            checkpoint.load_model(path, CPU)
+            load_model(path, CPU)
         with refused("is a file: a pickle") as caught:
-            checkpoint.resolve(path / "pytorch_model.bin", no_warning)
+            resolve(path / "pytorch_model.bin", no_warning)
         assert caught.value.code == Exit.CHECKPOINT
     torch.save({}, tmp_path / "ckpt.pt")
     with refused("is a file: a pickle"):
-        checkpoint.resolve(tmp_path / "ckpt.pt", no_warning)
+        resolve(tmp_path / "ckpt.pt", no_warning)
     assert not (tmp_path / "it-went-off").exists()
 
 
@@ -403,32 +415,32 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
 def test_a_file_is_no_checkpoint(tmp_path, content, what):
     (tmp_path / "model.bin").write_bytes(content)
     with refused(f"is a file: {what}. A checkpoint is a folder"):
-        checkpoint.resolve(tmp_path / "model.bin", no_warning)
+        resolve(tmp_path / "model.bin", no_warning)
 
 
 def test_a_folder_without_checkpoints_and_none_at_all_say_which(tmp_path):
     with refused("holds no checkpoint. Train one first: python train.py"):
-        checkpoint.resolve(tmp_path, no_warning)
+        resolve(tmp_path, no_warning)
     with refused("does not exist"):
-        checkpoint.resolve(tmp_path / "nowhere", no_warning)
+        resolve(tmp_path / "nowhere", no_warning)
 
 
 def test_the_state_of_another_model_cannot_be_resumed(sound, make_model):
     other = make_model(n_layer=1)
     with refused("is not part of this model") as caught:
-        checkpoint.load_training(sound / "checkpoint-900", other, torch.optim.AdamW(other.parameters()))
+        load_training(sound / "checkpoint-900", other, torch.optim.AdamW(other.parameters()))
     assert caught.value.code == Exit.CHECKPOINT
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
-    state = checkpoint.verify(sound / "checkpoint-900")
+    state = verify(sound / "checkpoint-900")
     config = make_model().config
-    checkpoint.check_same(state, config, "a", "b", False)
-    checkpoint.check_same(state, config, "other", "b", True)
+    check_same(state, config, "a", "b", False)
+    check_same(state, config, "other", "b", True)
     for args, code in (((make_model(n_layer=1).config, "a", "b", True), Exit.CHECKPOINT),
                        ((config, "other", "b", False), Exit.DATA), ((config, "a", "other", True), Exit.DATA)):
         with pytest.raises(UserError) as caught:
-            checkpoint.check_same(state, *args)
+            check_same(state, *args)
         assert caught.value.code == code
 
 
@@ -440,39 +452,39 @@ def test_checkpoints_are_ordered_by_number_and_strangers_are_not_among_them(fold
         shutil.copytree(folder / "checkpoint-900", folder / name)
     (folder / "checkpoint-2000").mkdir()  # without a manifest
     (folder / "checkpoint-3000").write_text("a file")
-    assert list(checkpoint.steps_in(folder)) == [1000, 900]
-    assert checkpoint.steps_in(folder / "nowhere") == {}
-    assert checkpoint.resolve(folder, no_warning).name == "checkpoint-1000"
+    assert list(steps_in(folder)) == [1000, 900]
+    assert steps_in(folder / "nowhere") == {}
+    assert resolve(folder, no_warning).name == "checkpoint-1000"
 
 
 def test_auto_takes_the_newest_or_none(folder, tmp_path):
-    assert checkpoint.find_resume("auto", tmp_path / "new", False, no_warning) is None
+    assert find_resume("auto", tmp_path / "new", False, no_warning) is None
     for wish in ("auto", str(folder)):
-        found = checkpoint.find_resume(wish, folder, False, no_warning)
+        found = find_resume(wish, folder, False, no_warning)
         assert found is not None
         assert (found[0].name, found[1]["step"]) == ("checkpoint-1000", 1000)
 
 
 def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_path):
-    found = checkpoint.find_resume(str(folder), tmp_path / "new", False, no_warning)
+    found = find_resume(str(folder), tmp_path / "new", False, no_warning)
     assert found is not None
     assert found[0] == folder / "checkpoint-1000"
     for wish in (sound / "checkpoint-900", folder / "checkpoint-900"):
         with refused(r"holds checkpoints that do not lead to checkpoint-900: checkpoint-1000.*--overwrite") as caught:
-            checkpoint.find_resume(str(wish), folder, False, no_warning)
+            find_resume(str(wish), folder, False, no_warning)
         assert caught.value.code == Exit.CHECKPOINT
-        found = checkpoint.find_resume(str(wish), folder, True, no_warning)
+        found = find_resume(str(wish), folder, True, no_warning)
         assert found is not None
         assert found[0] == wish
-    assert [p.name for p in checkpoint.not_leading_to(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
-    assert len(checkpoint.not_leading_to(folder, sound / "checkpoint-1000", 1000)) == 2
-    assert len(checkpoint.not_leading_to(folder, None, 0)) == 2
+    assert [p.name for p in not_leading_to(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
+    assert len(not_leading_to(folder, sound / "checkpoint-1000", 1000)) == 2
+    assert len(not_leading_to(folder, None, 0)) == 2
 
 
 def test_a_hugging_face_folder_cannot_be_resumed(tmp_path):
     hugging_face_folder(tmp_path / "hf")
     with refused("Only a checkpoint of train.py can be resumed") as caught:
-        checkpoint.find_resume(str(tmp_path / "hf"), tmp_path / "out", False, no_warning)
+        find_resume(str(tmp_path / "hf"), tmp_path / "out", False, no_warning)
     assert caught.value.code == Exit.CHECKPOINT
 
 
@@ -483,11 +495,11 @@ def test_prune_keeps_the_last_rolling_the_staying_and_the_protected(make_checkpo
     for step in (1, 2, 3, 4, 5, 6, 10):
         make_checkpoint(tmp_path, step, stays=step in (2, 6))
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("damaged")
-    checkpoint.prune(tmp_path, 2, {1})
-    assert sorted(checkpoint.steps_in(tmp_path)) == [1, 2, 3, 5, 6, 10]
+    prune(tmp_path, 2, {1})
+    assert sorted(steps_in(tmp_path)) == [1, 2, 3, 5, 6, 10]
     assert not list(tmp_path.glob(".*"))
     for step in (1, 2, 5, 6, 10):
-        checkpoint.verify(tmp_path / f"checkpoint-{step}")
+        verify(tmp_path / f"checkpoint-{step}")
 
 
 def names_in(folder: Path) -> list[str]:
@@ -515,11 +527,11 @@ def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_ch
         assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
     monkeypatch.undo()
     for step in (900, 1000):
-        assert checkpoint.verify(folder / f"checkpoint-{step}") == checkpoint.verify(sound / f"checkpoint-{step}")
+        assert verify(folder / f"checkpoint-{step}") == verify(sound / f"checkpoint-{step}")
 
 
 def test_a_tensor_that_reads_back_differently_is_a_failed_write(make_checkpoint, tmp_path, monkeypatch):
-    writes = checkpoint._write_bytes
+    writes = _write_bytes
 
     def faulty(path, content):
         entry = writes(path, content)
@@ -536,18 +548,18 @@ def test_a_tensor_that_reads_back_differently_is_a_failed_write(make_checkpoint,
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_weights_that_are_not_finite_are_never_saved(make_model, tmp_path, value):
     model = make_model()
-    tensors = checkpoint.Tensors.of(model, torch.optim.AdamW(model.parameters()))
+    tensors = Tensors.of(model, torch.optim.AdamW(model.parameters()))
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight")[0, 0] = value
-    with pytest.raises(checkpoint.NotFinite, match=r"transformer\.wpe\.weight"):
-        checkpoint.save(tmp_path, 1, model.config, tensors, {}, None, None, "")
+    with pytest.raises(NotFinite, match=r"transformer\.wpe\.weight"):
+        save(tmp_path, 1, model.config, tensors, {}, None, None, "")
     assert names_in(tmp_path) == []
 
 
 def test_the_bytes_are_those_that_safetensors_writes(make_checkpoint, tmp_path):
     path, model, optimizer = make_checkpoint(tmp_path)
-    tensors = checkpoint.Tensors.of(model, optimizer)
-    for name, part in (("model", checkpoint.to_hf_tensors(model.config, tensors.model)),
+    tensors = Tensors.of(model, optimizer)
+    for name, part in (("model", to_hf_tensors(model.config, tensors.model)),
                        ("optimizer", load_file(path / "optimizer.safetensors"))):
         save_file({name: tensor.contiguous() for name, tensor in part.items()}, tmp_path / "theirs", {"format": "pt"})
         assert (path / f"{name}.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
@@ -558,7 +570,7 @@ def test_a_snapshot_is_a_copy_that_training_does_not_change(make_model):
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
     optimizer.step()
-    live, snapshot = checkpoint.Tensors.of(model, optimizer), checkpoint.Snapshot()
+    live, snapshot = Tensors.of(model, optimizer), Snapshot()
     before = {name: tensor.clone() for name, tensor in {**live.model, **live.training}.items()}
     for _ in range(2):  # the second one takes the same memory
         taken = snapshot.take(live)
@@ -582,24 +594,24 @@ def test_where_memory_cannot_be_pinned_the_copy_is_a_plain_one(monkeypatch):
             raise RuntimeError("CUDA error: out of memory")
         return empty(*shape, **kwargs)
 
-    snapshot = checkpoint.Snapshot()
+    snapshot = Snapshot()
     monkeypatch.setattr(torch, "empty", refuse)
     snapshot.reserve(1000, pinned=True)
     assert asked == [True, False]
-    tensors = checkpoint.Tensors({"a": torch.arange(5.0)}, {"b": torch.ones(3)})
+    tensors = Tensors({"a": torch.arange(5.0)}, {"b": torch.ones(3)})
     assert torch.equal(snapshot.take(tensors).model["a"], torch.arange(5.0))
 
 
 def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
-    aside = folder / f"{checkpoint.REPLACED}checkpoint-1000"
+    aside = folder / f"{REPLACED}checkpoint-1000"
     (folder / "checkpoint-1000").rename(aside)
-    shutil.copytree(folder / "checkpoint-900", folder / f"{checkpoint.REPLACED}checkpoint-900")
-    with checkpoint.owned(folder):
+    shutil.copytree(folder / "checkpoint-900", folder / f"{REPLACED}checkpoint-900")
+    with owned(folder):
         assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
 
 
 def test_one_save_at_a_time_and_its_error_comes_to_the_loop():
-    saver, gate = checkpoint.Saver(), threading.Event()
+    saver, gate = Saver(), threading.Event()
     saver.start(lambda: gate.wait(60))
     assert saver.is_busy
     assert saver.take(wait=False) is None
@@ -614,9 +626,9 @@ def test_one_save_at_a_time_and_its_error_comes_to_the_loop():
 
 
 def test_a_checkpoint_takes_about_the_bytes_foretold(sound):
-    config = checkpoint.read_config(sound / "checkpoint-900")
+    config = read_config(sound / "checkpoint-900")
     taken = sum(path.stat().st_size for path in (sound / "checkpoint-900").iterdir())
-    assert taken <= checkpoint.bytes_needed(config) <= taken + 2**21
+    assert taken <= bytes_needed(config) <= taken + 2**21
     assert config == GPTConfig(400, 16, 2, 2, 32)
 
 
@@ -625,9 +637,9 @@ def test_a_checkpoint_takes_about_the_bytes_foretold(sound):
 
 def test_owning_a_folder_sweeps_what_a_killed_run_left(folder):
     shutil.copytree(folder / "checkpoint-900", folder / ".tmp-checkpoint-1100-123")
-    with checkpoint.owned(folder):
+    with owned(folder):
         assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
-    with checkpoint.owned(folder):
+    with owned(folder):
         pass  # the lock ends with its owner
 
 
@@ -637,7 +649,7 @@ def test_a_folder_in_use_ends_a_second_run_with_the_owners_pid(tmp_path):
             "    with checkpoint.owned(pathlib.Path(argv[0])):\n"
             "        return 0\n"
             "cli.guard(main)\n")
-    with checkpoint.owned(tmp_path / "out"):
+    with owned(tmp_path / "out"):
         second = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], cwd=ROOT, capture_output=True,
                                 text=True, timeout=120)
     assert second.returncode == Exit.BUSY
@@ -647,20 +659,20 @@ def test_a_folder_in_use_ends_a_second_run_with_the_owners_pid(tmp_path):
 
 def test_a_folder_that_cannot_be_made_ends_the_run(tmp_path):
     (tmp_path / "file").write_text("")
-    with refused("cannot be written") as caught, checkpoint.owned(tmp_path / "file" / "out"):
+    with refused("cannot be written") as caught, owned(tmp_path / "file" / "out"):
         pass
     assert caught.value.code == Exit.MACHINE
 
 
 def test_the_config_is_what_a_model_of_that_shape_writes(tmp_path, make_model):
     config = make_model(tie_weights=False, activation="gelu", layer_norm_epsilon=1e-6, dropout=0.1).config
-    (tmp_path / "config.json").write_text(json.dumps(checkpoint.to_hf_config(config, 7)))
-    assert checkpoint.read_config(tmp_path) == config
+    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(config, 7)))
+    assert read_config(tmp_path) == config
 
 
 def test_the_names_on_disk_are_gpt2s_without_any_wrappers(make_model):
     expected = {name for name, _ in GPT(make_model().config).named_parameters()}
-    assert set(checkpoint.to_hf_tensors((model := make_model()).config, model.state_dict())) == expected
+    assert set(to_hf_tensors((model := make_model()).config, model.state_dict())) == expected
     assert all(name.startswith("transformer.") for name in expected)
 
 
@@ -668,16 +680,16 @@ def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):
     def reader(path):
         if path.name == "checkpoint-1000":
             shutil.rmtree(path)
-        return checkpoint.load_model(path, CPU)
+        return load_model(path, CPU)
 
-    assert checkpoint.read(folder, no_warning, reader).config == GPTConfig(400, 16, 2, 2, 32)
+    assert read(folder, no_warning, reader).config == GPTConfig(400, 16, 2, 2, 32)
     with refused(r"model\.safetensors") as caught:  # what stays where it is, is damaged
-        checkpoint.read(folder, no_warning, lambda path: ((path / "model.safetensors").unlink(), reader(path)))
+        read(folder, no_warning, lambda path: ((path / "model.safetensors").unlink(), reader(path)))
     assert caught.value.code == Exit.CHECKPOINT
 
 
 def test_a_reader_of_weights_does_not_read_the_optimizer(folder):
     flip(folder / "checkpoint-1000" / "optimizer.safetensors")
-    assert checkpoint.resolve(folder, no_warning, to_train=False).name == "checkpoint-1000"
+    assert resolve(folder, no_warning, to_train=False).name == "checkpoint-1000"
     flip(folder / "checkpoint-1000" / "model.safetensors")
-    assert checkpoint.resolve(folder, lambda _: None, to_train=False).name == "checkpoint-900"
+    assert resolve(folder, lambda _: None, to_train=False).name == "checkpoint-900"

@@ -14,20 +14,25 @@ from pathlib import Path
 
 import pytest
 
-import cli
-from cli import Exit, UserError
+from common import flags
+from common.errors import MESSAGE_LINES, PACKAGES, Exit, UserError, guard, require, version_of
+from common.files import _sha256_of, hash_ahead, sha256_of, write_whole
+from common.progress import Progress
+from common.signals import Signals
+from common.words import count, duration, printable, size
+from training.trackers import Metrics
 
 ROOT = Path(cli.__file__).parent
 
 
-def parser() -> cli.Parser:
-    made = cli.Parser("x.py", "A command.")
+def parser() -> flags.Parser:
+    made = flags.Parser("x.py", "A command.")
     group = made.group("all")
-    group.flag("--batch_size", cli.whole(1), 8, "rows; 100% of them")
-    group.flag("--learning_rate", cli.real(0, 10, above=True), None, "peak", "by size")
-    group.flag("--beta", cli.real(0, 1, below=True), 0.9, "decay")
-    group.flag("--mode", cli.one_of("auto", "gpu"), "auto", "where")
-    group.flag("--data_dir", cli.text("DIR"), "data", "folder")
+    group.flag("--batch_size", flags.whole(1), 8, "rows; 100% of them")
+    group.flag("--learning_rate", flags.real(0, 10, above=True), None, "peak", "by size")
+    group.flag("--beta", flags.real(0, 1, below=True), 0.9, "decay")
+    group.flag("--mode", flags.one_of("auto", "gpu"), "auto", "where")
+    group.flag("--data_dir", flags.text("DIR"), "data", "folder")
     group.switch("--compile", None, "compile", "on with CUDA")
     group.switch("--bias", True, "biases")
     group.switch("--use_amp", False, "mixed precision")
@@ -121,7 +126,7 @@ def test_all_problems_come_together_and_a_flag_without_its_value_is_one():
 
 def test_problems_take_five_lines_at_most_and_none_is_left_out():
     found = problems(*(f"--zz{i}" for i in range(9)))
-    assert len(found) == cli.MESSAGE_LINES == 5
+    assert len(found) == MESSAGE_LINES == 5
     assert found[4] == "error: and 5 more: --zz4, --zz5, --zz6, --zz7, --zz8"
     assert len(problems(*(f"--zz{i}" for i in range(5)))) == 5
 
@@ -153,23 +158,23 @@ def test_help_shows_every_default_and_ends_with_0(capsys):
     ("plain\n\ttext", "plain\n\ttext"), ("\x1b[2J\x07\r", "\\x1b[2J\\x07\\r"), ("\x00\x7f\x9b", "\\x00\\x7f\\x9b"),
     ("caf\u00e9 \u6f22 \U0001f44d", "caf\u00e9 \u6f22 \U0001f44d"), ("\udcff", "\\udcff"), ("a\u00a0b", "a\u00a0b")])
 def test_printable_escapes_what_could_drive_a_terminal(text, shown):
-    assert cli.printable(text) == shown
+    assert printable(text) == shown
     shown.encode("utf-8")
 
 
 def test_durations_sizes_and_counts_read_as_people_say_them():
-    assert [cli.duration(s) for s in (-1, 0, 8.4, 59.6, 750, 3600, 39_000, 273_600)] == [
+    assert [duration(s) for s in (-1, 0, 8.4, 59.6, 750, 3600, 39_000, 273_600)] == [
         "0 s", "0 s", "8 s", "1 min 0 s", "12 min 30 s", "1 h 0 min", "10 h 50 min", "3 d 4 h"]
-    assert [cli.size(n) for n in (0, 512, 12_288, 3.1 * 2**20, 15.2 * 2**30)] == [
+    assert [size(n) for n in (0, 512, 12_288, 3.1 * 2**20, 15.2 * 2**30)] == [
         "0 bytes", "512 bytes", "12 KiB", "3.1 MiB", "15.2 GiB"]
-    assert [cli.count(n) for n in (512, 32_000, 1_070_000, 124_439_808, 2.5e9, 3e12)] == [
+    assert [count(n) for n in (512, 32_000, 1_070_000, 124_439_808, 2.5e9, 3e12)] == [
         "512", "32.0K", "1.07M", "124.4M", "2.50B", "3.00T"]
 
 
 @pytest.mark.parametrize(("text", "version"), [("2.13.0+cpu", (2, 13, 0)), ("2.14.0a0+git1", (2, 14, 0)),
                                                ("2.14rc1", (2, 14)), ("1.26", (1, 26)), ("2.15.0.dev2026", (2, 15, 0))])
 def test_a_version_is_its_numbers(text, version):
-    assert cli.version_of(text) == version
+    assert version_of(text) == version
 
 
 # ---------------------------------------------------------------- files
@@ -178,24 +183,24 @@ def test_a_version_is_its_numbers(text, version):
 @pytest.mark.parametrize("broken", ["sync", "replace"])
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, broken):
     path = tmp_path / "a.json"
-    cli.write_whole(path, "old")
+    write_whole(path, "old")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(*((cli, "sync", full) if broken == "sync" else (Path, "replace", full)))
     with pytest.raises(OSError, match="No space"):
-        cli.write_whole(path, "new")
+        write_whole(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
     assert path.read_text() == "old"
     monkeypatch.undo()
-    cli.write_whole(path, "new")
+    write_whole(path, "new")
     assert path.read_text() == "new"
 
 
 def test_sha256_of_a_file_is_the_known_one(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
-    assert cli.sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_a_hash_made_ahead_is_taken_unless_the_file_has_changed(tmp_path, monkeypatch):
@@ -205,19 +210,19 @@ def test_a_hash_made_ahead_is_taken_unless_the_file_has_changed(tmp_path, monkey
         (folder / "manifest.json").write_text("{}")
         os.utime(folder / "manifest.json", (step, step))
     newest = tmp_path / "checkpoint-2/model.safetensors"
-    expected = cli.sha256_of(newest)
-    hashed, digest = [], cli._sha256_of
+    expected = sha256_of(newest)
+    hashed, digest = [], _sha256_of
     monkeypatch.setattr(cli, "_sha256_of", lambda path: (hashed.append(path), digest(path))[1])
     for given in (tmp_path, newest.parent):
-        cli.hash_ahead(given)
-        assert cli.sha256_of(newest) == expected
+        hash_ahead(given)
+        assert sha256_of(newest) == expected
         assert hashed == [newest]
         hashed.clear()
-    cli.hash_ahead(tmp_path)
+    hash_ahead(tmp_path)
     newest.write_bytes(b"other!")
-    assert cli.sha256_of(newest) == digest(newest) != expected
-    cli.hash_ahead(tmp_path / "nowhere")
-    cli.hash_ahead(newest)
+    assert sha256_of(newest) == digest(newest) != expected
+    hash_ahead(tmp_path / "nowhere")
+    hash_ahead(newest)
 
 
 def test_the_garbage_collector_rests_during_the_imports_and_works_afterwards():
@@ -250,7 +255,7 @@ def test_a_user_error_is_its_code_and_one_line(capsys, monkeypatch, code):
         raise UserError(code, "WHAT. WHY. CURE.")
 
     with pytest.raises(SystemExit) as ended:
-        cli.guard(main)
+        guard(main)
     assert ended.value.code == code
     assert capsys.readouterr().err == "error: WHAT. WHY. CURE.\n"
 
@@ -317,23 +322,23 @@ def test_a_package_that_is_missing_or_old_ends_with_5_and_the_pip_command(monkey
         return found[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    cli.require("torch", "tqdm")
+    require("torch", "tqdm")
     assert not capsys.readouterr().err
     with pytest.raises(UserError) as caught:
-        cli.require("torch", "numpy", "tokenizers", "tqdm")
+        require("torch", "numpy", "tokenizers", "tqdm")
     assert caught.value.code == Exit.MACHINE
     assert re.fullmatch(r"numpy 1.20.0 is older than 1.26; tokenizers is not installed. Run: \S+ -m pip install -r "
                         "requirements.txt", str(caught.value))
     found["torch"] = "2.14.0"
-    cli.require("torch")
+    require("torch")
     assert capsys.readouterr().err == "warning: torch 2.14.0 is newer than what is tested (below 2.14).\n"
     found["torch"] = "2.10.1"
     with pytest.raises(UserError, match=r"torch 2\.10\.1 is older than 2\.11"):
-        cli.require("torch")
+        require("torch")
 
 
 def test_the_packages_asked_for_are_those_of_requirements_txt():
-    for name, (lowest, untested) in cli.PACKAGES.items():
+    for name, (lowest, untested) in PACKAGES.items():
         line = f"{name}>={lowest}" + (f",<{untested}" if untested else "")
         assert line in (ROOT / "requirements.txt").read_text().splitlines()
 
@@ -343,7 +348,7 @@ def test_the_packages_asked_for_are_those_of_requirements_txt():
 
 def test_the_first_signal_is_remembered_and_the_handlers_come_back():
     before = signal.getsignal(signal.SIGTERM)
-    with cli.Signals() as signals:
+    with Signals() as signals:
         assert (signals.number, signals.name) == (None, "")
         os.kill(os.getpid(), signal.SIGTERM)
         assert (signals.number, signals.name) == (signal.SIGTERM, "SIGTERM")
@@ -383,7 +388,7 @@ class Pipe(io.StringIO):
 
 def test_in_a_pipe_there_are_whole_flushed_lines():
     pipe = Pipe()
-    out = cli.Progress(pipe)
+    out = Progress(pipe)
     out.bar(10, 0, "step")
     out.at(1)
     out.at(2, "step 2/10")
@@ -395,7 +400,7 @@ def test_in_a_pipe_there_are_whole_flushed_lines():
 
 def test_the_heartbeat_says_what_is_waited_for_and_is_silent_otherwise():
     pipe = Pipe()
-    out = cli.Progress(pipe, heartbeat_seconds=0.02)
+    out = Progress(pipe, heartbeat_seconds=0.02)
     assert not pipe.heard.wait(0.1), "nothing is being done"
     with out.phase("compiling"):
         assert pipe.heard.wait(10)
@@ -404,7 +409,7 @@ def test_the_heartbeat_says_what_is_waited_for_and_is_silent_otherwise():
 
 
 def test_a_phase_inside_another_gives_the_heartbeat_back():
-    out, phases = cli.Progress(Pipe()), contextlib.ExitStack()
+    out, phases = Progress(Pipe()), contextlib.ExitStack()
     with out.phase("training"):
         phases.enter_context(out.phase("saving"))
         assert out._doing == "saving"
@@ -416,7 +421,7 @@ def test_a_phase_inside_another_gives_the_heartbeat_back():
 
 def test_a_reader_that_goes_away_ends_the_printing_not_the_work():
     pipe = Pipe()
-    out = cli.Progress(pipe)
+    out = Progress(pipe)
     pipe.close()
     for _ in range(3):
         out.say("nobody hears this")
@@ -427,7 +432,7 @@ def test_a_reader_that_goes_away_ends_the_printing_not_the_work():
 def test_on_a_terminal_there_is_a_bar_and_lines_go_above_it():
     pipe = Pipe()
     pipe.isatty = lambda: True  # type: ignore[method-assign]
-    out = cli.Progress(pipe)
+    out = Progress(pipe)
     out.bar(10, 2, "step")
     out.at(5, "loss 3.2")
     out.say("validation")
@@ -446,28 +451,28 @@ def lines(path: Path) -> list[dict]:
 
 def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    metrics = cli.Metrics(path, 0, 0)
+    metrics = Metrics(path, 0, 0)
     for step in range(1, 11):
         metrics.write(step=step, loss=step / 3)
         if step % 5 == 0:
             metrics.write(step=step, val_loss=2.0)
     with path.open("a") as file:
         file.write('[1]\n"x"\n{"no": "step"}\n{"step": "text"}\n{"step": 11, "lo')  # torn by a kill
-    cli.Metrics(path, 10, 5)
+    Metrics(path, 10, 5)
     found = lines(path)
     assert [(fields["step"], "val_loss" in fields) for fields in found] == [
         (1, False), (2, False), (3, False), (4, False), (5, False), (5, True), (6, False), (7, False), (8, False),
         (9, False), (10, False)]
     assert found[2]["loss"] == 1.0
     assert found[0]["loss"] == 1 / 3
-    cli.Metrics(path, 4, 0).write(step=5, loss=0.1)
+    Metrics(path, 4, 0).write(step=5, loss=0.1)
     assert [fields["step"] for fields in lines(path)] == [1, 2, 3, 4, 5]
-    cli.Metrics(path, 0, 0)
+    Metrics(path, 0, 0)
     assert path.read_text() == ""
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    metrics = cli.Metrics(tmp_path / "metrics.jsonl", 0, 0)
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0, 0)
     metrics.write(step=1, loss=float("nan"), norm=float("inf"), lr=1e-5, bits_per_byte=None)
     expected = {"step": 1, "loss": None, "norm": None, "lr": 1e-5, "bits_per_byte": None}
     assert lines(tmp_path / "metrics.jsonl") == [expected]
@@ -476,7 +481,7 @@ def test_what_is_not_finite_is_null(tmp_path):
 def test_a_line_that_cannot_be_written_is_lost_with_a_warning_and_a_deleted_folder_made_anew(tmp_path, capsys):
     path = tmp_path / "out" / "metrics.jsonl"
     path.parent.mkdir()
-    metrics = cli.Metrics(path, 0, 0)
+    metrics = Metrics(path, 0, 0)
     path.unlink()
     path.parent.rmdir()
     metrics.write(step=1)

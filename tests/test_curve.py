@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from curve import BLOCK, RECENT, Curve, spread
+from training.curve import BLOCK, RECENT, Curve, spread
 
 GUESSING = math.log(32_000)
 STEPS = np.arange(1, 1001)

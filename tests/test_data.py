@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-import cli
 import data
-import formats
-from cli import Exit, UserError
-from data import IGNORED, Batches, Part, Tokens, TokenStream, WindowOrder
+from common.errors import Exit, UserError
+from common.files import sha256_of
+from data import IGNORED, Batches, Tokens, WindowOrder
+from tokens.corpus import Corpus, open_corpus
+from tokens.layouts import DTYPES, Part, TokenStream, dtype_for, llmc_header
+from tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer
 
 CPU = torch.device("cpu")
 
 
 def stream(path: Path, dtype: str, length: int, start: int = 0) -> TokenStream:
     """The tokens of one raw file from the start-th on."""
-    return TokenStream((Part(path, dtype, length, start * data.DTYPES[dtype].itemsize),))
+    return TokenStream((Part(path, dtype, length, start * DTYPES[dtype].itemsize),))
 
 # ---------------------------------------------------------------- the order of windows
 
@@ -132,7 +134,7 @@ def counting(tmp_path):
 
     def make(length: int = 600, dtype: str = "int32", first: int = 0) -> TokenStream:
         path = tmp_path / f"{dtype}-{first}.bin"
-        (np.arange(length) + first).astype(data.DTYPES[dtype]).tofile(path)
+        (np.arange(length) + first).astype(DTYPES[dtype]).tofile(path)
         return stream(path, dtype, length)
 
     return make
@@ -201,7 +203,7 @@ def test_the_smallest_corpus_gives_its_one_window_for_ever(counting):
 def divided(file: TokenStream, cuts: list[int]) -> TokenStream:
     """The same tokens as files of their own, each behind a header of another length."""
     parts, source = [], file.parts[0]
-    kind = data.DTYPES[file.dtype]
+    kind = DTYPES[file.dtype]
     values = np.fromfile(source.path, kind, file.length, offset=source.offset_bytes)
     for at, (low, high) in enumerate(zip([0, *cuts], [*cuts, file.length], strict=True)):
         path = source.path.with_name(f"{source.path.stem}-{len(cuts)}-{at}.bin")
@@ -322,8 +324,8 @@ def test_the_tokens_live_where_they_fit_and_it_says_why(wish, num_bytes, gpu_fre
 # ---------------------------------------------------------------- files that are what they say
 
 
-def open_folder(folder: Path) -> data.Corpus:
-    return data.open_corpus(folder / "train.bin", folder / "val.bin", folder / "metadata.json",
+def open_folder(folder: Path) -> Corpus:
+    return open_corpus(folder / "train.bin", folder / "val.bin", folder / "metadata.json",
                             folder / "tokenizer.json")
 
 
@@ -427,26 +429,26 @@ def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, case):
 def sharded(folder: Path, layout: str = "native", cuts: tuple[int, ...] = (400, 401)) -> Path:
     """Turns a corpus folder into one of shards as pretokenize.py would write them."""
     metadata = json.loads((folder / "metadata.json").read_text())
-    dtype = formats.dtype_for(metadata["vocab_size"], layout)
+    dtype = dtype_for(metadata["vocab_size"], layout)
     metadata |= {"layout": layout, "dtype": dtype}
     for split, record in metadata["splits"].items():
-        values = np.fromfile(folder / f"{split}.bin", "<i2").astype(data.DTYPES[dtype])
+        values = np.fromfile(folder / f"{split}.bin", "<i2").astype(DTYPES[dtype])
         (folder / f"{split}.bin").unlink()
         files = []
         for at, piece in enumerate(np.split(values, cuts if split == "train" else ())):
             llmc = layout == "llmc"
             name = f"tokens_{split}_{at + (split == 'train'):06}.bin" if llmc else f"{split}_{at:06}.bin"
             path = folder / name
-            path.write_bytes((formats.llmc_header(len(piece), dtype) if llmc else b"") + piece.tobytes())
+            path.write_bytes((llmc_header(len(piece), dtype) if llmc else b"") + piece.tobytes())
             files.append({"name": name, "tokens": len(piece), "file_bytes": path.stat().st_size,
-                          "modified_ns": path.stat().st_mtime_ns, "sha256": cli.sha256_of(path)})
+                          "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)})
         metadata["splits"][split] = {"tokens": record["tokens"], "files": files}
     (folder / "metadata.json").write_text(json.dumps(metadata))
     return folder
 
 
-def open_shards(folder: Path, **more) -> data.Corpus:
-    return data.open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json", **more)
+def open_shards(folder: Path, **more) -> Corpus:
+    return open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json", **more)
 
 
 def all_ids(stream: TokenStream | None) -> list[int]:
@@ -556,19 +558,19 @@ def test_random_metadata_is_refused_or_read_and_never_a_crash(corpus_folder):
 def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
     ids = np.arange(300) % 50
     for name, low, high in (("x_train_000001", 0, 100), ("x_train_000002", 100, 270), ("x_val_000000", 270, 300)):
-        (tmp_path / f"{name}.bin").write_bytes(formats.llmc_header(high - low, "uint16")
+        (tmp_path / f"{name}.bin").write_bytes(llmc_header(high - low, "uint16")
                                                + ids[low:high].astype("<u2").tobytes())
-    corpus = data.open_corpus(tmp_path, None, None, None, vocab_size=50)
+    corpus = open_corpus(tmp_path, None, None, None, vocab_size=50)
     assert all_ids(corpus.train) == ids[:270].tolist()
     assert all_ids(corpus.val) == ids[270:].tolist()
     assert corpus.notes == ("x_train_000001.bin and 1 more: llm.c's layout, uint16, 270 tokens",)
-    again = data.open_corpus(tmp_path / "*_train_*", tmp_path / "*_val_*", None, None, vocab_size=50)
+    again = open_corpus(tmp_path / "*_train_*", tmp_path / "*_val_*", None, None, vocab_size=50)
     assert again == corpus
-    alone = data.open_corpus(tmp_path / "*_val_*", None, None, None, vocab_size=50)
+    alone = open_corpus(tmp_path / "*_val_*", None, None, None, vocab_size=50)
     assert (alone.train.length, alone.val) == (30, None)
     with pytest.raises(UserError, match=r"x_train_000001\.bin: id 49 at position 49 is outside the vocabulary of 49"):
-        data.open_corpus(tmp_path, None, None, None, vocab_size=49)
-    tail = data.open_corpus(tmp_path / "*_train_*", None, None, None, vocab_size=50, val_fraction=0.99)
+        open_corpus(tmp_path, None, None, None, vocab_size=49)
+    tail = open_corpus(tmp_path / "*_train_*", None, None, None, vocab_size=50, val_fraction=0.99)
     assert tail.val is not None
     assert (tail.train.length, tail.val.length) == (3, 267)
     assert tail.notes[1] == ("no validation file: the last 267 tokens of x_train_000001.bin and 1 more are kept for "
@@ -577,10 +579,10 @@ def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
 
 def test_a_shard_of_another_layout_is_refused(tmp_path):
     for at in (1, 2):
-        (tmp_path / f"x_train_{at}.bin").write_bytes(formats.llmc_header(4, "uint16") + b"\0" * 8)
+        (tmp_path / f"x_train_{at}.bin").write_bytes(llmc_header(4, "uint16") + b"\0" * 8)
     (tmp_path / "x_train_2.bin").write_bytes(b"\1" + (tmp_path / "x_train_2.bin").read_bytes()[1:])
     with pytest.raises(UserError, match=r"x_train_1\.bin has llm\.c's, x_train_2\.bin nanoGPT's") as caught:
-        data.open_corpus(tmp_path, None, None, None, vocab_size=50_257)
+        open_corpus(tmp_path, None, None, None, vocab_size=50_257)
     assert caught.value.code == Exit.DATA
 
 
@@ -589,29 +591,29 @@ def test_a_shard_of_another_layout_is_refused(tmp_path):
 
 def test_a_raw_file_without_its_vocabulary_is_refused(corpus_folder):
     with pytest.raises(UserError, match="comes without its vocabulary") as caught:
-        data.open_corpus(corpus_folder / "train.bin", None, None, None)
+        open_corpus(corpus_folder / "train.bin", None, None, None)
     assert caught.value.code == Exit.DATA
 
 
 def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation(corpus_folder):
-    corpus = data.open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
+    corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
     assert corpus.train == stream(corpus_folder / "train.bin", "uint16", 968)
     assert corpus.val == stream(corpus_folder / "train.bin", "uint16", 32, 968)
     assert len(corpus.notes) == 2
-    big = data.open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300, val_fraction=0.2)
+    big = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300, val_fraction=0.2)
     assert big.val == stream(corpus_folder / "train.bin", "uint16", 200, 800)
 
 
 def test_a_file_too_short_to_share_is_all_for_training(corpus_folder):
     np.ones(63, "<u2").tofile(corpus_folder / "train.bin")
-    corpus = data.open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
+    corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
     assert corpus.val is None
     assert corpus.train.length == 63
 
 
 def test_a_validation_file_without_a_target_is_none(corpus_folder):
     np.ones(1, "<u2").tofile(corpus_folder / "val.bin")
-    corpus = data.open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", None, None, vocab_size=300)
+    corpus = open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", None, None, vocab_size=300)
     assert corpus.val is None
     assert any("val.bin" in note for note in corpus.notes)
 
@@ -619,15 +621,15 @@ def test_a_validation_file_without_a_target_is_none(corpus_folder):
 def test_a_strangers_metadata_is_read_by_the_names_strangers_use(corpus_folder):
     (corpus_folder / "meta.json").write_text(json.dumps(
         {"n_vocab": 300, "dtype": "numpy.uint16", "total_tokens": 1000, "eos_token_id": 3}))
-    corpus = data.open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", corpus_folder / "meta.json", None)
+    corpus = open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", corpus_folder / "meta.json", None)
     assert (corpus.vocab_size, corpus.train.dtype, corpus.end_of_text_id) == (300, "uint16", 3)
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1, "int16"), (2**15, "int16"), (2**15 + 1, "uint16"),
                                                    (2**16, "uint16"), (2**16 + 1, "int32")])
 def test_the_token_type_is_the_narrowest(vocab_size, dtype):
-    assert data.dtype_for(vocab_size) == dtype
-    assert np.iinfo(data.DTYPES[dtype]).max >= vocab_size - 1
+    assert dtype_for(vocab_size) == dtype
+    assert np.iinfo(DTYPES[dtype]).max >= vocab_size - 1
 
 
 # ---------------------------------------------------------------- tokenizers
@@ -665,14 +667,14 @@ def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, case, capfd):
     content, reason = BAD_TOKENIZERS[case]
     (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=reason) as caught:
-        data.load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path)
     assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
 
 
 def test_a_missing_tokenizer_is_said_to_be_missing(tmp_path):
     with pytest.raises(UserError, match="No such file or directory") as caught:
-        data.load_tokenizer(tmp_path / "tokenizer.json")
+        load_tokenizer(tmp_path / "tokenizer.json")
     assert caught.value.code == Exit.DATA
 
 
@@ -680,26 +682,26 @@ def test_gpt2s_pair_of_files_is_the_same_tokenizer(tokenizer_file, tokenizer, te
     model = json.loads(tokenizer_file.read_text(encoding="utf-8"))["model"]
     (tmp_path / "encoder.json").write_text(json.dumps(model["vocab"]))
     with pytest.raises(UserError, match="a vocabulary without merges"):
-        data.load_tokenizer(tmp_path / "encoder.json")
+        load_tokenizer(tmp_path / "encoder.json")
     lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (tmp_path / "vocab.bpe").write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
-    pair = data.load_tokenizer(tmp_path / "encoder.json")
-    assert data.end_of_text_id(pair) == data.end_of_text_id(tokenizer) == 0
-    for text in [*texts, data.END_OF_TEXT]:
+    pair = load_tokenizer(tmp_path / "encoder.json")
+    assert end_of_text_id(pair) == end_of_text_id(tokenizer) == 0
+    for text in [*texts, END_OF_TEXT]:
         assert pair.encode(text).ids == tokenizer.encode(text).ids
         assert pair.decode(pair.encode(text).ids, skip_special_tokens=False) == text
     (tmp_path / "vocab.bpe").write_text("a zz\n")
     with pytest.raises(UserError, match="do not fit together"):
-        data.load_tokenizer(tmp_path / "encoder.json")
+        load_tokenizer(tmp_path / "encoder.json")
     (tmp_path / "vocab.bpe").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="do not fit together"):
-        data.load_tokenizer(tmp_path / "encoder.json")
+        load_tokenizer(tmp_path / "encoder.json")
 
 
 def test_text_that_looks_special_stays_text(tokenizer):
-    text = f"before {data.END_OF_TEXT} after"
+    text = f"before {END_OF_TEXT} after"
     ids = tokenizer.encode(text).ids
-    assert data.end_of_text_id(tokenizer) not in ids
+    assert end_of_text_id(tokenizer) not in ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
@@ -708,23 +710,23 @@ def test_a_tokenizer_that_cuts_and_pads_for_others_does_neither_here(tokenizer, 
     ids = tokenizer.encode(text).ids
     tokenizer.enable_truncation(3)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert data.load_tokenizer(tmp_path).encode(text).ids == ids
+    assert load_tokenizer(tmp_path).encode(text).ids == ids
     tokenizer.no_truncation()
     tokenizer.enable_padding(length=99)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert data.load_tokenizer(tmp_path).encode(text).ids == ids
+    assert load_tokenizer(tmp_path).encode(text).ids == ids
 
 
 def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):
-    lengths = data.bytes_per_id(tokenizer, 400)
+    lengths = bytes_per_id(tokenizer, 400)
     assert lengths is not None
     assert lengths.shape == (400,)
     assert lengths[0] == 0
-    for text in [*texts, "".join(map(chr, range(1, 0x300))), data.END_OF_TEXT, ""]:
+    for text in [*texts, "".join(map(chr, range(1, 0x300))), END_OF_TEXT, ""]:
         assert lengths[tokenizer.encode(text).ids].sum() == len(text.encode())
 
 
 def test_bytes_per_id_are_unknown_for_other_tokenizers():
     from tokenizers import Tokenizer, models
 
-    assert data.bytes_per_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), 1) is None
+    assert bytes_per_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), 1) is None

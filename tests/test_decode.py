@@ -5,10 +5,11 @@ import random
 import pytest
 import torch
 
-import checkpoint
-import decode
-from cli import Exit, UserError
-from decode import Continuation, Decoder, Dense, Int8, Packed, Sampling
+from checkpoint.huggingface import weights_in
+from common.errors import Exit, UserError
+from generation.decoder import Decoder
+from generation.sampling import Continuation, Sampling, candidates, draw, penalised, run, sample
+from generation.weights import Dense, Int8, Packed, layout, quantize
 
 GREEDY = Sampling(temperature=0.0, top_k=0)
 KINDS = [(torch.float32, Dense), (torch.float32, Packed), (torch.bfloat16, Dense), (torch.bfloat16, Packed),
@@ -16,11 +17,11 @@ KINDS = [(torch.float32, Dense), (torch.float32, Packed), (torch.bfloat16, Dense
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    return decode.layout(torch.device("cpu"), dtype, False, False) is Packed
+    return layout(torch.device("cpu"), dtype, False, False) is Packed
 
 
 def take(model, prompt, max_new_tokens, sampling=GREEDY, seed=0, end_of_text_id=None):
-    return decode.sample(model, prompt, max_new_tokens, seed, end_of_text_id, sampling)
+    return sample(model, prompt, max_new_tokens, seed, end_of_text_id, sampling)
 
 
 def decoder_of(model, num_rows, *choices):
@@ -93,7 +94,7 @@ def test_weights_mapped_from_a_file_give_the_bits_of_those_in_memory(make_checkp
     if kind is Packed and not can_pack(dtype):
         pytest.skip("no packed products in this dtype here")
     path, model, _ = make_checkpoint(tmp_path, vocab_size=300, seq_length=32)
-    weights = checkpoint.weights_in(path, model.config)
+    weights = weights_in(path, model.config)
     assert len(weights["transformer.wte.weight"]) == 300 < len(model.head_weight)
     found, expected = (Decoder(model.config, each, 2, "cpu", dtype, kind) for each in (weights, model.state_dict()))
     for decoder in (found, expected):
@@ -106,7 +107,7 @@ def test_eight_bits_are_within_half_a_step_and_take_a_quarter(make_model):
     torch.manual_seed(0)
     weight = torch.randn(300, 64) * torch.logspace(-6, 3, 300)[:, None]
     weight[7] = 0.0
-    integers, scale = decode.quantize(weight)
+    integers, scale = quantize(weight)
     assert integers.abs().max() == 127
     assert ((integers * scale.float()[:, None] - weight).abs() <= 0.502 * scale.float()[:, None]).all()
     model = make_model(n_embd=256, n_head=4)
@@ -136,7 +137,7 @@ def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_mode
 
 def left(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """The candidates, back in the vocabulary's order."""
-    values, ids = decode.candidates(logits_BV, sampling)
+    values, ids = candidates(logits_BV, sampling)
     return torch.full_like(logits_BV, -torch.inf).scatter(1, ids, values)
 
 
@@ -186,14 +187,14 @@ def test_penalties_are_those_of_transformers(penalty, ngram):
                 text.banned(ngram)
             text.ids.append(new)
         banned = text.banned(ngram) if ngram else []
-        torch.testing.assert_close(decode.penalised(logits_BV, [ids], [banned], penalty), expected_BV)
+        torch.testing.assert_close(penalised(logits_BV, [ids], [banned], penalty), expected_BV)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.5, 3), Sampling(0.5, 0, 1.0), Sampling(0.5, 0, 0.999)])
 def test_draws_come_as_often_as_their_probability_says(sampling):
     logits_BV = torch.tensor([[0.0, 2.0, -1.0, 1.0, -torch.inf]]).expand(20_000, -1)
     rng = random.Random(0)
-    drawn = decode.draw(logits_BV, sampling, [rng.random() for _ in range(20_000)])
+    drawn = draw(logits_BV, sampling, [rng.random() for _ in range(20_000)])
     share = torch.bincount(drawn, minlength=5) / 20_000
     torch.testing.assert_close(share, left(logits_BV[:1], sampling)[0].softmax(0), atol=0.01, rtol=0)
     assert share[4] == 0
@@ -203,13 +204,13 @@ def test_draws_come_as_often_as_their_probability_says(sampling):
 def test_the_ends_of_the_uniform_numbers_draw_ids_that_are_possible(uniform):
     logits_BV = torch.tensor([[-torch.inf, 1.0, -torch.inf, 0.0, -torch.inf]])
     for sampling in (Sampling(1.0, 0), Sampling(1.0, 2), Sampling(1.0, 0, 0.5)):
-        assert int(decode.draw(logits_BV, sampling, [uniform])) in (1, 3)
+        assert int(draw(logits_BV, sampling, [uniform])) in (1, 3)
 
 
 def test_temperature_zero_takes_the_likeliest_and_a_tiny_one_does_not_fail():
     logits_BV = 100 * torch.randn(50, 30)
     for temperature in (0.0, 1e-4, 1e-10, 1e-38, 1e-300):
-        found = decode.draw(logits_BV, Sampling(temperature, 0, 0.9), [0.5] * 50)
+        found = draw(logits_BV, Sampling(temperature, 0, 0.9), [0.5] * 50)
         assert torch.equal(found, logits_BV.argmax(-1))
 
 
@@ -224,8 +225,8 @@ def test_greedy_ids_are_those_of_transformers(make_checkpoint, tmp_path):
     rng = random.Random(0)
     prompts = [[rng.randrange(400) for _ in range(rng.randrange(1, 40))] for _ in range(50)]
     texts = [Continuation(prompt, 14, 0) for prompt in prompts]
-    kind = decode.layout(torch.device("cpu"), torch.float32, False, False)
-    for _ in decode.run(decoder_of(model, 7, torch.float32, kind), texts, GREEDY, None):
+    kind = layout(torch.device("cpu"), torch.float32, False, False)
+    for _ in run(decoder_of(model, 7, torch.float32, kind), texts, GREEDY, None):
         pass
     for text, prompt in zip(texts, prompts, strict=True):
         expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=14,
@@ -254,7 +255,7 @@ def by_the_documented_rule(model, prompt: list[int], max_new_tokens: int, sampli
             window = window[-(T // 2 or 1):]
         with torch.no_grad():
             logits_BV = model(torch.tensor([window]))[:, -1]
-        found.append(int(decode.draw(logits_BV, sampling, [rng.random()])))
+        found.append(int(draw(logits_BV, sampling, [rng.random()])))
         window = [*window, found[-1]]
     return found
 
@@ -280,7 +281,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, 
 
     def texts(num_rows: int) -> list[Continuation]:
         made = [Continuation(*job) for job in jobs]
-        for _ in decode.run(decoder_of(model, num_rows, dtype, kind), made, Sampling(1.0, 50), 17):
+        for _ in run(decoder_of(model, num_rows, dtype, kind), made, Sampling(1.0, 50), 17):
             pass
         return made
 
@@ -292,7 +293,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, 
 def test_log_probabilities_are_the_models_own(make_model):
     model = make_model(seq_length=32)
     text = Continuation([1, 2, 3], 20, 0)
-    for _ in decode.run(decoder_of(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), None):
+    for _ in run(decoder_of(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), None):
         pass
     with torch.no_grad():
         all_BTV = model(torch.tensor([text.ids])).log_softmax(-1)
@@ -321,7 +322,7 @@ def test_it_ends_at_the_end_of_text(make_model):
     model = make_model()
     ids = take(model, [1, 2, 3], 10)
     text = Continuation([1, 2, 3], 10, 0)
-    yielded = list(decode.run(decoder_of(model, 1), [text], GREEDY, ids[4]))
+    yielded = list(run(decoder_of(model, 1), [text], GREEDY, ids[4]))
     assert text.new_ids == ids[:ids.index(ids[4])]
     assert len(yielded) == len(text.new_ids) + 1
     assert text.finish == "end_of_text"

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import device
+from machine import device
+from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory, total_memory
+from machine.timing import Clock, Gauge
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
 ROOT = Path(__file__).parent.parent
@@ -175,7 +177,7 @@ def test_the_peak_is_the_data_sheets_or_not_given(a_gpu, name, tflops):
 def test_the_clock_leaves_pauses_out(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(device.time, "perf_counter", lambda: now[0])
-    clock = device.Clock(CPU)
+    clock = Clock(CPU)
     now[0] += 3
     with clock.pause():
         now[0] += 50
@@ -208,14 +210,14 @@ def test_dropout_leaves_cudnns_attention_out(tmp_path):
 
 
 def test_a_host_that_waits_for_the_gpu_is_not_late(monkeypatch):
-    gauge, now = device.Gauge(dataclasses.replace(CPU, device=torch.device("cuda"))), [0.0]
+    gauge, now = Gauge(dataclasses.replace(CPU, device=torch.device("cuda"))), [0.0]
     monkeypatch.setattr(device.time, "perf_counter", lambda: now[0])
     gauge.trained = 100.0
     assert gauge.host_is_late
     with gauge.waiting("device"):
         now[0] += 6
     assert not gauge.host_is_late
-    on_cpu = device.Gauge(CPU)
+    on_cpu = Gauge(CPU)
     on_cpu.trained, on_cpu.waited["device"] = 100.0, 50.0
     assert on_cpu.host_is_late
 
@@ -226,15 +228,15 @@ def test_a_host_that_waits_for_the_gpu_is_not_late(monkeypatch):
     (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
     (RuntimeError("Triton Error [CUDA]: out of memory"), True), (RuntimeError("CUDA error: invalid argument"), False)])
 def test_which_errors_mean_that_memory_ran_out(error, is_one):
-    assert device.is_out_of_memory(error) == is_one
+    assert is_out_of_memory(error) == is_one
 
 
 def test_memory_is_measured():
-    assert 2**20 < device.available_ram() < 2**50
-    assert device.total_memory(CPU) > 2**20
-    assert device.free_memory(CPU) is None
+    assert 2**20 < available_ram() < 2**50
+    assert total_memory(CPU) > 2**20
+    assert free_memory(CPU) is None
     if sys.platform != "win32":
-        assert 2**20 < device.peak_memory(CPU) < 2**45
+        assert 2**20 < peak_memory(CPU) < 2**45
 
 
 def test_a_container_that_allows_less_is_believed(monkeypatch):
@@ -247,9 +249,9 @@ def test_a_container_that_allows_less_is_believed(monkeypatch):
         return texts[str(path)]
 
     monkeypatch.setattr(device.Path, "read_text", read_text)
-    assert device.available_ram() == 2_000_000
+    assert available_ram() == 2_000_000
     texts["/sys/fs/cgroup/memory.max"] = "max"
-    assert device.available_ram() == 4096 * 1024
+    assert available_ram() == 4096 * 1024
 
 
 def test_the_state_of_random_numbers_comes_back():

@@ -13,14 +13,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cli
-import data
-import engine
 import pretokenize
-import text
-import workers
-from cli import Exit, UserError
-from engine import NEWER, Encoder, Fence, Vocabulary
+from common.errors import Exit, UserError
+from common.signals import Signals
+from pretokenization import encode, workers
+from pretokenization.encode import (
+    COMPARED,
+    NEWER,
+    Encoder,
+    Fence,
+    choose,
+    could_be_faster,
+    differing_code_points,
+    encoder_for,
+    fence_ranges,
+    hard_texts,
+    resident_bytes,
+)
+from pretokenization.new_vocabulary import given_vocabulary
+from pretokenization.vocabulary import (
+    LONGEST_RUN,
+    SEPARATOR,
+    choose_trainer,
+    sampled,
+    short_runs,
+    tokenizer_json,
+    train,
+    train_fast,
+)
+from tokens.corpus import open_corpus
+from tokens.tokenizer import Vocabulary, byte_alphabet, parse, vocabulary_of
 
 CORPORA = Path(__file__).parent.parent.parent / "shared/corpora"
 NEW_POINTS = [point for low, high in NEWER for point in range(low, high + 1)]
@@ -38,10 +60,10 @@ def apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # main sets them; this restores them
-    for cached in (engine.fence_ranges, engine.encoder_for):
+    for cached in (fence_ranges, encoder_for):
         cached.cache_clear()
     yield
-    for cached in (engine.fence_ranges, engine.encoder_for):
+    for cached in (fence_ranges, encoder_for):
         cached.cache_clear()
 
 
@@ -64,27 +86,27 @@ def sample(*texts: str | bytes) -> Path:
     """A file as the trainers read it."""
     path = Path("sample")
     contents = (part.encode() if isinstance(part, str) else part for part in texts)
-    path.write_bytes(b"".join(content + engine.SEPARATOR for content in contents))
+    path.write_bytes(b"".join(content + SEPARATOR for content in contents))
     return path
 
 
 def in_child(work, *arguments) -> Any:
     """As the program trains: a process that has trained has threads."""
-    return workers.in_child(cli.Signals(), work, *arguments, seconds=120)
+    return workers.in_child(Signals(), work, *arguments, seconds=120)
 
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory):
     """A tokenizer of 3,000 ids that train() has made of several scripts, as JSON."""
     path = tmp_path_factory.mktemp("trained") / "sample"
-    texts = [language(400_000), "\n".join(part for _, part in engine.hard_texts()), " ".join(ENDINGS * 20)]
-    path.write_bytes(b"".join(part.encode() + engine.SEPARATOR for part in texts))
-    return in_child(engine.train, path, 3000, 2)
+    texts = [language(400_000), "\n".join(part for _, part in hard_texts()), " ".join(ENDINGS * 20)]
+    path.write_bytes(b"".join(part.encode() + SEPARATOR for part in texts))
+    return in_child(train, path, 3000, 2)
 
 
 @pytest.fixture
 def vocabulary(content):
-    return engine.vocabulary_of(engine.parse(content))
+    return vocabulary_of(parse(content))
 
 
 @pytest.fixture
@@ -142,7 +164,7 @@ def test_a_trained_tokenizer_is_of_the_known_kind(vocabulary):
     assert (vocabulary.size, vocabulary.end_id, vocabulary.end) == (3000, 0, "<|endoftext|>")
     assert vocabulary.splits_as_gpt2
     assert vocabulary.is_known_kind
-    assert not engine.could_be_faster("tokenizers", vocabulary)
+    assert not could_be_faster("tokenizers", vocabulary)
 
 
 def test_a_pair_as_gpt2s_is_of_the_known_kind_and_ends_with_its_last_id(content):
@@ -150,22 +172,22 @@ def test_a_pair_as_gpt2s_is_of_the_known_kind_and_ends_with_its_last_id(content)
     vocab = {token: number - 1 for token, number in model["vocab"].items() if number} | {"<|endoftext|>": 2999}
     Path("encoder.json").write_text(json.dumps(vocab))
     Path("vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]), "utf-8")
-    found = pretokenize.given_vocabulary("encoder.json")
+    found = given_vocabulary("encoder.json")
     assert (found.size, found.end_id, found.end) == (3000, 2999, "<|endoftext|>")
     assert found.splits_as_gpt2
     assert found.is_known_kind
     if importlib.util.find_spec("gigatoken"):
         both = Encoder(found, "gigatoken"), Encoder(found, "tokenizers")
-        same(both, [part.encode() for _, part in engine.hard_texts()])
+        same(both, [part.encode() for _, part in hard_texts()])
 
 
 def changed(content: str, **changes: Any) -> Vocabulary:
     """The tokenizer with fields of its model replaced; without merges, since few of them go with a prefix."""
     fields = json.loads(content)
-    alphabet = engine.byte_alphabet()
+    alphabet = byte_alphabet()
     fields["model"] |= {"merges": [], "vocab": dict(zip(["<|endoftext|>", *alphabet], range(257), strict=True))}
     fields["model"] |= changes
-    return engine.vocabulary_of(engine.parse(json.dumps(fields)))
+    return vocabulary_of(parse(json.dumps(fields)))
 
 
 @pytest.mark.parametrize("change", [
@@ -182,11 +204,11 @@ def test_merges_out_of_the_order_of_their_ids_and_bytes_without_a_token_are_not_
     fields = json.loads(content)
     merges, vocab = fields["model"]["merges"], fields["model"]["vocab"]
     merges[1000], merges[1001] = merges[1001], merges[1000]
-    assert not engine.vocabulary_of(engine.parse(json.dumps(fields))).is_known_kind
+    assert not vocabulary_of(parse(json.dumps(fields))).is_known_kind
     left, right = ("".join(merges[1000]), "".join(merges[1001]))
     vocab[left], vocab[right] = vocab[right], vocab[left]
-    assert engine.vocabulary_of(engine.parse(json.dumps(fields))).is_known_kind
-    few = {token: number for number, token in enumerate(["<|endoftext|>", *engine.byte_alphabet()[:-1]])}
+    assert vocabulary_of(parse(json.dumps(fields))).is_known_kind
+    few = {token: number for number, token in enumerate(["<|endoftext|>", *byte_alphabet()[:-1]])}
     assert not changed(content, vocab=few).is_known_kind
 
 
@@ -196,19 +218,19 @@ def test_merges_out_of_the_order_of_their_ids_and_bytes_without_a_token_are_not_
     {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}},
     {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}]}}], ids=str)
 def test_a_tokenizer_that_splits_otherwise_is_not_of_the_known_kind(content, part):
-    found = engine.vocabulary_of(engine.parse(json.dumps(json.loads(content) | part)))
+    found = vocabulary_of(parse(json.dumps(json.loads(content) | part)))
     assert not found.splits_as_gpt2
     assert not found.is_known_kind
 
 
 def test_added_words_are_not_of_the_known_kind_and_added_special_tokens_are(content):
-    tokenizer = engine.parse(content)
+    tokenizer = parse(content)
     tokenizer.add_special_tokens(["<|im_start|>", "</s>"])
-    found = engine.vocabulary_of(tokenizer)
+    found = vocabulary_of(tokenizer)
     assert (found.size, found.end, found.end_id) == (3002, "<|endoftext|>", 0)
     assert found.is_known_kind
     tokenizer.add_tokens(["a word"])
-    found = engine.vocabulary_of(tokenizer)
+    found = vocabulary_of(tokenizer)
     assert found.size == 3003
     assert not found.splits_as_gpt2
     assert not found.is_known_kind
@@ -217,23 +239,23 @@ def test_added_words_are_not_of_the_known_kind_and_added_special_tokens_are(cont
 def test_other_kinds_of_models_have_a_size_and_an_end():
     from tokenizers import Tokenizer, models
 
-    found = engine.vocabulary_of(Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1, "</s>": 7}, unk_token="[UNK]")))
+    found = vocabulary_of(Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1, "</s>": 7}, unk_token="[UNK]")))
     assert (found.size, found.end, found.end_id) == (8, "</s>", 7)
     assert not found.splits_as_gpt2
     assert not found.is_known_kind
     unigram = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("<eos>", -2.0)], unk_id=0))
-    found = engine.vocabulary_of(unigram)
+    found = vocabulary_of(unigram)
     assert (found.size, found.end, found.end_id) == (3, "<eos>", 2)
     assert not found.splits_as_gpt2
     unigram.add_special_tokens(["<|end_of_text|>"])
-    assert engine.vocabulary_of(unigram).end == "<|end_of_text|>"
+    assert vocabulary_of(unigram).end == "<|end_of_text|>"
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused():
     from tokenizers import Tokenizer, models
 
     with pytest.raises(UserError, match="no end-of-text token") as caught:
-        engine.vocabulary_of(Tokenizer(models.BPE({"a": 0}, [])))
+        vocabulary_of(Tokenizer(models.BPE({"a": 0}, [])))
     assert caught.value.code == Exit.DATA
 
 
@@ -242,7 +264,7 @@ def test_a_parsed_tokenizer_neither_cuts_nor_fills_up_nor_finds_special_tokens(c
     fields["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     fields["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
                          "pad_type_id": 0, "pad_token": "<|endoftext|>"}
-    tokenizer = engine.parse(json.dumps(fields))
+    tokenizer = parse(json.dumps(fields))
     for string in ("one two three four five six seven", "a", "<|endoftext|>"):
         ids = tokenizer.encode(string).ids
         assert 0 not in ids
@@ -352,17 +374,17 @@ def test_special_tokens_with_far_ids_do_not_disturb_the_fast_engine(content):
     pytest.importorskip("gigatoken")
     fields = json.loads(content)
     fields["model"]["vocab"] |= {"<|im_start|>": 5000, "<|im_end|>": 4000}
-    found = engine.vocabulary_of(engine.parse(json.dumps(fields)))
+    found = vocabulary_of(parse(json.dumps(fields)))
     assert found.size == 5001
     assert found.is_known_kind
     said: list[str] = []
-    if engine.choose("gigatoken", found, said.append) == "gigatoken":
+    if choose("gigatoken", found, said.append) == "gigatoken":
         both = Encoder(found, "gigatoken"), Encoder(found, "tokenizers")
-        same(both, [b"<|im_start|>a<|im_end|> b", *(part.encode() for _, part in engine.hard_texts())])
+        same(both, [b"<|im_start|>a<|im_end|> b", *(part.encode() for _, part in hard_texts())])
 
 
 def test_memory_is_measured():
-    assert engine.resident_bytes() > 2**20
+    assert resident_bytes() > 2**20
 
 
 # ---------------------------------------------------------------- the fence
@@ -396,15 +418,15 @@ def test_versions_that_were_not_compared_are_compared_once(monkeypatch):
 
     monkeypatch.setattr(engine, "differing_code_points", compare)
     monkeypatch.setattr(engine, "versions", lambda: {"gigatoken": "0.10.0", "tokenizers": "0.23.3"})
-    assert engine.fence_ranges(said.append) == NEWER
+    assert fence_ranges(said.append) == NEWER
     assert not said + calls
     for versions in ({"gigatoken": "9.9", "tokenizers": "0.23.3"}, {"gigatoken": "0.10.0", "tokenizers": "9.9"}):
         said.clear()
         calls.clear()
-        engine.fence_ranges.cache_clear()
+        fence_ranges.cache_clear()
         monkeypatch.setattr(engine, "versions", lambda versions=versions: versions)
         for _ in range(3):
-            assert engine.fence_ranges(said.append) == ((5, 6),)
+            assert fence_ranges(said.append) == ((5, 6),)
         assert len(said) == len(calls) == 1
         assert "9.9" in said[0]
 
@@ -429,33 +451,33 @@ def lying(monkeypatch, about: bytes) -> None:
 def test_the_fast_engine_is_chosen_where_it_proves_equal(vocabulary):
     pytest.importorskip("gigatoken")
     said: list[str] = []
-    assert engine.choose("tokenizers", vocabulary, said.append) == "tokenizers"
-    assert engine.choose("auto", vocabulary, said.append) == "gigatoken"
-    assert engine.choose("gigatoken", vocabulary, said.append) == "gigatoken"
+    assert choose("tokenizers", vocabulary, said.append) == "tokenizers"
+    assert choose("auto", vocabulary, said.append) == "gigatoken"
+    assert choose("gigatoken", vocabulary, said.append) == "gigatoken"
     assert [line for line in said if "comparing" not in line] == []
 
 
 def test_what_is_not_installed_is_not_used_and_that_is_said_to_who_asked(vocabulary, content, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     said: list[str] = []
-    assert engine.choose("auto", vocabulary, said.append) == "tokenizers"
+    assert choose("auto", vocabulary, said.append) == "tokenizers"
     assert said == []
-    assert engine.choose("gigatoken", vocabulary, said.append) == "tokenizers"
+    assert choose("gigatoken", vocabulary, said.append) == "tokenizers"
     assert said == ["gigatoken is not used: it is not installed; python -m pip install gigatoken"]
-    assert engine.could_be_faster("auto", vocabulary)
-    assert not engine.could_be_faster("auto", changed(content, dropout=0.1))
-    assert engine.choose_trainer("gigatoken", 10**9, 300) == "tokenizers"
+    assert could_be_faster("auto", vocabulary)
+    assert not could_be_faster("auto", changed(content, dropout=0.1))
+    assert choose_trainer("gigatoken", 10**9, 300) == "tokenizers"
 
 
 def test_an_unknown_kind_and_an_engine_that_lies_are_not_used_and_that_is_said(vocabulary, content, monkeypatch):
     pytest.importorskip("gigatoken")
     said: list[str] = []
     for wish in ("auto", "gigatoken"):
-        assert engine.choose(wish, changed(content, ignore_merges=True), said.append) == "tokenizers"
+        assert choose(wish, changed(content, ignore_merges=True), said.append) == "tokenizers"
         assert said.pop() == "gigatoken is not used: this tokenizer is not of GPT-2's kind"
     lying(monkeypatch, b"\xc2\xbd")
     for wish in ("auto", "gigatoken"):
-        assert engine.choose(wish, vocabulary, said.append) == "tokenizers"
+        assert choose(wish, vocabulary, said.append) == "tokenizers"
         assert said.pop() == "gigatoken is not used: it gives other ids for numbers"
 
 
@@ -492,45 +514,45 @@ def test_a_difference_that_shows_within_a_run_is_said_and_all_is_done_again(num_
 
 def merges_of(content: str) -> list[tuple[bytes, bytes]]:
     """The merges of a byte-level BPE, in bytes."""
-    bytes_of = {char: byte for byte, char in enumerate(engine.byte_alphabet())}
+    bytes_of = {char: byte for byte, char in enumerate(byte_alphabet())}
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in json.loads(content)["model"]["merges"]]
     return [(bytes(map(bytes_of.__getitem__, left)), bytes(map(bytes_of.__getitem__, right))) for left, right in pairs]
 
 
 def test_merges_become_the_json_that_tokenizers_writes(content):
-    assert engine.tokenizer_json(merges_of(content)) == content
-    assert engine.vocabulary_of(engine.parse(engine.tokenizer_json([]))).size == 257
+    assert tokenizer_json(merges_of(content)) == content
+    assert vocabulary_of(parse(tokenizer_json([]))).size == 257
 
 
 def test_both_trainers_make_the_same_tokenizer():
     pytest.importorskip("gigatoken")
     parts = [language(1_000_000, seed) for seed in range(3)] + ["", "a", "\0\x1f it's \U0001f600" * 50]
     path = sample(*parts)
-    slow = in_child(engine.train, path, 2000, 2)
+    slow = in_child(train, path, 2000, 2)
     assert len(merges_of(slow)) == 2000 - 257
-    assert in_child(engine.train_fast, path, 2000, 2, NEWER) == slow
+    assert in_child(train_fast, path, 2000, 2, NEWER) == slow
 
 
 def test_the_fast_trainer_gives_nothing_where_it_is_not_certain():
     pytest.importorskip("gigatoken")
     part = language(300_000)
     path = sample(part)
-    assert in_child(engine.train_fast, path, 500, 2, NEWER) == in_child(engine.train, path, 500, 2) != ""
-    assert in_child(engine.train_fast, path, 500, 10**6, NEWER) == ""  # the last merge is not as frequent
+    assert in_child(train_fast, path, 500, 2, NEWER) == in_child(train, path, 500, 2) != ""
+    assert in_child(train_fast, path, 500, 10**6, NEWER) == ""  # the last merge is not as frequent
     path = sample(part, chr(NEWER[0][0]))
-    assert in_child(engine.train_fast, path, 500, 2, NEWER) == ""
+    assert in_child(train_fast, path, 500, 2, NEWER) == ""
     path = sample("few words, few pairs " * 50)
-    assert in_child(engine.train_fast, path, 900, 2, NEWER) == ""
-    assert len(merges_of(in_child(engine.train, path, 900, 2))) < 50
+    assert in_child(train_fast, path, 900, 2, NEWER) == ""
+    assert len(merges_of(in_child(train, path, 900, 2))) < 50
 
 
 def test_the_fast_trainer_knows_the_exact_least_frequency():
     pytest.importorskip("gigatoken")
     path = sample(" ".join(["ab"] * 50 + ["cd"] * 30 + ["ef"] * 20))
-    expected = in_child(engine.train, path, 263, 19)
+    expected = in_child(train, path, 263, 19)
     assert len(merges_of(expected)) == 6
-    assert in_child(engine.train_fast, path, 263, 19, NEWER) == expected
-    assert in_child(engine.train_fast, path, 263, 21, NEWER) == ""
+    assert in_child(train_fast, path, 263, 19, NEWER) == expected
+    assert in_child(train_fast, path, 263, 21, NEWER) == ""
 
 
 @pytest.mark.parametrize(("wish", "sample_bytes", "vocab_size", "expected"), [
@@ -541,14 +563,14 @@ def test_the_fast_trainer_knows_the_exact_least_frequency():
 def test_the_trainer_is_chosen_by_the_wish_and_the_size_of_the_sample(wish, sample_bytes, vocab_size, expected,
                                                                       monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert engine.choose_trainer(wish, sample_bytes, vocab_size) == expected
+    assert choose_trainer(wish, sample_bytes, vocab_size) == expected
 
 
 def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
     pytest.importorskip("gigatoken")
     monkeypatch.setattr(engine, "SMALLEST_SAMPLE", 0)
     Path("a.jsonl").write_text("".join(json.dumps({"text": language(5000, seed)}) + "\n" for seed in range(200)))
-    calls, inner = [], pretokenize.in_child
+    calls, inner = [], workers.in_child
 
     def child(signals, work, *arguments, **more):
         calls.append(work)
@@ -558,7 +580,7 @@ def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
     made = [run("a.jsonl", "--vocab_size", "700", "--engine", name, output_dir=name)
             for name in ("tokenizers", "gigatoken")]
     assert made[0] == made[1]
-    assert calls == [engine.train, engine.train_fast]
+    assert calls == [train, train_fast]
 
 
 @pytest.mark.parametrize(("length", "num_slices"), [(0, 1), (1, 1), (999, 1), (1000, 1), (1999, 2), (2000, 2),
@@ -566,7 +588,7 @@ def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
 def test_long_runs_are_sliced_whatever_they_are_made_of(length, num_slices):
     for char in ("a", " ", "\n", "="):
         content = (char * length).encode()
-        parts = engine.short_runs(content).split(engine.SEPARATOR)
+        parts = short_runs(content).split(SEPARATOR)
         assert parts.pop() == b""
         assert b"".join(parts) == content
         assert len(parts) == num_slices
@@ -577,16 +599,16 @@ def test_no_run_of_twice_the_bound_is_left_wherever_it_begins():
     for char in ("a", "\u00e9", "\u6f22", "\U0001f600", " ", "\t"):
         for before in range(0, 1001, 77):
             run_of = "".join(rng.choices("ab \n", k=before)) + char * 2000 + " b" * rng.randint(0, 700)
-            *parts, end = engine.short_runs(run_of.encode()).split(engine.SEPARATOR)
+            *parts, end = short_runs(run_of.encode()).split(SEPARATOR)
             assert end == b""
             assert b"".join(parts) == run_of.encode()
-            assert max(len(part.decode()) for part in parts) <= engine.LONGEST_RUN
+            assert max(len(part.decode()) for part in parts) <= LONGEST_RUN
 
 
 def test_ordinary_text_is_not_sliced():
     for content in (language(50_000), "a b " * 9000, ("a" * 900 + " ") * 20, "\u6f22" * 300 + " ", "a" * 1999):
         is_long = content == "a" * 1999
-        assert engine.short_runs(content.encode()).count(engine.SEPARATOR) == (2 if is_long else 1)
+        assert short_runs(content.encode()).count(SEPARATOR) == (2 if is_long else 1)
 
 
 def test_a_sample_is_read_back_text_by_text_across_the_borders_of_blocks():
@@ -594,8 +616,8 @@ def test_a_sample_is_read_back_text_by_text_across_the_borders_of_blocks():
     sizes = ([block - 1], [block], [block + 1], [0, 0, 3], [block - 2, 0, 0, 5], [3 * block, 1, block - 3, 2 * block])
     for lengths in sizes:
         texts = [bytes([97 + number]) * length for number, length in enumerate(lengths)]
-        assert list(engine.sampled(sample(*texts))) == texts
-    assert list(engine.sampled(sample())) == []
+        assert list(sampled(sample(*texts))) == texts
+    assert list(sampled(sample())) == []
 
 
 # ---------------------------------------------------------------- the real libraries on real text
@@ -604,9 +626,9 @@ def test_a_sample_is_read_back_text_by_text_across_the_borders_of_blocks():
 @pytest.mark.slow
 def test_the_installed_versions_differ_in_the_characters_that_are_known():
     pytest.importorskip("gigatoken")
-    if any(version not in engine.COMPARED[name] for name, version in engine.versions().items()):
+    if any(version not in COMPARED[name] for name, version in encode.versions().items()):
         pytest.skip("other versions than those that were compared")
-    assert tuple(in_child(engine.differing_code_points)) == NEWER
+    assert tuple(in_child(differing_code_points)) == NEWER
 
 
 def unpacked(path: Path) -> bytes:
@@ -637,9 +659,9 @@ def needs_corpora() -> None:
 def test_real_text_gets_the_same_ids_by_both_engines_and_comes_back(kind, content):
     needs_corpora()
     if kind == "gpt2":
-        vocabulary = pretokenize.given_vocabulary(str(CORPORA / "gpt2/tokenizer.json"))
+        vocabulary = given_vocabulary(str(CORPORA / "gpt2/tokenizer.json"))
     else:
-        vocabulary = engine.vocabulary_of(engine.parse(content))
+        vocabulary = vocabulary_of(parse(content))
     both = Encoder(vocabulary, "gigatoken"), Encoder(vocabulary, "tokenizers")
     num_bytes = 0
     for path in real_files():
@@ -664,5 +686,5 @@ def test_the_command_writes_the_same_bytes_from_real_text_with_both_engines(kind
     made = [run(*names, *how, "--val_fraction", "0.05", "--num_workers", "2", "--engine", name, output_dir=name)
             for name in ("tokenizers", "gigatoken")]
     assert made[0] == made[1]
-    assert data.open_corpus(Path("gigatoken"), None, Path("gigatoken/metadata.json"),
+    assert open_corpus(Path("gigatoken"), None, Path("gigatoken/metadata.json"),
                             Path("gigatoken/tokenizer.json")).train.length > 5_000_000

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import evaluate
-from cli import Exit, UserError
+from common.errors import Exit, UserError
+from tokens.tokenizer import END_OF_TEXT
 
 ROOT = Path(evaluate.__file__).parent
 T = 16
@@ -123,7 +123,7 @@ def test_a_document_longer_than_a_part_has_the_ids_of_the_whole(call, tokenizer,
 def test_without_an_end_of_text_id_the_first_token_is_context_alone(call, tokenizer, tmp_path, capsys):
     fields = json.loads(tokenizer.to_str())
     fields["added_tokens"] = []
-    fields["model"]["vocab"]["other"] = fields["model"]["vocab"].pop(data.END_OF_TEXT)
+    fields["model"]["vocab"]["other"] = fields["model"]["vocab"].pop(END_OF_TEXT)
     (tmp_path / "plain.json").write_text(json.dumps(fields))
     (tmp_path / "a.txt").write_text("the cat sat")
     found, = call("--text", tmp_path / "a.txt", "--tokenizer_file", tmp_path / "plain.json")

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
-import cli
-import data
 import export
-from cli import Exit, UserError
+from checkpoint.huggingface import load_model
+from common.errors import Exit, UserError
+from tokens.tokenizer import vocab_size_of
 
 ROOT = Path(export.__file__).parent
 
@@ -81,7 +80,7 @@ def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenize
                 "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_bos_token": False}
     assert {name: fields[name] for name in expected} == expected
     assert fields["gpt2.attention.layer_norm_epsilon"] == pytest.approx(1e-5)
-    vocab, added = tokenizer.get_vocab(), data.vocab_size_of(tokenizer)
+    vocab, added = tokenizer.get_vocab(), vocab_size_of(tokenizer)
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     assert {token: tokens.index(token) for token in vocab} == vocab
     assert kinds == [gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * (added - 1),
@@ -101,7 +100,7 @@ def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenize
 def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, tmp_path):
     pytest.importorskip("gguf")
     llama_cpp = pytest.importorskip("llama_cpp")
-    import decode
+    from generation.sampling import Sampling, sample
 
     path, model, _ = make_checkpoint(tmp_path / "out", seq_length=64)
     run(path, tmp_path / "model.gguf")
@@ -111,7 +110,7 @@ def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, t
         assert theirs.tokenize(content.encode(), add_bos=False, special=False) == ids
         ids = ids[:30]
         found = itertools.islice(theirs.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0), 20)
-        assert list(found) == decode.sample(model, ids, 20, 0, None, decode.Sampling(temperature=0.0))
+        assert list(found) == sample(model, ids, 20, 0, None, Sampling(temperature=0.0))
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
@@ -119,7 +118,7 @@ def test_a_smaller_type_rounds_matrices_alone(folder, tmp_path, dtype, torch_dty
     gguf = pytest.importorskip("gguf")
 
     run(folder, tmp_path / "model.gguf", "--dtype", dtype)
-    model = checkpoint.load_model(folder / "checkpoint-3", torch.device("cpu"))
+    model = load_model(folder / "checkpoint-3", torch.device("cpu"))
     kinds = set()
     for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors:
         kind, array = tensor.tensor_type, gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -175,7 +174,7 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
         "model.safetensors"}
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "mine", dtype="auto").eval()
     assert theirs.dtype == torch_dtype
-    ours = checkpoint.load_model(folder / "checkpoint-3", torch.device("cpu")).to(torch_dtype).eval()
+    ours = load_model(folder / "checkpoint-3", torch.device("cpu")).to(torch_dtype).eval()
     for module in ours.modules():
         assert not list(module.buffers(recurse=False))
     ids = torch.randint(0, 400, (4, 16))

@@ -4,6 +4,7 @@ Runs are children of a process that has imported everything (fork), so that one 
 faulty.c, preloaded. Exact means: losses and final tensors equal, byte for byte, those of a run that nothing disturbed.
 """
 
+
 import functools
 import json
 import os
@@ -43,8 +44,8 @@ def serve() -> None:
     import torch
     import torch._dynamo  # torch itself imports it late, in each child anew
 
-    import cli
     import train
+    from common.errors import guard
 
     torch.set_num_threads(1)  # a pool of threads would not outlive fork
     for line in sys.stdin:
@@ -61,9 +62,9 @@ def serve() -> None:
                 raise_at(*wish)
             sys.argv = ["train.py", *job["argv"]]
             if "--compile" in job["argv"]:  # the compiler's threads end with the interpreter alone
-                cli.guard(train.main)
+                guard(train.main)
                 raise SystemExit
-            leave(functools.partial(cli.guard, train.main))
+            leave(functools.partial(guard, train.main))
         while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
             if job["kill_after"] is not None and time.monotonic() - started >= job["kill_after"]:
                 os.kill(child, signal.SIGKILL)
@@ -210,23 +211,22 @@ class Trial:
 
     def unsound(self, out: Path) -> list[str]:
         """The checkpoints of a folder that are not, byte for byte, those of the run that nothing disturbed."""
-        import checkpoint
 
         wrong = []
         for step, path in steps_in(out).items():
             try:
-                checkpoint.verify(path)
+                verify(path)
                 if tensors(path) != self.tensors[step]:
                     wrong.append(f"{path.name}: other tensors")
-            except checkpoint.Damaged as error:
+            except Damaged as error:
                 wrong.append(f"{path.name}: {error}")
         return wrong
 
     def newest(self, out: Path) -> int:
         """The step that a run would go on from; 0 for the start."""
-        import checkpoint
+        from checkpoint.find import newest_sound
 
-        found = checkpoint.newest_sound(out, lambda message: None)
+        found = newest_sound(out, lambda message: None)
         return found[1]["step"] if found else 0
 
     def ends_exactly(self, out: Path, least: int = 0) -> list[str]:
@@ -245,9 +245,8 @@ class Trial:
 
 def steps_in(folder: Path) -> dict[int, Path]:
     """checkpoint.steps_in, imported late: this file serves too, and then nothing of the tests is needed."""
-    import checkpoint
 
-    return checkpoint.steps_in(folder)
+    return find.steps_in(folder)
 
 
 # ---------------------------------------------------------------- a disk that fails at one call of one save
@@ -477,7 +476,6 @@ def damages_found(seeds: Iterable[int], folder: Path, make_checkpoint: Callable[
 
     Damage to manifest.json may be named by the file that it then describes wrongly.
     """
-    import checkpoint
 
     make_checkpoint(folder / "sound", step=1)
     make_checkpoint(folder / "sound", step=2)
@@ -487,7 +485,7 @@ def damages_found(seeds: Iterable[int], folder: Path, make_checkpoint: Callable[
         shutil.copytree(folder / "sound", tried)
         what, names = damage(random.Random(seed), tried / "checkpoint-2")
         warnings: list[str] = []
-        found = checkpoint.newest_sound(tried, warnings.append)
+        found = newest_sound(tried, warnings.append)
         recovered += found is not None and found[0].name == "checkpoint-1"
         if found is None or found[0].name != "checkpoint-1":
             wrong.append(f"seed {seed}: {what} was accepted")

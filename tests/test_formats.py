@@ -11,11 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data
-import formats
 import train
-from cli import Exit, UserError
-from formats import DTYPES, Part, TokenStream
+from common.errors import Exit, UserError
+from tokens.corpus import open_corpus
+from tokens.layouts import (
+    DTYPES,
+    WHOSE,
+    Part,
+    TokenStream,
+    document_ends,
+    dtype_for,
+    find_splits,
+    llmc_header,
+    read_part,
+    recognise,
+    write_megatron_index,
+)
 
 BINS = Path(__file__).parent.parent.parent / "shared/corpora/bins"
 real_files = pytest.mark.skipif(not BINS.is_dir(), reason="needs the token files of other programs")
@@ -25,14 +36,14 @@ MAGIC = b"MMIDIDX\0\0"
 
 
 def write_llmc(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
-    path.write_bytes(formats.llmc_header(len(ids), dtype) + ids.astype(DTYPES[dtype]).tobytes())
+    path.write_bytes(llmc_header(len(ids), dtype) + ids.astype(DTYPES[dtype]).tobytes())
     return path
 
 
 def write_megatron(path: Path, ids: np.ndarray = IDS, ends: np.ndarray = ENDS, dtype: str = "uint16") -> Path:
     path.write_bytes(ids.astype(DTYPES[dtype]).tobytes())
     with path.with_suffix(".idx").open("wb") as file:
-        formats.write_megatron_index(file, ends, dtype)
+        write_megatron_index(file, ends, dtype)
     return path
 
 
@@ -55,12 +66,12 @@ def write_raw(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
 
 def ids_of(path: Path, dtype: str = "uint16") -> np.ndarray:
     """The ids of a file as recognise and read_part find them."""
-    part = formats.read_part(path, formats.recognise(path), dtype)
+    part = read_part(path, recognise(path), dtype)
     return np.memmap(path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
 
 
 def ends_of(path: Path, layout: str, length: int) -> list[int]:
-    found = formats.document_ends(path, layout, length)
+    found = document_ends(path, layout, length)
     assert found is not None
     assert found.dtype == np.uint64
     return found.tolist()
@@ -78,8 +89,8 @@ def ends_of(path: Path, layout: str, length: int) -> list[int]:
 def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, write, name, dtype):
     ids = IDS % 32_768 if dtype == "int16" else IDS
     path = write(tmp_path / name, ids, dtype=dtype)
-    assert formats.recognise(path) == layout
-    assert formats.read_part(path, layout, dtype).dtype == dtype
+    assert recognise(path) == layout
+    assert read_part(path, layout, dtype).dtype == dtype
     assert (ids_of(path, dtype) == ids).all()
 
 
@@ -88,8 +99,8 @@ def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, 
     ("llmc_tiny_shakespeare_train.bin", "llmc", 305_260, 1024), ("llmc_tiny_shakespeare_val.bin", "llmc", 32_768, 1024),
     ("nanogpt_shakespeare_train.bin", "raw", 301_966, 0), ("nanogpt_shakespeare_val.bin", "raw", 36_059, 0)])
 def test_the_real_files_of_other_programs_are_read(name, layout, length, offset):
-    assert formats.recognise(BINS / name) == layout
-    assert formats.read_part(BINS / name, layout, "uint16") == Part(BINS / name, "uint16", length, offset)
+    assert recognise(BINS / name) == layout
+    assert read_part(BINS / name, layout, "uint16") == Part(BINS / name, "uint16", length, offset)
     assert 198 in ids_of(BINS / name)  # GPT-2's line feed
     assert ids_of(BINS / name).max() <= 50_256
 
@@ -114,7 +125,7 @@ def test_what_datatrove_itself_writes_is_read(tmp_path):
         file.close()
         assert ids_of(tmp_path / name).tolist() == list(itertools.chain(*documents))
         assert ends_of(tmp_path / name, "datatrove", 8) == [3, 4, 8]
-    assert formats.read_part(tmp_path / "wide.ds", "datatrove", "uint16").dtype == "uint32"
+    assert read_part(tmp_path / "wide.ds", "datatrove", "uint16").dtype == "uint32"
 
 
 def test_what_datatroves_whole_pipeline_writes_is_read(tmp_path, tokenizer_file, tokenizer):
@@ -124,7 +135,7 @@ def test_what_datatroves_whole_pipeline_writes_is_read(tmp_path, tokenizer_file,
     step = DocumentTokenizer(str(tmp_path / "out"), str(tokenizer_file), local_working_dir=str(tmp_path / "work"),
                              eos_token="<|endoftext|>", shuffle_documents=False)
     step.run([Document(text=text, id=str(i)) for i, text in enumerate(texts)])
-    train_files, val_files = formats.find_splits(tmp_path / "out")
+    train_files, val_files = find_splits(tmp_path / "out")
     expected = [[*tokenizer.encode(text).ids, 0] for text in texts]
     assert len(train_files) == 1
     assert val_files == []
@@ -139,7 +150,7 @@ def test_a_ds_without_its_metadata_is_measured_by_its_index(tmp_path, dtype):
     Path(f"{path}.metadata").unlink()
     assert (ids_of(path, "int32") == IDS).all()
     Path(f"{path}.index").unlink()
-    assert formats.read_part(path, "datatrove", dtype).length == len(IDS)  # as assumed
+    assert read_part(path, "datatrove", dtype).length == len(IDS)  # as assumed
 
 
 @pytest.mark.parametrize(("layout", "write", "name"), [("megatron", write_megatron, "a.bin"),
@@ -150,16 +161,16 @@ def test_documents_end_where_the_index_says(tmp_path, layout, write, name):
 
 def test_our_own_index_gives_the_documents_and_is_checked(tmp_path):
     path = write_raw(tmp_path / "train.bin")
-    assert formats.document_ends(path, "raw", len(IDS)) is None
+    assert document_ends(path, "raw", len(IDS)) is None
     for ends, reason in ((ENDS, None), (ENDS[:-1], "ends at token 4,999.*has 5,000"), (ENDS[:0], "has 0 bytes"),
                          (ENDS[[0, 3, 1, 5]], "document 2 end at 40.*ends at 2,500")):
         ends.tofile(path.with_suffix(".idx"))
-        assert formats.recognise(path) == "raw"
+        assert recognise(path) == "raw"
         if reason is None:
             assert ends_of(path, "raw", len(IDS)) == ENDS.tolist()
         else:
             with pytest.raises(UserError, match=reason):
-                formats.document_ends(path, "raw", len(IDS))
+                document_ends(path, "raw", len(IDS))
 
 
 # ---------------------------------------------------------------- write what others read
@@ -215,7 +226,7 @@ def test_an_index_of_many_documents_is_written_in_little_memory(tmp_path, monkey
     counter, ends = Counter(), np.memmap(path, "<u8", "r")
     tracemalloc.start()
     try:
-        formats.write_megatron_index(counter, ends, "uint16")
+        write_megatron_index(counter, ends, "uint16")
         assert tracemalloc.get_traced_memory()[1] < 2**12 * 80
     finally:
         tracemalloc.stop()
@@ -225,23 +236,23 @@ def test_an_index_of_many_documents_is_written_in_little_memory(tmp_path, monkey
 
 def test_a_document_beyond_megatrons_int32_is_refused():
     with pytest.raises(UserError, match="a document has 2,147,483,648 tokens") as caught:
-        formats.write_megatron_index(io.BytesIO(), np.array([5, 5 + 2**31], "<u8"), "uint16")
+        write_megatron_index(io.BytesIO(), np.array([5, 5 + 2**31], "<u8"), "uint16")
     assert caught.value.code == Exit.DATA
 
 
 def test_llm_cs_header_is_256_int32():
     for dtype, magic, version in (("uint16", 20240520, 1), ("uint32", 20240801, 7)):
-        header = np.frombuffer(formats.llmc_header(2**31 - 1, dtype), "<i4")
+        header = np.frombuffer(llmc_header(2**31 - 1, dtype), "<i4")
         assert header.tolist() == [magic, version, 2**31 - 1] + [0] * 253
     with pytest.raises(AssertionError):
-        formats.llmc_header(2**31, "uint16")
+        llmc_header(2**31, "uint16")
 
 
 @real_files
 def test_our_header_is_the_one_of_the_real_file():
     for path in BINS.glob("llmc*"):
         content = path.read_bytes()
-        assert formats.llmc_header((len(content) - 1024) // 2, "uint16") == content[:1024]
+        assert llmc_header((len(content) - 1024) // 2, "uint16") == content[:1024]
 
 
 @pytest.mark.parametrize(("layout", "vocab_size", "dtype"), [
@@ -250,12 +261,12 @@ def test_our_header_is_the_one_of_the_real_file():
     ("llmc", 2**16 + 1, "uint32"), ("megatron", 300, "uint16"), ("megatron", 65_499, "uint16"),
     ("megatron", 65_500, "int32")])
 def test_each_layout_has_its_types(layout, vocab_size, dtype):
-    assert formats.dtype_for(vocab_size, layout) == dtype
+    assert dtype_for(vocab_size, layout) == dtype
 
 
 def test_nanogpts_layout_refuses_a_vocabulary_beyond_uint16():
     with pytest.raises(UserError, match="cannot hold 65,537 ids"):
-        formats.dtype_for(2**16 + 1, "nanogpt")
+        dtype_for(2**16 + 1, "nanogpt")
 
 
 # ---------------------------------------------------------------- damaged files
@@ -347,7 +358,7 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
         (tmp_path / name).write_bytes(content)
     path = tmp_path / next(iter(files), "a.bin")
     with pytest.raises(UserError, match=reason) as caught:
-        data.open_corpus(path, None, None, None, vocab_size=50_257)
+        open_corpus(path, None, None, None, vocab_size=50_257)
     assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
     assert str(caught.value).isprintable()
@@ -357,11 +368,11 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
 def test_a_folder_and_an_unreadable_index_are_refused(tmp_path):
     (tmp_path / "a.bin").mkdir()
     with pytest.raises(UserError, match="is not a file"):
-        formats.recognise(tmp_path / "a.bin")
+        recognise(tmp_path / "a.bin")
     with pytest.raises(UserError, match=r"b\.idx: No such file"):
-        formats.read_part(write_raw(tmp_path / "b.bin"), "megatron", "uint16")
+        read_part(write_raw(tmp_path / "b.bin"), "megatron", "uint16")
     with pytest.raises(UserError, match="begins with"):
-        formats.read_part(tmp_path / "b.bin", "llmc", "uint16")
+        read_part(tmp_path / "b.bin", "llmc", "uint16")
 
 
 @pytest.mark.parametrize("name", ["a.bin", "m.bin", "a.npy", "a.ds"])
@@ -380,8 +391,8 @@ def test_random_damage_is_refused_or_read_and_never_a_crash(tmp_path, name):
                 content[rng.randrange(min(len(content), 150))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
         damaged.write_bytes(content)
         try:
-            part = formats.read_part(path, formats.recognise(path), "uint16")
-            formats.document_ends(path, formats.recognise(path), part.length)
+            part = read_part(path, recognise(path), "uint16")
+            document_ends(path, recognise(path), part.length)
         except UserError as error:
             refused += error.code == Exit.DATA and len(str(error)) < 500
         else:
@@ -419,7 +430,7 @@ def folder_of(folder: Path, names: str) -> Path:
     ("megatron.bin", "megatron.bin", ""), ("train.bin ._train.bin", "train.bin", "")])
 def test_the_files_of_a_folder_are_found_by_the_names_others_give(tmp_path, names, for_training, for_validation):
     folder = folder_of(tmp_path / "a", names)
-    found = formats.find_splits(folder)
+    found = find_splits(folder)
     assert [" ".join(path.name for path in part) for part in found] == [for_training, for_validation]
 
 
@@ -433,20 +444,20 @@ def test_the_files_of_a_folder_are_found_by_the_names_others_give(tmp_path, name
     ("train.bin x_val_0.bin", "2 sets")])
 def test_a_folder_that_does_not_say_which_files_is_refused_with_what_is_there(tmp_path, names, reason):
     with pytest.raises(UserError, match=reason) as caught:
-        formats.find_splits(folder_of(tmp_path / "a", names))
+        find_splits(folder_of(tmp_path / "a", names))
     assert caught.value.code == Exit.DATA
 
 
 def test_a_glob_takes_what_it_matches_and_a_file_is_itself(tmp_path):
     folder = folder_of(tmp_path / "a", "a_train_1.bin a_train_0.bin b_train_0.bin a_val_0.bin a_train_0.bin.json")
-    assert formats.find_splits(folder / "a_*") == ([folder / "a_train_0.bin", folder / "a_train_1.bin"],
+    assert find_splits(folder / "a_*") == ([folder / "a_train_0.bin", folder / "a_train_1.bin"],
                                                    [folder / "a_val_0.bin"])
-    assert formats.find_splits(folder / "a_val*") == ([], [folder / "a_val_0.bin"])
-    assert formats.find_splits(folder / "nowhere.bin") == ([folder / "nowhere.bin"], [])
+    assert find_splits(folder / "a_val*") == ([], [folder / "a_val_0.bin"])
+    assert find_splits(folder / "nowhere.bin") == ([folder / "nowhere.bin"], [])
     write_raw(folder / "x[1].bin")
-    assert formats.find_splits(folder / "x[1].bin") == ([folder / "x[1].bin"], [])
+    assert find_splits(folder / "x[1].bin") == ([folder / "x[1].bin"], [])
     with pytest.raises(UserError, match="matches 0 files"):
-        formats.find_splits(folder / "c_*")
+        find_splits(folder / "c_*")
 
 
 # ---------------------------------------------------------------- a stream of parts
@@ -455,7 +466,7 @@ def test_a_glob_takes_what_it_matches_and_a_file_is_itself(tmp_path):
 def test_a_slice_of_a_stream_is_that_of_the_tokens(tmp_path):
     cuts = [0, 1, 7, 8, 40, 41, 64]
     values = np.arange(64)
-    parts = [formats.read_part(write_llmc(tmp_path / f"{low}.bin", values[low:high]), "llmc", "")
+    parts = [read_part(write_llmc(tmp_path / f"{low}.bin", values[low:high]), "llmc", "")
              for low, high in itertools.pairwise(cuts)]
     whole = TokenStream(tuple(parts))
     assert (whole.length, whole.num_bytes, whole.dtype, whole.name) == (64, 128, "uint16", "0.bin and 5 more")
@@ -505,7 +516,7 @@ def test_shards_train_to_the_same_losses_as_one_raw_file(tmp_path, capsys, layou
         code, text, metrics = run_train(capsys, tmp_path, "--data_dir", str(tmp_path / "shards"), "--vocab_size", "300",
                                         "--overwrite", "--preload", preload)
         assert code == 0
-        assert f"and 2 more: {formats.WHOSE[layout]} layout, uint16, 4,500 tokens" in text
+        assert f"and 2 more: {WHOSE[layout]} layout, uint16, 4,500 tokens" in text
         files = ["--bin_file", str(tmp_path / "train.bin"), "--val_bin_file", str(tmp_path / "val.bin")]
         _, _, expected = run_train(capsys, tmp_path, *files, "--vocab_size", "300", "--overwrite")
         assert metrics == expected

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
-import data
 import generate
-from cli import Exit, UserError
+from checkpoint.save import Tensors, save
+from common.errors import Exit, UserError
+from generation.streaming import Text, show
+from tokens.tokenizer import tokenizer_of, vocab_size_of
 
 ROOT = Path(generate.__file__).parent
 
@@ -36,7 +37,7 @@ class Terminal(io.StringIO):
 
 def pieces_of(tokenizer, ids: list[int], stops=()) -> list[str]:
     """What a text gives, id by id, until it is stopped or ends."""
-    text, pieces = generate.Text(tokenizer, stops), []
+    text, pieces = Text(tokenizer, stops), []
     for index in ids:
         if not text.stopped:
             pieces.append(text.add(index))
@@ -56,7 +57,7 @@ def test_no_piece_holds_a_part_of_a_character(tokenizer, texts):
 def test_what_is_written_is_what_the_tokenizer_decodes_whatever_the_ids(tokenizer):
     rng = random.Random(0)
     for _ in range(300):
-        ids = [rng.randrange(data.vocab_size_of(tokenizer)) for _ in range(rng.randint(0, 40))]
+        ids = [rng.randrange(vocab_size_of(tokenizer)) for _ in range(rng.randint(0, 40))]
         assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
@@ -88,7 +89,7 @@ def test_control_bytes_are_escaped_on_a_terminal_alone(monkeypatch):
     for is_terminal, expected in ((False, "a\x1b[31mb\tc\x07\n\x9b2J"), (True, "a\\x1b[31mb\tc\\x07\n\\x9b2J")):
         stream = Terminal(is_terminal)
         monkeypatch.setattr(sys, "stdout", stream)
-        generate.show("a\x1b[31mb\tc\x07\n\x9b2J")
+        show("a\x1b[31mb\tc\x07\n\x9b2J")
         assert stream.pieces == [expected]
 
 
@@ -362,13 +363,13 @@ def test_an_id_beyond_the_model_s_among_few_is_refused_once_a_prompt_has_it(call
         call("--tokenizer_file", str(path), "--prompt", "ba")
     assert caught.value.code == Exit.DATA
     with pytest.raises(UserError, match="has 401 ids, the model 400"):
-        data.tokenizer_of(tmp_path, str(path), 400)
+        tokenizer_of(tmp_path, str(path), 400)
 
 
 def test_a_folder_without_a_tokenizer_asks_for_one(call, make_model, tmp_path, tokenizer_file):
     model = make_model()
-    tensors = checkpoint.Tensors.of(model, torch.optim.AdamW(model.parameters()))
-    path = checkpoint.save(tmp_path, 1, model.config, tensors, {}, None, None, "")
+    tensors = Tensors.of(model, torch.optim.AdamW(model.parameters()))
+    path = save(tmp_path, 1, model.config, tensors, {}, None, None, "")
     with pytest.raises(UserError, match=r"has no tokenizer\.json\. Give the model's") as caught:
         call(ckpt=path)
     assert caught.value.code == Exit.DATA

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import checkpoint
-import device
-import model as room
-from model import ACTIVATIONS, GPT, IGNORED, SIZES, GPTConfig, causal_attention
+from checkpoint.huggingface import load_model, load_weights, to_hf_config
+from machine import device
+from model import GPT, SIZES, GPTConfig
+from ops.attention import causal_attention
+from ops.linear import ACTIVATIONS, linear, onednn_linear
+from ops.loss import IGNORED
 
 GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,
                "gpt2_xl": 1_557_611_200}
@@ -72,7 +74,7 @@ def hugging_face_model(model: GPT):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(7)
-    theirs = GPT2LMHeadModel(GPT2Config(**checkpoint.to_hf_config(model.config, 0))).eval()
+    theirs = GPT2LMHeadModel(GPT2Config(**to_hf_config(model.config, 0))).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -87,9 +89,9 @@ def test_a_model_saved_by_transformers_gives_the_same_logits_here(make_model, tm
     theirs = hugging_face_model(model)
     theirs.save_pretrained(tmp_path)
     if model.config.bias:
-        model = checkpoint.load_model(tmp_path, torch.device("cpu")).eval()
+        model = load_model(tmp_path, torch.device("cpu")).eval()
     else:
-        checkpoint.load_weights(tmp_path, model)  # absent biases are zero biases
+        load_weights(tmp_path, model)  # absent biases are zero biases
     ids = random_ids(model)
     with torch.no_grad():
         assert largest_difference(model(ids), theirs(ids).logits) < 1e-5
@@ -314,16 +316,16 @@ def test_the_loss_in_chunks_in_bf16_is_within_its_rounding(make_model):
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_product_by_onednn_and_its_gradients_are_those_of_pytorch(monkeypatch, shape, has_bias):
     by_onednn = []
-    real = room.onednn_linear
+    real = onednn_linear
     monkeypatch.setattr(room, "ONEDNN_IS_FASTER", True)
     monkeypatch.setattr(room, "onednn_linear", lambda *args: by_onednn.append(1) or real(*args))
     x, weight, bias = torch.randn(shape), torch.randn(40, 24), torch.randn(40) if has_bias else None
     found = {}
-    for room.ONEDNN_IS_FASTER in (False, True):
+    for ONEDNN_IS_FASTER in (False, True):
         leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
-        y = room.linear(*leaves)
+        y = linear(*leaves)
         y.mul(torch.arange(40)).transpose(0, -1).sum().backward()
-        found[room.ONEDNN_IS_FASTER] = [y.detach(), *(leaf.grad for leaf in leaves)]
+        found[ONEDNN_IS_FASTER] = [y.detach(), *(leaf.grad for leaf in leaves)]
     assert len(by_onednn) == 2
     for mine, theirs in zip(found[True], found[False], strict=True):
         assert largest_difference(mine, theirs) < 2e-6
@@ -333,11 +335,11 @@ def test_products_in_half_precision_and_without_avx512_are_pytorchs(monkeypatch)
     monkeypatch.setattr(room, "onednn_linear", None)
     x, weight = torch.randn(3, 24), torch.randn(40, 24)
     monkeypatch.setattr(room, "ONEDNN_IS_FASTER", False)
-    assert room.linear(x, weight).equal(F.linear(x, weight))
+    assert linear(x, weight).equal(F.linear(x, weight))
     monkeypatch.setattr(room, "ONEDNN_IS_FASTER", True)
-    assert room.linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
+    assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        assert room.linear(x, weight).dtype == torch.bfloat16
+        assert linear(x, weight).dtype == torch.bfloat16
 
 
 def test_the_whole_logits_are_not_kept_when_the_loss_is_in_chunks(make_model):

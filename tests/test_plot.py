@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import plot
-from cli import Exit, UserError
+from common.errors import Exit, UserError
 
 
 @pytest.fixture

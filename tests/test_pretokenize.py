@@ -25,16 +25,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cli
-import data
-import engine
-import formats
-import passes
 import pretokenize
-import store
-import text
-import workers
-from cli import Exit, UserError
+from common.errors import Exit, UserError
+from common.files import sha256_of
+from common.signals import Signals
+from common.words import count
+from pretokenization.blocks import SAFE_PLACE, parts_of
+from pretokenization.job import Job, split_of_one
+from pretokenization.new_vocabulary import auto_vocab_size
+from pretokenization.reader import Reader
+from pretokenization.store import Folder
+from pretokenization.vocabulary import LONGEST_RUN, SEPARATOR, sampled, short_runs, train
+from pretokenization.workers import in_child
+from tokens.corpus import METADATA_FORMAT, METADATA_VERSION, open_corpus
+from tokens.layouts import DTYPES
+from tokens.tokenizer import load_tokenizer, parse, vocabulary_of
 
 ROOT = Path(pretokenize.__file__).parent
 STRINGS = [
@@ -114,11 +119,11 @@ def refused(*argv: str, code: Exit = Exit.DATA, match: str = "") -> str:
 def documents(part: str, output_dir: str = "data") -> list[str]:
     """What a split holds, decoded, document by document."""
     metadata = metadata_of(output_dir)
-    ids = np.fromfile(f"{output_dir}/{part}.bin", formats.DTYPES[metadata["dtype"]]).tolist()
+    ids = np.fromfile(f"{output_dir}/{part}.bin", DTYPES[metadata["dtype"]]).tolist()
     ends = np.fromfile(f"{output_dir}/{part}.idx", "<u8").tolist()
     assert ends[-1] == len(ids) == metadata["splits"][part]["tokens"]
     assert len(ends) == metadata["splits"][part]["documents"]
-    tokenizer = data.load_tokenizer(Path(output_dir, "tokenizer.json"))
+    tokenizer = load_tokenizer(Path(output_dir, "tokenizer.json"))
     found = []
     for start, end in zip([0, *ends], ends, strict=False):
         assert ids[end - 1] == metadata["end_of_text_id"]
@@ -133,9 +138,9 @@ def hash_share(content: str) -> float:
 
 
 def trained(texts: list[str], vocab_size: int = 600) -> str:
-    Path("sample").write_bytes(b"".join(content.encode() + engine.SEPARATOR for content in texts))
+    Path("sample").write_bytes(b"".join(content.encode() + SEPARATOR for content in texts))
     # a process that has trained has threads, which its later children would wait for
-    return workers.in_child(cli.Signals(), engine.train, Path("sample"), vocab_size, 2)
+    return in_child(Signals(), train, Path("sample"), vocab_size, 2)
 
 
 def command(*argv: str, stdin: bytes = b"", **more: str) -> subprocess.CompletedProcess:
@@ -157,7 +162,7 @@ def test_every_string_comes_back_and_the_end_of_text_stays_text():
     run("all.jsonl", "--vocab_size", "300")
     kept = [content for content in everything if content.strip()]
     assert sorted(documents("train") + documents("val")) == sorted(kept)
-    tokenizer = data.load_tokenizer("data/tokenizer.json")
+    tokenizer = load_tokenizer("data/tokenizer.json")
     for content in everything:
         assert tokenizer.decode(tokenizer.encode(content).ids, skip_special_tokens=False) == content
 
@@ -174,17 +179,17 @@ def test_the_ids_are_gpt2s_wherever_the_parts_are_cut(monkeypatch):
     alphabet = [*" \n\n  \t\r", "\u00a0", "\u3000", "\x1c", *"abzAZ019.,;:!?'\"-_", "'s", "'ll", "'re", "\u00e9"]
     alphabet += ["\u00b2", "\u0660", "\u4e00", "\u3042", "\u30a2", "\u3002", "\uff0c", "\u0939\u093f", "\u0301"]
     alphabet += ["\u200d", "\U0001f600", "\u0130"]
-    tokenizer = engine.parse(trained([words(20_000) + "".join(rng.choices(alphabet, k=4000))]))
+    tokenizer = parse(trained([words(20_000) + "".join(rng.choices(alphabet, k=4000))]))
     num_cuts = 0
     for _ in range(60):
         content = "x" + "".join(rng.choices(alphabet, k=rng.randint(1, 400)))
         whole = tokenizer.encode(content, add_special_tokens=False).ids
         for part_bytes in (20, 33, 64, 200):
             monkeypatch.setattr(text, "PART_BYTES", part_bytes)
-            parts = [part.decode() for part in text.parts_of(content.encode(), text.SAFE_PLACE)]
+            parts = [part.decode() for part in parts_of(content.encode(), SAFE_PLACE)]
             assert "".join(parts) == content
             ends = np.cumsum([len(part) for part in parts])[:-1].tolist()
-            if all(text.SAFE_PLACE.match(content, end - 1) for end in ends):  # no cut was a hard one
+            if all(SAFE_PLACE.match(content, end - 1) for end in ends):  # no cut was a hard one
                 assert [i for part in parts for i in tokenizer.encode(part, add_special_tokens=False).ids] == whole
                 num_cuts += len(ends)
     assert num_cuts > 500
@@ -195,8 +200,8 @@ def test_a_tokenizer_that_splits_otherwise_is_known(change):
     from tokenizers import normalizers, pre_tokenizers
 
     content = trained([words(5000)], 300)
-    assert engine.vocabulary_of(engine.parse(content)).splits_as_gpt2
-    tokenizer = engine.parse(content)
+    assert vocabulary_of(parse(content)).splits_as_gpt2
+    tokenizer = parse(content)
     if change == "normalizer":
         tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
     elif change == "prefix":
@@ -205,7 +210,7 @@ def test_a_tokenizer_that_splits_otherwise_is_known(change):
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     else:
         tokenizer.add_tokens(["two words"])
-    assert not engine.vocabulary_of(tokenizer).splits_as_gpt2
+    assert not vocabulary_of(tokenizer).splits_as_gpt2
 
 
 def test_blocks_may_cut_characters_and_separators(monkeypatch, tokenizer_file):
@@ -304,7 +309,7 @@ def test_zstandard_and_tables_give_the_same_bytes_too(monkeypatch, tokenizer_fil
 
 
 def test_any_number_of_workers_and_any_sizes_give_what_tokenizers_gives_for_each_document(monkeypatch, tokenizer_file):
-    texts, tokenizer = corpus(), data.load_tokenizer(tokenizer_file)
+    texts, tokenizer = corpus(), load_tokenizer(tokenizer_file)
     write("a.jsonl", lines(texts))
     write("a.txt", "<->".join(texts))
     write("a.jsonl.gz", gzip.compress(lines(texts).encode()))
@@ -411,7 +416,7 @@ def test_a_single_document_gives_its_tail_cut_at_a_character(content, fraction, 
 
 
 def test_tinyshakespeares_last_tenth_is_its_last_111540_bytes():
-    split = pretokenize.split_of_one(1_115_394, 0.1)
+    split = split_of_one(1_115_394, 0.1)
     assert (split.cut_byte, 1_115_394 - 1_003_854) == (1_003_854, 111_540)
 
 
@@ -516,7 +521,7 @@ def test_short_documents_are_left_out(monkeypatch, capsys, tokenizer_file):
 
 
 def test_the_automatic_vocabulary_grows_with_the_text():
-    sizes = [pretokenize.auto_vocab_size(num_bytes) for num_bytes in (0, 10**5, 10**6, 11 * 10**6, 10**8, 10**11)]
+    sizes = [auto_vocab_size(num_bytes) for num_bytes in (0, 10**5, 10**6, 11 * 10**6, 10**8, 10**11)]
     assert sizes == [512, 512, 1024, 6144, 32_000, 32_000]
 
 
@@ -541,10 +546,10 @@ def test_the_sample_is_bounded_and_spread(monkeypatch):
     monkeypatch.setattr(text, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(text, "PART_BYTES", 2000)
     seen: list[str] = []
-    inner = pretokenize.in_child
+    inner = in_child
 
-    def watched(signals: cli.Signals, work, path: Path, *rest) -> str:
-        seen[:] = [piece.decode() for piece in engine.sampled(path)]
+    def watched(signals: Signals, work, path: Path, *rest) -> str:
+        seen[:] = [piece.decode() for piece in sampled(path)]
         return inner(signals, work, path, *rest)
 
     monkeypatch.setattr(pretokenize, "in_child", watched)
@@ -577,9 +582,9 @@ def test_the_sample_is_bounded_and_spread(monkeypatch):
 
 def test_endless_runs_do_not_stall_the_training():
     content = "".join(random.Random(0).choices("abcdefgh", k=100_000)) + " " * 100_000 + "x"
-    slices = engine.short_runs(content.encode()).split(engine.SEPARATOR)
+    slices = short_runs(content.encode()).split(SEPARATOR)
     assert b"".join(slices) == content.encode()
-    assert max(map(len, slices)) == engine.LONGEST_RUN
+    assert max(map(len, slices)) == LONGEST_RUN
 
 
 def big_tokenizer(num_ids: int) -> str:
@@ -600,7 +605,7 @@ def test_the_type_holds_every_id(num_ids, dtype):
     metadata = run("a.txt", "--tokenizer_file", big_tokenizer(num_ids), "--val_fraction", "0")
     assert (metadata["dtype"], metadata["vocab_size"], metadata["largest_id"]) == (dtype, num_ids, num_ids - 1)
     assert not metadata["tokenizer"]["trained_here"]
-    assert np.fromfile("data/train.bin", formats.DTYPES[dtype])[0] == num_ids - 1
+    assert np.fromfile("data/train.bin", DTYPES[dtype])[0] == num_ids - 1
     assert documents("train") == ["zz end zz"]  # and the tokenizer's truncation is ignored
 
 
@@ -761,13 +766,13 @@ def test_a_tokenizer_that_is_none_is_refused(content):
 def test_metadata_tells_what_was_written():
     write("deep/folder/a.txt", words(5000))
     metadata = run("deep/folder/a.txt")
-    assert (metadata["format"], metadata["version"]) == (data.METADATA_FORMAT, data.METADATA_VERSION)
+    assert (metadata["format"], metadata["version"]) == (METADATA_FORMAT, METADATA_VERSION)
     assert (metadata["end_of_text_id"], metadata["end_of_text"], metadata["sources"]) == (0, "<|endoftext|>", ["a.txt"])
     for part, split in metadata["splits"].items():
         path = Path(f"data/{part}.bin")
         assert (split["file_bytes"], split["modified_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
-        assert split["sha256"] == cli.sha256_of(path)
-    assert metadata["tokenizer"] == {"trained_here": True, "sha256": cli.sha256_of(Path("data/tokenizer.json"))}
+        assert split["sha256"] == sha256_of(path)
+    assert metadata["tokenizer"] == {"trained_here": True, "sha256": sha256_of(Path("data/tokenizer.json"))}
 
 
 def test_outputs_are_refused_without_overwrite_before_anything_is_read():
@@ -810,7 +815,7 @@ def test_leftovers_of_dead_runs_are_swept_and_strangers_stay():
 
 def test_a_folder_in_use_and_one_that_cannot_be_written_are_told_apart():
     write("a.txt", "some text")
-    with store.Folder(Path("data")):
+    with Folder(Path("data")):
         refused("a.txt", code=Exit.BUSY)
     refused("a.txt", "--output_dir", "a.txt", code=Exit.MACHINE)
 
@@ -973,7 +978,7 @@ def test_each_layout_holds_the_same_ids(layout, shard_tokens, tokenizer_file):
         assert [told[key] for key in same] == [native["splits"][split][key] for key in same]
         for file in told.get("files", []):
             path = Path("data", file["name"])
-            assert (file["file_bytes"], file["sha256"]) == (path.stat().st_size, cli.sha256_of(path))
+            assert (file["file_bytes"], file["sha256"]) == (path.stat().st_size, sha256_of(path))
         assert sum(file["tokens"] for file in told.get("files", [told])) == len(ids)
     assert len(written()) == 1 + sum(len(told.get("files", [0])) for told in metadata["splits"].values()) + 2 * (
         layout == "native"
@@ -1120,7 +1125,7 @@ class Mortal:
 
     def __init__(self, monkeypatch):
         self.left, self.encoded = -1, 0
-        inner = passes.Reader.answer
+        inner = Reader.answer
 
         def answer(reader, block):
             self.left -= 1
@@ -1129,7 +1134,7 @@ class Mortal:
             self.encoded += reader.setup.task == "encode"
             return inner(reader, block)
 
-        monkeypatch.setattr(passes.Reader, "answer", answer)
+        monkeypatch.setattr(Reader, "answer", answer)
 
     def run(self, *argv: str, after: int) -> bool:
         """Runs the command until it is killed; True if it was not."""
@@ -1246,7 +1251,7 @@ def test_a_run_killed_at_any_write_goes_on_and_writes_the_same_bytes(name, overw
         more = ("--overwrite",) * overwrite
         finished = False
         with monkeypatch.context() as patch:
-            patch.setattr(store.Folder, "__exit__", lambda folder, *_: folder.lock.close())
+            patch.setattr(Folder, "__exit__", lambda folder, *_: folder.lock.close())
             for owner, step_name in ((cli, "write_whole"), (cli, "sync"), (Path, "replace"), (Path, "unlink")):
                 patch.setattr(owner, step_name, counted(getattr(owner, step_name)))
             with contextlib.suppress(Killed):
@@ -1295,7 +1300,7 @@ def test_what_was_piped_is_not_kept(jobs, monkeypatch):
     "stage", ["measuring", "reading", "sampling", "training the tokenizer", "encoding", "writing to the disk"]
 )
 def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_workers, stage, jobs, monkeypatch, capsys):
-    inner, seen = passes.Job.stage, []
+    inner, seen = Job.stage, []
 
     def interrupted(job, stage_name):
         seen.append(stage_name)
@@ -1303,7 +1308,7 @@ def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_wor
             os.kill(os.getpid(), signal.SIGTERM)
         return inner(job, stage_name)
 
-    monkeypatch.setattr(passes.Job, "stage", interrupted)
+    monkeypatch.setattr(Job, "stage", interrupted)
     code = pretokenize.main([*jobs(name), "--num_workers", num_workers])
     if stage not in seen:
         assert code == 0
@@ -1315,7 +1320,7 @@ def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_wor
 
 
 def test_a_worker_that_dies_is_named_and_what_was_done_is_kept(jobs, monkeypatch):
-    inner, here = passes.Reader.answer, os.getpid()
+    inner, here = Reader.answer, os.getpid()
 
     def answer(reader, block):
         if os.getpid() != here and block.offset > 6000:
@@ -1324,7 +1329,7 @@ def test_a_worker_that_dies_is_named_and_what_was_done_is_kept(jobs, monkeypatch
 
     run(*jobs("many"), output_dir="whole")
     with monkeypatch.context() as patch:
-        patch.setattr(passes.Reader, "answer", answer)
+        patch.setattr(Reader, "answer", answer)
         refused(*jobs("many"), "--num_workers", "2", code=Exit.MACHINE, match=r"worker process died \(exit -9\)")
     mortal = Mortal(monkeypatch)
     assert mortal.run(*jobs("many"), after=-1)
@@ -1417,7 +1422,7 @@ def is_whole(folder: str, expected: dict[str, str]) -> bool:
     """False if a reader refuses the folder; what it accepts must be the whole set."""
     path = Path(folder)
     try:
-        data.open_corpus(path, None, path / "metadata.json", path / "tokenizer.json")
+        open_corpus(path, None, path / "metadata.json", path / "tokenizer.json")
     except UserError:
         return False
     assert hashes(folder) == expected
@@ -1531,7 +1536,7 @@ def test_what_datatrove_writes_by_the_readmes_recipe_is_what_train_reads(tokeniz
     assert done.returncode == 0, done.stderr.decode()
     parts = sorted(Path("tokens").glob("*.ds"))
     ids = np.concatenate([np.fromfile(part, "<u2") for part in parts]).tolist()
-    tokenizer = data.load_tokenizer(tokenizer_file)
+    tokenizer = load_tokenizer(tokenizer_file)
     end = tokenizer.token_to_id("<|endoftext|>")
     order = [number for task in range(8) for number in range(30) if number // 10 % 8 == task]
     texts = [texts[number] for number in order]  # a task reads every eighth file
@@ -1542,8 +1547,8 @@ def test_what_datatrove_writes_by_the_readmes_recipe_is_what_train_reads(tokeniz
     tiny = "--n_layer 1 --n_head 2 --n_embd 16 --seq_length 16 --batch_size 2 --sample_interval 0"
     done = subprocess.run([*argv, *tiny.split()], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
-    corpus = data.open_corpus(Path("tokens"), None, None, Path("tokenizer/tokenizer.json"))
+    corpus = open_corpus(Path("tokens"), None, None, Path("tokenizer/tokenizer.json"))
     assert corpus.val is not None
     assert corpus.train.length + corpus.val.length == len(ids)
-    numbers = cli.count(corpus.train.length), cli.count(corpus.val.length)
+    numbers = count(corpus.train.length), count(corpus.val.length)
     assert "tokens      {} for training, {} for validation".format(*numbers) in done.stdout.decode()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import cli
+from common.errors import PACKAGES
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("*.py"))}
@@ -139,9 +139,9 @@ def test_requirements_are_those_the_program_checks():
     lines = (ROOT / "requirements.txt").read_text().split()
     for line in lines:
         name, bounds = re.findall(r"^([a-z]+)(.*)$", line)[0]
-        lowest, untested = cli.PACKAGES[name]
+        lowest, untested = PACKAGES[name]
         assert bounds == f">={lowest}" + (f",<{untested}" if untested else "")
-    assert len(lines) == len(cli.PACKAGES)
+    assert len(lines) == len(PACKAGES)
 
 
 # ---------------------------------------------------------------- README.md

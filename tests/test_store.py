@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import cli
-import store
-from cli import Exit, UserError
-from store import DOCUMENT, Folder, TokenWriter, Written
+from common.errors import Exit, UserError
+from common.signals import Signals
+from pretokenization.store import DOCUMENT, Folder, TokenWriter, Written, blocks_of_tokens, copy_documents, first_ones
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +93,10 @@ def test_the_first_of_equal_hashes_stays_wherever_it_stands(monkeypatch):
         parts = [rng.choice(np.array([*edges, *rng.integers(0, 2**63, 40)], np.uint64), length) for length in lengths]
         seen: set[int] = set()
         expected = [[not (int(h) in seen or seen.add(int(h))) for h in part] for part in parts]
-        assert [keep.tolist() for keep in store.first_ones(parts)] == expected
+        assert [keep.tolist() for keep in first_ones(parts)] == expected
         with monkeypatch.context() as patch:  # many ranges of values
             patch.setattr(store, "sum", lambda lengths: 2**22 * 7, raising=False)
-            assert [keep.tolist() for keep in store.first_ones(parts)] == expected
+            assert [keep.tolist() for keep in first_ones(parts)] == expected
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 10, 2**23])
@@ -116,7 +115,7 @@ def test_chosen_documents_are_copied_as_one_by_one(at_once, monkeypatch):
         Path("b").mkdir(exist_ok=True)
         writer = TokenWriter(Path("b"), "train", "int16")
         writer.add(np.array([7], "<i2"), np.array([1]), records(1))
-        store.copy_documents(part, chosen, writer, cli.Signals())
+        copy_documents(part, chosen, writer, Signals())
         writer.close()
         copied = Written.open(Path("b"), "train", "int16")
         expected = [[7], *(ids for ids, keep in zip(documents, chosen, strict=True) if keep)]
@@ -151,7 +150,7 @@ def test_files_that_do_not_fit_together_are_named():
 def test_tokens_are_read_in_bounded_pieces(monkeypatch):
     monkeypatch.setattr(store, "COPIED_TOKENS", 4)
     np.arange(30, dtype="<u2").tofile("a.bin")
-    pieces = list(store.blocks_of_tokens(Path("a.bin"), np.dtype("<u2"), 3, 14))
+    pieces = list(blocks_of_tokens(Path("a.bin"), np.dtype("<u2"), 3, 14))
     assert [piece.tolist() for piece in pieces] == [[3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13]]
 
 

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import text
-from cli import Exit, UserError
-from text import Block, Findings, Reading, Report, Source
+from common.errors import Exit, UserError
+from pretokenization import blocks
+from pretokenization.blocks import SAFE_PLACE, SPACE, Block, Reading, begun_character, last_place, parts_of, spans_of
+from pretokenization.documents import Findings, Report, content_of, documents_in, texts_in
+from pretokenization.long_json import PART_BYTES
+from pretokenization.sources import DEMO_BYTES, Feed, Source, demo_sources, examine, find_sources
 
 MARK = b"\xef\xbb\xbf"
 ALPHABET = [
@@ -66,7 +69,7 @@ def sizes(monkeypatch, **named: int) -> None:
 
 
 def sources_of(*names: str) -> list[Source]:
-    return [text.examine(Path(name), name) for name in names]
+    return [examine(Path(name), name) for name in names]
 
 
 def read(
@@ -76,10 +79,10 @@ def read(
     sources, reading = sources_of(*names), reading or Reading()
     report, documents, parts = Report(sources, strict), [], []
     for shard in range(shards):
-        for span in text.spans_of(sources, reading, shard, shards):
-            for block in text.blocks(span.source, sources[span.source], reading, span.start, span.stop):
+        for span in spans_of(sources, reading, shard, shards):
+            for block in blocks.blocks(span.source, sources[span.source], reading, span.start, span.stop):
                 found = Findings()
-                texts, contents = text.documents_in(block, text.content_of(block, sources), reading, found)
+                texts, contents = documents_in(block, content_of(block, sources), reading, found)
                 assert [content.decode() for content in contents] == texts
                 report.add(block, found)
                 if block.kind != "part":
@@ -87,7 +90,7 @@ def read(
                     documents += texts
                     continue
                 assert bool(parts) != block.first
-                assert block.length <= text.PART_BYTES + len(reading.separator or "") * 4
+                assert block.length <= PART_BYTES + len(reading.separator or "") * 4
                 parts += texts
                 if block.last:
                     documents.append("".join(parts))
@@ -126,7 +129,7 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
             name, zstandard(b"") if name.endswith("zst") else gzip.compress(b"") if name.lower().endswith("gz") else "x"
         )
     said = []
-    found = text.find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, None)
+    found = find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, None)
     assert [source.shown for source in found] == [
         "z.txt",
         "in/a.md",
@@ -136,7 +139,7 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
         "in/sub/c.text",
     ]
     assert said == ["in: 5 text files; left out: in/archive.gz and 2 more", "read once although named again: 2 files"]
-    nested = text.find_sources(["in/**/*.text"], said.append, None)
+    nested = find_sources(["in/**/*.text"], said.append, None)
     assert [source.shown for source in nested] == ["in/sub/c.text"]
 
 
@@ -159,7 +162,7 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
     ],
 )
 def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, packing, kind):
-    source = text.examine(Path(write(name, content)), name)
+    source = examine(Path(write(name, content)), name)
     assert (source.packing, source.kind, source.num_bytes) == (packing, kind, len(content))
 
 
@@ -179,9 +182,9 @@ def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, 
 )
 def test_what_came_through_a_pipe_is_known_by_its_first_line(content, kind):
     write("stdin", content)
-    assert text.examine(Path("stdin"), "stdin", is_stdin=True).kind == kind
+    assert examine(Path("stdin"), "stdin", is_stdin=True).kind == kind
     write("stdin", gzip.compress(content))
-    assert text.examine(Path("stdin"), "stdin", is_stdin=True).kind == kind
+    assert examine(Path("stdin"), "stdin", is_stdin=True).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -210,22 +213,22 @@ def test_what_is_no_text_is_refused_with_the_cure(name, content, reason):
     if content is not None:
         write(name, content)
     if reason is None:  # too short to tell
-        text.find_sources([name], print, None)
+        find_sources([name], print, None)
         return
     with pytest.raises(UserError, match=reason) as caught:
-        text.find_sources([name.split("/")[0]], print, None)
+        find_sources([name.split("/")[0]], print, None)
     assert caught.value.code == Exit.DATA
 
 
 def test_a_fifo_is_refused_and_never_waited_for():
     os.mkfifo("pipe")
     with pytest.raises(UserError, match=r"cat pipe \| python pretokenize\.py -"):
-        text.find_sources(["pipe"], print, None)
+        find_sources(["pipe"], print, None)
 
 
 def test_the_demo_takes_python_sources_without_tests():
-    sources = text.demo_sources()
-    assert sum(source.path.stat().st_size for source in sources) <= text.DEMO_BYTES
+    sources = demo_sources()
+    assert sum(source.path.stat().st_size for source in sources) <= DEMO_BYTES
     assert "argparse.py" in [source.shown for source in sources]
     assert not [source.shown for source in sources if "test" in Path(source.shown).parts]
 
@@ -295,13 +298,13 @@ def test_a_bomb_is_refused_long_before_it_fills_the_memory(ending, monkeypatch):
 
 def test_a_packed_text_never_lies_in_memory_as_a_whole(monkeypatch):
     sizes(monkeypatch, PART_BYTES=1000, BLOCK_BYTES=1000)
-    monkeypatch.setattr(text.Feed, "window", largest := Largest(text.Feed.window))
+    monkeypatch.setattr(Feed, "window", largest := Largest(Feed.window))
     content = "".join(random_texts(random.Random(0), 6000)) * 30
     write("a.txt.gz", gzip.compress(content.encode()))
     [source] = sources_of("a.txt.gz")
     length = len(content.encode())
     for reading, cut in ((Reading(), None), (Reading(), length - 100), (Reading(separator="\n"), None)):
-        assert sum(block.length for block in text.blocks(0, source, reading, cut=cut)) == length
+        assert sum(block.length for block in blocks.blocks(0, source, reading, cut=cut)) == length
     assert largest.held < 2**20 + 10_000 < length
 
 
@@ -327,8 +330,8 @@ def test_begun_characters_are_measured_at_every_place():
     content = "a\u00e9\u6f22\U0001f600z".encode()
     for end in range(len(content) + 1):
         whole = content[:end].decode(errors="ignore").encode()
-        assert text.begun_character(content[:end]) == end - len(whole)
-    assert text.begun_character(b"\x80\x80\x80\x80") == text.begun_character(b"a\x80") == text.begun_character(b"") == 0
+        assert begun_character(content[:end]) == end - len(whole)
+    assert begun_character(b"\x80\x80\x80\x80") == begun_character(b"a\x80") == begun_character(b"") == 0
 
 
 def test_the_last_place_is_the_last_one_wherever_it_stands():
@@ -337,9 +340,9 @@ def test_the_last_place_is_the_last_one_wherever_it_stands():
         whole = "".join(rng.choices(ALPHABET, k=rng.randint(0, 30))) + rng.choice("ab\u00e9\u0301 ") * rng.randint(
             0, 700
         )
-        for places in (text.SAFE_PLACE, text.SPACE):
+        for places in (SAFE_PLACE, SPACE):
             ends = [found.end() for found in places.finditer(whole)]
-            assert text.last_place(whole.encode(), places) == (len(whole[: ends[-1]].encode()) if ends else 0)
+            assert last_place(whole.encode(), places) == (len(whole[: ends[-1]].encode()) if ends else 0)
 
 
 def test_parts_end_at_safe_places_and_a_run_without_one_is_cut_at_its_own_multiples(monkeypatch):
@@ -348,15 +351,15 @@ def test_parts_end_at_safe_places_and_a_run_without_one_is_cut_at_its_own_multip
         begin = "w" * before + " "
         run = "\u00e9" * 71  # 142 bytes, a character never cut
         content = (begin + run + " end").encode()
-        parts = text.parts_of(content, text.SAFE_PLACE)
+        parts = parts_of(content, SAFE_PLACE)
         assert b"".join(parts) == content
         assert max(map(len, parts)) <= 50
         assert all(part.decode() for part in parts)
         at = next(number for number, part in enumerate(parts) if part.startswith(b" \xc3"))
         assert [len(part) for part in parts[at:]] == [49, 50, 48]  # the space and 24 characters, then 25, then the rest
     short = b"x" * 50
-    assert text.parts_of(short, text.SAFE_PLACE) == [short]
-    assert text.parts_of(b"", text.SAFE_PLACE) == [b""]
+    assert parts_of(short, SAFE_PLACE) == [short]
+    assert parts_of(b"", SAFE_PLACE) == [b""]
 
 
 # ---------------------------------------------------------------- blocks and spans
@@ -402,11 +405,11 @@ def test_a_text_file_is_the_same_in_parts_of_any_size_and_may_be_cut_once(named,
         sources, length = sources_of("a.txt"), len(encoded)
         if not length:
             continue
-        for cut in {1, length, rng.randint(1, length), min(length, text.PART_BYTES), min(length, text.PART_BYTES + 1)}:
+        for cut in {1, length, rng.randint(1, length), min(length, PART_BYTES), min(length, PART_BYTES + 1)}:
             halves = {False: "", True: ""}
-            blocks = list(text.blocks(0, sources[0], Reading(), cut=cut))
+            blocks = list(blocks.blocks(0, sources[0], Reading(), cut=cut))
             for number, block in enumerate(blocks):
-                halves[bool(block.in_val)] += text.content_of(block, sources).decode()
+                halves[bool(block.in_val)] += content_of(block, sources).decode()
                 assert block.first == (number == 0 or block.in_val != blocks[number - 1].in_val)
                 assert block.last == (number == len(blocks) - 1 or block.in_val != blocks[number + 1].in_val)
             assert halves[False] + halves[True] == content
@@ -444,7 +447,7 @@ def test_plain_files_are_read_by_those_who_need_the_bytes():
     write("a.txt", "x" * 1000)
     for name in ("a.jsonl", "a.txt"):
         [source] = sources_of(name)
-        assert [block.content for block in text.blocks(0, source, Reading())] == [None]
+        assert [block.content for block in blocks.blocks(0, source, Reading())] == [None]
 
 
 @pytest.mark.parametrize("shards", range(1, 10))
@@ -471,7 +474,7 @@ def test_shards_hold_each_document_once_and_in_order(shards, monkeypatch):
         expected = read(*names, reading=reading)[0]
         assert expected
         assert read(*names, reading=reading, shards=shards)[0] == expected
-        spans = [span for shard in range(shards) for span in text.spans_of(sources_of(*names), reading, shard, shards)]
+        spans = [span for shard in range(shards) for span in spans_of(sources_of(*names), reading, shard, shards)]
         assert spans == sorted(set(spans), key=lambda span: (span.source, span.start))
 
 
@@ -482,25 +485,25 @@ def test_shards_are_of_even_size_and_what_cannot_be_cut_stays_whole(monkeypatch)
         Source(Path("b"), "b", 10_050, packing="gzip", kind="lines"),
     )
     shares = [
-        sum((span.stop or 10_050) - span.start for span in text.spans_of([plain], Reading(), shard, 7))
+        sum((span.stop or 10_050) - span.start for span in spans_of([plain], Reading(), shard, 7))
         for shard in range(7)
     ]
     assert sum(shares) == 10_050
     assert max(shares) - min(shares) <= 100
-    assert [len(text.spans_of([packed], Reading(), shard, 2)) for shard in range(2)] == [0, 1]
+    assert [len(spans_of([packed], Reading(), shard, 2)) for shard in range(2)] == [0, 1]
     whole = Source(Path("c"), "c", 10_050)
     for separator, can_cut in ((None, False), ("ab", True), ("aa", False), ("aba", False), ("\n\n\t", True)):
-        spans = text.spans_of([whole], Reading(separator=separator), 0, 2)
+        spans = spans_of([whole], Reading(separator=separator), 0, 2)
         assert (len(spans) > 1) == can_cut
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
     write("a.jsonl", lines(["one", "two"]))
     sources = sources_of("a.jsonl")
-    [block] = text.blocks(0, sources[0], Reading())
+    [block] = blocks.blocks(0, sources[0], Reading())
     write("a.jsonl", "{}")
     with pytest.raises(UserError, match=r"a\.jsonl became shorter") as caught:
-        text.content_of(block, sources)
+        content_of(block, sources)
     assert caught.value.code == Exit.DATA
 
 
@@ -783,7 +786,7 @@ def test_latin_1_is_told_from_damaged_utf8():
 def test_a_report_goes_on_from_its_state():
     content = b"\xffcaf\xe9 \xe9\xe9\n" * 3
     block, found = Block(0, "documents", 0, len(content)), Findings()
-    text.texts_in(block, content, Reading(separator="<->"), found)
+    texts_in(block, content, Reading(separator="<->"), found)
     source = Source(Path("a.txt"), "a.txt")
     whole, first = Report([source], False), Report([source], False)
     whole.add(block, found)

@@ -21,13 +21,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-import checkpoint
-import cli
 import data
-import device
-import formats
 import train
-from model import GPT, IGNORED, SIZES, GPTConfig
+from checkpoint.find import steps_in
+from checkpoint.huggingface import load_model, read_config
+from checkpoint.save import Snapshot, save, write_tensors
+from common.errors import Exit, UserError
+from machine import device
+from machine.timing import Gauge
+from model import GPT, SIZES, GPTConfig
+from ops.loss import IGNORED
+from tokens.layouts import Part, TokenStream
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
@@ -37,7 +41,6 @@ QUIET = ["--sample_interval", "0", "--eval_interval", "1000"]  # no checkpoint b
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A folder as pretokenize.py leaves it: 600 training and 90 validation tokens of 300 ids, with a tokenizer."""
-    import pretokenize
 
     folder = tmp_path_factory.mktemp("corpus")
     rng = np.random.default_rng(0)
@@ -59,7 +62,7 @@ def run(corpus, tmp_path, capsys):
         argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *TINY, *QUIET, *where, *flags]
         try:
             code = train.main(argv)
-        except cli.UserError as error:
+        except UserError as error:
             code = error
         captured = capsys.readouterr()
         return code, captured.out + captured.err
@@ -241,7 +244,7 @@ def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows():
 def test_evaluation_is_the_exact_mean_over_all_targets(tmp_path):
     model = small_model()
     (np.arange(75) % 70).astype("<i2").tofile(tmp_path / "val.bin")
-    file = data.TokenStream((data.Part(tmp_path / "val.bin", "int16", 75),))
+    file = TokenStream((Part(tmp_path / "val.bin", "int16", 75),))
     tokens = data.Tokens(file, "ram", torch.device("cpu"))
     lengths = torch.arange(70)
     found = train.evaluate(
@@ -334,14 +337,14 @@ def test_the_default_learning_rate_falls_with_size_and_rises_with_the_batch():
     ],
 )
 def test_wrong_flags_are_answered_with_the_cure(flags, message):
-    with pytest.raises(cli.UserError) as caught:
+    with pytest.raises(UserError) as caught:
         train.read_flags(flags)
-    assert caught.value.code == cli.Exit.FLAGS
+    assert caught.value.code == Exit.FLAGS
     assert message in str(caught.value)
 
 
 def test_all_problems_of_the_flags_are_reported_together():
-    with pytest.raises(cli.UserError) as caught:
+    with pytest.raises(UserError) as caught:
         train.read_flags(["--epochs", "0", "--dropout", "2", "--sed", "1"])
     assert all(name in str(caught.value) for name in ("--epochs", "--dropout", "--sed"))
 
@@ -509,7 +512,7 @@ def test_a_run_prints_its_plan_its_steps_and_what_to_type_next(run):
     )
     stays = [
         path
-        for path in checkpoint.steps_in(run.folder / "out").values()
+        for path in steps_in(run.folder / "out").values()
         if json.loads((path / "trainer_state.json").read_text())["stays"]
     ]
     assert len(stays) == 2  # one an epoch
@@ -533,7 +536,7 @@ def test_the_loss_falls_and_the_best_checkpoint_stays(run):
     losses = [fields["loss"] for fields in lines if "loss" in fields]
     assert losses[-1] < losses[0] - 1
     val = {fields["step"]: fields["val_loss"] for fields in lines if "val_loss" in fields}
-    assert min(val, key=lambda step: val[step]) in checkpoint.steps_in(run.folder / "out")
+    assert min(val, key=lambda step: val[step]) in steps_in(run.folder / "out")
 
 
 @pytest.mark.parametrize(
@@ -720,24 +723,24 @@ def test_a_longer_horizon_goes_on_and_says_what_changed(run):
     assert code == 0
     assert "total_steps 3 -> 6" in text
     assert "learning_rate" in text
-    assert max(checkpoint.steps_in(run.folder / "out")) == 6
+    assert max(steps_in(run.folder / "out")) == 6
 
 
 def test_another_runs_checkpoints_are_never_mixed_with_ours(run):
     run("--max_steps", "3")
     code, _ = run("--max_steps", "3")
-    assert code.code == cli.Exit.CHECKPOINT
+    assert code.code == Exit.CHECKPOINT
     assert "--overwrite, which deletes its 1 checkpoints" in str(code)
     code, text = run("--max_steps", "2", "--overwrite")
     assert code == 0
     assert "deleting" in text
-    assert list(checkpoint.steps_in(run.folder / "out")) == [2]
+    assert list(steps_in(run.folder / "out")) == [2]
 
 
 def test_a_checkpoint_of_another_model_or_corpus_is_refused(run, corpus, tmp_path):
     run("--max_steps", "2")
     code, _ = run("--max_steps", "4", "--n_layer", "2", "--resume_from", "auto")
-    assert code.code == cli.Exit.CHECKPOINT
+    assert code.code == Exit.CHECKPOINT
     assert "n_layer is 1 there, 2 here" in str(code)
     other = [
         "--bin_file",
@@ -752,7 +755,7 @@ def test_a_checkpoint_of_another_model_or_corpus_is_refused(run, corpus, tmp_pat
     vocabulary = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
     (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": vocabulary, "dtype": "int16"}))
     code, _ = run("--max_steps", "4", *other)
-    assert code.code == cli.Exit.DATA
+    assert code.code == Exit.DATA
     assert "--allow_new_data" in str(code)
     assert run("--max_steps", "4", *other, "--allow_new_data")[0] == 0
 
@@ -762,15 +765,15 @@ def test_losses_that_are_not_finite_end_the_run_with_exit_6(run, monkeypatch):
     forward = GPT.forward
     monkeypatch.setattr(GPT, "forward", lambda *a, **k: forward(*a, **k) * math.nan)
     code, _ = run("--max_steps", "40", "--resume_from", "auto", "--log_interval", "1")
-    assert code.code == cli.Exit.DIVERGED
+    assert code.code == Exit.DIVERGED
     assert "checkpoint-3" in str(code)
-    assert list(checkpoint.steps_in(run.folder / "out")) == [3]
+    assert list(steps_in(run.folder / "out")) == [3]
 
 
 def test_what_is_wrong_around_a_run_is_told_in_one_go(run):
     (run.folder / "out").write_text("a file")
     code, _ = run("--metadata_file", "nowhere.json", "--resume_from", str(run.folder / "no"), "--max_steps", "2")
-    assert code.code == cli.Exit.MACHINE
+    assert code.code == Exit.MACHINE
     lines = str(code).split("\nerror: ")
     assert len(lines) == 3
     assert all(word in line for word, line in zip(("--output_dir", "nowhere.json", "no does not exist"), lines,
@@ -779,12 +782,12 @@ def test_what_is_wrong_around_a_run_is_told_in_one_go(run):
 
 def test_a_run_that_never_began_leaves_no_folder(run):
     code, _ = run("--metadata_file", "nowhere.json")
-    assert code.code == cli.Exit.DATA
+    assert code.code == Exit.DATA
     assert not (run.folder / "out").exists()
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
-    logged, real = [], checkpoint.save
+    logged, real = [], save
 
     def slow(output_dir, step, *rest):
         deadline = time.monotonic() + 60
@@ -800,7 +803,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
     assert code == 0
     assert max(logged) >= 3
     assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s \(said once\)", text)
-    assert list(checkpoint.steps_in(run.folder / "out")) == [5, 4, 2]
+    assert list(steps_in(run.folder / "out")) == [5, 4, 2]
 
 
 def test_no_copy_is_held_where_only_the_end_is_saved(run, monkeypatch):
@@ -814,7 +817,7 @@ def test_no_copy_is_held_where_only_the_end_is_saved(run, monkeypatch):
     assert code == 0
     assert "written at the end" in text
     assert "copy " not in next(line for line in text.splitlines() if line.startswith("memory"))
-    assert list(checkpoint.steps_in(run.folder / "other")) == [3]
+    assert list(steps_in(run.folder / "other")) == [3]
 
 
 def test_a_copy_in_pinned_memory_takes_a_power_of_two(monkeypatch):
@@ -829,13 +832,13 @@ def test_a_copy_in_pinned_memory_takes_a_power_of_two(monkeypatch):
 
 
 def test_a_copy_takes_as_much_whether_or_not_there_are_moments(run, monkeypatch):
-    reserved, real = [], checkpoint.Snapshot.reserve
+    reserved, real = [], Snapshot.reserve
 
     def reserve(self, num_bytes, pinned):
         reserved.append(num_bytes)
         real(self, num_bytes, pinned)
 
-    monkeypatch.setattr(checkpoint.Snapshot, "reserve", reserve)
+    monkeypatch.setattr(Snapshot, "reserve", reserve)
     flags = ("--checkpoint_every_steps", "2", "--eval_interval", "9")
     for more in (("--max_steps", "3"), ("--max_steps", "5", "--resume_from", "auto")):
         reserved.clear()
@@ -856,7 +859,7 @@ def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run
 
 
 def test_the_best_stays_until_a_better_one_is_on_the_disk(run, monkeypatch):
-    losses, real = iter([3.0, 2.0, 1.0]), checkpoint.save
+    losses, real = iter([3.0, 2.0, 1.0]), save
 
     def full_from_step_4(output_dir, step, *rest):
         if step >= 4:
@@ -866,7 +869,7 @@ def test_the_best_stays_until_a_better_one_is_on_the_disk(run, monkeypatch):
     monkeypatch.setattr(checkpoint, "save", full_from_step_4)
     monkeypatch.setattr(train, "evaluate", lambda *_: (next(losses), None))
     run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every_steps", "1", "--keep_checkpoints", "1")
-    assert list(checkpoint.steps_in(run.folder / "out")) == [3, 2]
+    assert list(steps_in(run.folder / "out")) == [3, 2]
 
 
 def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(run, corpus):
@@ -891,7 +894,7 @@ def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(
     losses = [line["val_loss"] for line in metrics_of(run.folder / "out") if "val_loss" in line]
     assert losses[-1] < began - 1
     again = GPT2LMHeadModel.from_pretrained(run.folder / "out/checkpoint-30").eval()
-    ours = checkpoint.load_model(run.folder / "out/checkpoint-30", torch.device("cpu")).eval()
+    ours = load_model(run.folder / "out/checkpoint-30", torch.device("cpu")).eval()
     with torch.no_grad():
         assert torch.allclose(again(tokens[None, :16]).logits, ours(tokens[None, :16]), atol=1e-4)
 
@@ -904,10 +907,10 @@ def cli_output(argv: list[str]) -> str:
 
 
 @pytest.mark.parametrize(("flags", "code", "words"), [
-    (["--seq_length", "99"], cli.Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
-    (["--n_layer", "2"], cli.Exit.FLAGS, "--init_from: sets the model's shape"),
-    (["--data_dir", "{other}"], cli.Exit.DATA, "another tokenizer than --init_from's"),
-    (["--data_dir", "{larger}"], cli.Exit.DATA, "ids, --init_from"),
+    (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
+    (["--n_layer", "2"], Exit.FLAGS, "--init_from: sets the model's shape"),
+    (["--data_dir", "{other}"], Exit.DATA, "another tokenizer than --init_from's"),
+    (["--data_dir", "{larger}"], Exit.DATA, "ids, --init_from"),
 ])
 def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path, flags, code, words):
     import pretokenize
@@ -918,7 +921,7 @@ def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path, f
     for name, size in (("other", "270"), ("larger", "320")):
         pretokenize.main([str(text), "--output_dir", str(tmp_path / name), "--vocab_size", size])
     flags = [flag.format(other=tmp_path / "other", larger=tmp_path / "larger") for flag in flags]
-    with pytest.raises(cli.UserError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         train.main(["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--max_steps",
                     "2", "--init_from", str(run.folder / "out"), *flags])
     assert caught.value.code == code
@@ -931,8 +934,8 @@ def test_a_finetuned_model_may_be_shorter_and_a_run_of_it_resumes(run, corpus, t
             "--init_from", str(run.folder / "out"), "--seq_length", "4", "--sample_interval", "0"]
     assert train.main([*argv, "--max_steps", "2"]) == 0
     assert train.main([*argv, "--max_steps", "3", "--resume_from", "auto"]) == 0
-    assert max(checkpoint.steps_in(tmp_path / "tuned")) == 3
-    config = checkpoint.read_config(tmp_path / "tuned/checkpoint-3")
+    assert max(steps_in(tmp_path / "tuned")) == 3
+    config = read_config(tmp_path / "tuned/checkpoint-3")
     assert (config.seq_length, config.n_layer) == (4, 1)
 
 
@@ -1007,7 +1010,7 @@ def wait_for(what) -> None:
 
 
 def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypatch):
-    real, calls = checkpoint.write_tensors, []
+    real, calls = write_tensors, []
 
     def full(*a, **k):
         calls.append(1)
@@ -1019,11 +1022,11 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypa
     code, text = run("--max_steps", "6", "--checkpoint_every_steps", "2", "--eval_interval", "100")
     assert code == 0
     assert text.count("could not be saved: No space left on device") == 2
-    assert list(checkpoint.steps_in(run.folder / "out")) == [6]
+    assert list(steps_in(run.folder / "out")) == [6]
     assert not list((run.folder / "out").glob(".tmp*"))
     monkeypatch.setattr(checkpoint, "write_tensors", lambda *_, **__: full_always())
     code, _ = run("--max_steps", "2", out="full")
-    assert code.code == cli.Exit.MACHINE
+    assert code.code == Exit.MACHINE
 
 
 def full_always():
@@ -1130,7 +1133,7 @@ def test_undoing_a_step_drops_moments_and_scaler_notes_half_made(run):
 def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monkeypatch):
     rows = forward_that_needs(monkeypatch, 0, OUT_OF_MEMORY["gpu"])
     code, text = run("--max_steps", "2")
-    assert code.code == cli.Exit.MACHINE
+    assert code.code == Exit.MACHINE
     assert rows == [4, 2, 1]
     assert "out of memory with 1 sequences at a time" in str(code)
     assert "--seq_length" in str(code)
@@ -1159,14 +1162,14 @@ def test_batch_size_auto_keeps_the_samples_of_a_step_and_tries_only_once(run, mo
     assert "remembered in" in text
     monkeypatch.setattr(device, "available_ram", lambda: 2**20)
     code, _ = run(*flags, out="third")
-    assert code.code == cli.Exit.MACHINE
+    assert code.code == Exit.MACHINE
     assert "not even one sequence" in str(code)
 
 
 # ---------------------------------------------------------------- is the device busy?
 
 
-class Busy(device.Gauge):
+class Busy(Gauge):
     """A gauge of a GPU that has work a third of the time and waits for data a tenth."""
 
     def __init__(self, machine):
@@ -1194,7 +1197,7 @@ def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     code, _ = run("--use_gpu")
-    assert code.code == cli.Exit.MACHINE
+    assert code.code == Exit.MACHINE
     assert "CPU build" in str(code) or "driver" in str(code)
 
 
@@ -1202,15 +1205,15 @@ def test_a_head_in_8_bits_is_refused_where_it_cannot_be(run, monkeypatch):
     monkeypatch.setattr(device, "why_no_cuda", lambda: None)
     monkeypatch.setattr(device, "why_no_fp8", lambda: "compute capability 8.0 is below 8.9. Take another")
     code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "16")
-    assert code.code == cli.Exit.MACHINE
+    assert code.code == Exit.MACHINE
     assert str(code) == "--fp8_head: compute capability 8.0 is below 8.9. Take another, or drop the flag."
     monkeypatch.setattr(device, "why_no_fp8", lambda: None)
     code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "24")
-    assert code.code == cli.Exit.FLAGS
+    assert code.code == Exit.FLAGS
     assert "needs a width and a T that 16 divides, not 16 and 24" in str(code)
     for flags in (["--no-use_amp"], ["--amp_dtype", "fp16"], ["--loss_chunk_tokens", "24"]):
         code, _ = run("--use_gpu", "--fp8_head", *flags)
-        assert code.code == cli.Exit.FLAGS
+        assert code.code == Exit.FLAGS
 
 
 def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):
@@ -1340,7 +1343,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
     optimizer = torch.optim.AdamW(train.param_groups(model, 0.1), lr=1e-2, fused=True)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 2000).astype("<u2")
     ids.tofile(tmp_path / "ids.bin")
-    stream = formats.TokenStream((formats.Part(tmp_path / "ids.bin", "uint16", 2000),))
+    stream = TokenStream((Part(tmp_path / "ids.bin", "uint16", 2000),))
     loader = data.Batches(stream, where, data.WindowOrder(2000, model.config.seq_length, 0), 4, cuda)
     on_cpu = data.Batches(stream, "ram", loader.order, 4, torch.device("cpu"))
     for found, expected in zip(loader.get(8, 1), on_cpu.get(8, 1), strict=True):

@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-import cli
-import workers
-from cli import Exit, UserError
-from workers import Workers, in_child, in_thread
+from common.errors import Exit, UserError
+from common.signals import Signals, Stopped
+from pretokenization.workers import Workers, context, in_child, in_thread
 
 
 class Doer:
@@ -49,7 +48,7 @@ def no_process_is_left():
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_answers_come_in_the_order_of_the_questions(number):
-    with Workers(number, Doer, "setup", cli.Signals()) as group:
+    with Workers(number, Doer, "setup", Signals()) as group:
         questions = [("sleep", 0.05), *range(50), ("sleep", 0.05), *range(50)]
         answered = list(group.answers(questions, lambda question: question in (3, 4, 5)))
     assert [question for question, _ in answered] == questions
@@ -60,14 +59,14 @@ def test_answers_come_in_the_order_of_the_questions(number):
 
 def test_one_worker_is_this_process_and_more_are_others():
     for number, others in ((1, False), (2, True)):
-        with Workers(number, Doer, "", cli.Signals()) as group:
+        with Workers(number, Doer, "", Signals()) as group:
             [(_, answer)] = group.answers([("pid", 0)], lambda _: False)
         assert (answer != os.getpid()) == others
 
 
 def test_large_questions_with_large_answers_never_block_each_other():
     large = b"x" * 3_000_000
-    with Workers(2, Doer, "", cli.Signals()) as group:
+    with Workers(2, Doer, "", Signals()) as group:
         answered = list(group.answers([("big", large)] * 12, lambda _: True))
     assert [answer for _, answer in answered] == [b"y" * len(large)] * 12
 
@@ -80,7 +79,7 @@ def test_few_questions_are_taken_ahead():
             taken.append(number)
             yield number
 
-    with Workers(2, Doer, "", cli.Signals()) as group:
+    with Workers(2, Doer, "", Signals()) as group:
         for number, _ in enumerate(group.answers(questions(), lambda _: False)):
             assert len(taken) <= number + 10
 
@@ -88,7 +87,7 @@ def test_few_questions_are_taken_ahead():
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(("setup", "question"), [("", ("refuse", "no tokenizer")), ("broken", 1)])
 def test_an_error_of_the_user_comes_through_with_its_code(number, setup, question):
-    with Workers(number, Doer, setup, cli.Signals()) as group, pytest.raises(UserError, match="no tokenizer") as caught:
+    with Workers(number, Doer, setup, Signals()) as group, pytest.raises(UserError, match="no tokenizer") as caught:
         list(group.answers([question], lambda _: False))
     assert caught.value.code == Exit.DATA
 
@@ -101,20 +100,20 @@ def test_an_error_of_the_user_comes_through_with_its_code(number, setup, questio
     ],
 )
 def test_what_the_machine_lacks_is_said_by_its_code(error, code, words):
-    with Workers(2, Doer, "", cli.Signals()) as group, pytest.raises(UserError, match=words) as caught:
+    with Workers(2, Doer, "", Signals()) as group, pytest.raises(UserError, match=words) as caught:
         list(group.answers([("raise", error)], lambda _: False))
     assert caught.value.code == code
 
 
 def test_a_bug_comes_through_with_its_traceback():
     with (
-        Workers(2, Doer, "", cli.Signals()) as group,
+        Workers(2, Doer, "", Signals()) as group,
         pytest.raises(RuntimeError, match="ZeroDivisionError: oh") as caught,
     ):
         list(group.answers([("raise", ZeroDivisionError("oh"))], lambda _: False))
     assert "in answer" in str(caught.value)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        in_child(cli.Signals(), divide, 1, 0)
+        in_child(Signals(), divide, 1, 0)
 
 
 def divide(a: int, b: int) -> float:
@@ -137,7 +136,7 @@ def sleep() -> None:
 @pytest.mark.parametrize("before", [0, 5])
 def test_a_worker_that_dies_is_said_with_the_advice(question, before):
     with (
-        Workers(2, Doer, "", cli.Signals()) as group,
+        Workers(2, Doer, "", Signals()) as group,
         pytest.raises(
             UserError, match=rf"worker process died \(exit -{question[1]:d}\).*fewer --num_workers"
         ) as caught,
@@ -148,11 +147,11 @@ def test_a_worker_that_dies_is_said_with_the_advice(question, before):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_signal_ends_the_wait_for_answers(number):
-    with cli.Signals() as signals, Workers(number, Doer, "", signals) as group:
+    with Signals() as signals, Workers(number, Doer, "", signals) as group:
         began, answers = time.monotonic(), group.answers([1, *[("sleep", 0.5)] * 60], lambda _: False)
         next(answers)
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(cli.Stopped):
+        with pytest.raises(Stopped):
             list(answers)
         assert time.monotonic() - began < 5
     assert signals.name == "SIGTERM"
@@ -160,7 +159,7 @@ def test_a_signal_ends_the_wait_for_answers(number):
 
 def test_workers_end_with_the_process_that_began_them():
     ours, theirs = multiprocessing.Pipe()
-    parent = workers.context().Process(target=begin_and_wait, args=(theirs,))
+    parent = context().Process(target=begin_and_wait, args=(theirs,))
     parent.start()
     children = ours.recv()
     parent.kill()
@@ -172,7 +171,7 @@ def test_workers_end_with_the_process_that_began_them():
 
 
 def begin_and_wait(pipe) -> None:
-    with Workers(3, Doer, "", cli.Signals()) as group:
+    with Workers(3, Doer, "", Signals()) as group:
         list(group.answers(range(10), lambda _: False))
         pipe.send([process.pid for process in group.processes])
         time.sleep(60)
@@ -187,7 +186,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_child_gives_its_answer_its_error_or_its_death():
-    signals = cli.Signals()
+    signals = Signals()
     assert in_child(signals, divide, 1, 4) == 0.25
     assert len(in_child(signals, answer_much)) == 5_000_000
     with pytest.raises(UserError, match=r"a process died \(exit -9\)") as caught:
@@ -197,15 +196,15 @@ def test_a_child_gives_its_answer_its_error_or_its_death():
 
 def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
     for wait in (lambda signals: in_child(signals, sleep), lambda signals: in_thread(threading.Event().wait, signals)):
-        with cli.Signals() as signals:
+        with Signals() as signals:
             os.kill(os.getpid(), signal.SIGINT)
             began = time.monotonic()
-            with pytest.raises(cli.Stopped):
+            with pytest.raises(Stopped):
                 wait(signals)
             assert time.monotonic() - began < 5
 
 
 def test_a_thread_gives_its_answer_or_its_error():
-    assert in_thread(lambda: 5, cli.Signals()) == 5
+    assert in_thread(lambda: 5, Signals()) == 5
     with pytest.raises(ZeroDivisionError):
-        in_thread(lambda: divide(1, 0), cli.Signals())
+        in_thread(lambda: divide(1, 0), Signals())

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cli import Exit, UserError, printable
+from common.errors import Exit, UserError
+from common.words import printable
 
 # Of uint32 only ids below 2^31 are read: they are int32 then.
 DTYPES = {"int16": np.dtype("<i2"), "uint16": np.dtype("<u2"), "int32": np.dtype("<i4"), "uint32": np.dtype("<u4")}
@@ -117,7 +118,6 @@ class TokenStream:
 
 # ---------------------------------------------------------------- which files
 
-
 _NAMED = re.compile(r"(.*_)?(train|val)(_.*)?\.(bin|npy)")
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation)(?![a-z])", re.IGNORECASE)
 
@@ -201,6 +201,7 @@ def _starts_with(path: Path, magic: bytes) -> bool:
 
 
 # ---------------------------------------------------------------- reading
+
 
 
 @contextlib.contextmanager
@@ -398,6 +399,7 @@ def document_ends(path: Path, layout: str, length: int) -> np.ndarray | None:
 
 
 # ---------------------------------------------------------------- writing
+
 
 
 def llmc_header(num_tokens: int, dtype: str) -> bytes:

@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-import cli
-import formats
-from cli import Exit, UserError, printable
+from common.errors import Exit, UserError
+from common.files import sync, write_whole
+from common.signals import Signals
+from common.words import printable, size
+from tokens.layouts import DTYPES
 
 try:
     import fcntl
 except ImportError:  # Windows, where two runs into one folder are not told apart
     fcntl = None
-
 WORK = ".pretokenize"  # in the output folder, while it is filled
 LOCK = ".pretokenize.lock"
 SPLITS = ("train", "val")
@@ -36,7 +37,7 @@ class TokenWriter:
     """One split while it is written: its ids, the ends of its documents, a DOCUMENT record of each; can be cut back."""
 
     def __init__(self, folder: Path, split: str, dtype: str, state: Mapping[str, int] | None = None):
-        self.path, self.dtype = folder / f"{split}.bin", formats.DTYPES[dtype]
+        self.path, self.dtype = folder / f"{split}.bin", DTYPES[dtype]
         self.state = dict(state or {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1})
         self.files = {}
         for kind, length in (("bin", self.state["tokens"] * self.dtype.itemsize), ("idx", 8 * self.state["documents"]),
@@ -127,7 +128,7 @@ class Folder:
         try:
             yield
         except OSError as error:
-            free = cli.size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
+            free = size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
             raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some, or take "
                                           "another --output_dir; what is done is kept.") from error
 
@@ -161,7 +162,7 @@ class Folder:
 
     def write_journal(self, journal: Mapping[str, Any]) -> None:
         """Whole or not at all."""
-        cli.write_whole(self.work / "journal.json", json.dumps(journal) + "\n")
+        write_whole(self.work / "journal.json", json.dumps(journal) + "\n")
 
     def commit(self, journal: Mapping[str, Any], names: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
         """Gives the work folder's files their names, and writes the mark last.
@@ -170,8 +171,8 @@ class Folder:
         between is ended by the next one from the journal.
         """
         for name in names.values():
-            cli.sync(self.work / name)
-        cli.sync(self.work)
+            sync(self.work / name)
+        sync(self.work)
         self.write_journal({**journal, "commit": {"names": dict(names), "metadata": metadata}})
         self.end_commit(names, metadata)
 
@@ -181,18 +182,19 @@ class Folder:
         if not all(name in lying or (self.path / name).is_file() for name in names):
             return False
         (self.path / self.mark).unlink(missing_ok=True)
-        cli.sync(self.path)
+        sync(self.path)
         for entry in list(self.path.iterdir()):  # a val.bin of the set that is replaced
             if OUTPUTS.fullmatch(entry.name) and entry.name not in names:
                 entry.unlink()
         for name, place in lying.items():
             place.replace(self.path / name)
-        cli.sync(self.path)
-        cli.write_whole(self.path / self.mark, json.dumps(metadata, indent=2) + "\n")
+        sync(self.path)
+        write_whole(self.path / self.mark, json.dumps(metadata, indent=2) + "\n")
         return True
 
 
 # ---------------------------------------------------------------- putting the outcome together
+
 
 
 @dataclass
@@ -207,7 +209,7 @@ class Written:
     @staticmethod
     def open(folder: Path, split: str, dtype: str) -> Written:
         """Opens the files; raises UserError (exit 3) if they do not fit together."""
-        path, num_bytes = folder / f"{split}.bin", formats.DTYPES[dtype].itemsize
+        path, num_bytes = folder / f"{split}.bin", DTYPES[dtype].itemsize
         try:
             ends = np.memmap(path.with_suffix(".idx"), "<u8", "r") if path.with_suffix(".idx").stat().st_size else None
             documents = np.memmap(path.with_suffix(".docs"), DOCUMENT, "r") if ends is not None else None
@@ -220,7 +222,7 @@ class Written:
         if len(ends) != len(documents) or length != num_bytes * (int(ends[-1]) if len(ends) else 0):
             raise UserError(Exit.DATA, f"{printable(str(path))} has {length:,} bytes and {len(documents):,} documents; "
                                        f"its .idx says otherwise. Run that shard again.")
-        return Written(path, formats.DTYPES[dtype], ends, documents)
+        return Written(path, DTYPES[dtype], ends, documents)
 
 
 def first_ones(hashes: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -241,7 +243,7 @@ def first_ones(hashes: Sequence[np.ndarray]) -> list[np.ndarray]:
     return keep
 
 
-def copy_documents(part: Written, mask: np.ndarray, writer: TokenWriter, signals: cli.Signals) -> None:
+def copy_documents(part: Written, mask: np.ndarray, writer: TokenWriter, signals: Signals) -> None:
     """Appends the documents that the mask has chosen, 16 MB of neighbours at a time."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     for first, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):

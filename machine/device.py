@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib.util
 import os
 import platform
 import re
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend
 
-# Dense peak of the tensor cores in half precision, TFLOP/s, from the data sheets; the first name that fits counts.
-PEAK_TFLOPS = (("B200", 2250), ("H200 NVL", 835), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989),
-               ("A100", 312), ("L40S", 362), ("L4", 121), ("A10G", 70), ("A10", 125), ("RTX 4090", 165),
-               ("RTX 3090", 71), ("V100-PCIE", 112), ("V100", 125), ("T4", 65))
-OTHER_CARDS = r"\b(Laptop|Ti|D|MIG)\b"  # of such a name, but with another peak
+from machine.cards import OTHER_CARDS, PEAK_TFLOPS
+from machine.memory import total_memory
 
 
 @dataclass(frozen=True)
@@ -235,12 +229,6 @@ def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size:
     return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 
 
-def synchronize(machine: Machine) -> None:
-    """Waits until the device has done all it was given."""
-    if machine.device.type == "cuda":
-        torch.cuda.synchronize(machine.device)
-
-
 def rng_state(machine: Machine) -> list[torch.Tensor]:
     """The states of the random-number generators that dropout draws from."""
     on_gpu = machine.device.type == "cuda"
@@ -252,157 +240,6 @@ def set_rng_state(machine: Machine, states: list[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     if machine.device.type == "cuda":
         torch.cuda.set_rng_state(states[1], machine.device)
-
-
-class Clock:
-    """Seconds of training alone: what happens inside pause() is not counted, nor what stopped() says stood still."""
-
-    def __init__(self, machine: Machine, stopped: Callable[[], float] = lambda: 0.0):
-        self._machine, self._stopped = machine, stopped
-        self.start()
-
-    def start(self) -> None:
-        """Begins to count here, after compiling say."""
-        self.began = self._lap = time.perf_counter()
-        self._paused, self._stopped_before = 0.0, self._stopped()
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Stops the clock inside, once the device has done the training it was given."""
-        synchronize(self._machine)
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            synchronize(self._machine)
-            self._paused += time.perf_counter() - started
-
-    def lap(self) -> float:
-        """Training seconds since the last lap."""
-        now = time.perf_counter()
-        stopped = self._stopped()
-        seconds = now - self._lap - self._paused - (stopped - self._stopped_before)
-        self._lap, self._paused, self._stopped_before = now, 0.0, stopped
-        return max(seconds, 1e-9)
-
-
-class Gauge:
-    """How busy the device is: the host's seconds spent on batches; a GPU's utilisation and power by nvidia-ml-py."""
-
-    def __init__(self, machine: Machine):
-        self._machine = machine
-        self.waited, self.trained = {"data": 0.0, "device": 0.0}, 0.0  # seconds
-        self.readings: list[tuple[int, float]] = []  # percent, watts
-        self.missing = ""  # the package without which there are no readings
-        self._read_at = 0.0
-
-    @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Counts the seconds inside as the host's waiting for data, or for the device to end what it was given."""
-        started = time.perf_counter()
-        yield
-        self.waited[what] += time.perf_counter() - started
-
-    @property
-    def host_is_late(self) -> bool:
-        """True where nothing speaks against the device having to wait: on a GPU, the host having waited for it."""
-        return self._machine.device.type == "cpu" or self.waited["device"] < 0.05 * self.trained
-
-    def lap(self, seconds: float) -> None:
-        """Adds seconds of training and, on a GPU every 5 s, a reading."""
-        self.trained += seconds
-        if self._machine.device.type != "cuda" or self.missing or time.monotonic() - self._read_at < 5:
-            return
-        self._read_at = time.monotonic()
-        try:
-            watts = torch.cuda.power_draw(self._machine.device) / 1000
-            self.readings.append((torch.cuda.utilization(self._machine.device), watts))
-        except ModuleNotFoundError:
-            self.missing = "nvidia-ml-py"
-        except Exception:  # a driver that does not tell, a MIG slice: its errors are as many as its versions
-            self.missing = "a driver that tells"
-
-    @property
-    def wait_share(self) -> float:
-        """The share of the training time that went into waiting for data."""
-        return self.waited["data"] / self.trained if self.trained else 0.0
-
-    @property
-    def utilisation(self) -> float | None:
-        """Mean percent of the time that the GPU had work; None before the third reading."""
-        return sum(percent for percent, _ in self.readings) / len(self.readings) if len(self.readings) > 2 else None
-
-    def describe(self) -> dict[str, str]:
-        """For the closing block."""
-        words = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}
-        if self.readings:
-            percent, watts = (sum(column) / len(self.readings) for column in zip(*self.readings, strict=True))
-            words["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
-        elif self.missing:
-            words["gpu"] = f"utilisation and power unknown without {self.missing}"
-        return words
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if the error says that the device, or the host, has no memory left."""
-    words = ("DefaultCPUAllocator: can't allocate memory", "STATUS_ALLOC_FAILED", "std::bad_alloc",
-             "CUDA error: out of memory", "CUDA driver error: out of memory", "Error [CUDA]: out of memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
-
-
-def release_memory(machine: Machine) -> None:
-    """Gives back what a failed step left behind."""
-    gc.collect()
-    if machine.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def free_memory(machine: Machine) -> int | None:
-    """Bytes free on the GPU; None on a CPU."""
-    return torch.cuda.mem_get_info(machine.device)[0] if machine.device.type == "cuda" else None
-
-
-def total_memory(machine: Machine) -> int:
-    """Bytes the device has: the GPU's memory, or on a CPU what this process may use of the RAM."""
-    return torch.cuda.mem_get_info(machine.device)[1] if machine.device.type == "cuda" else available_ram()
-
-
-def available_ram() -> int:
-    """Bytes of RAM this process may still take: the system's, or less where a container (cgroup) allows less."""
-    available = 2**62
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    for limit, used in (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-                        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes")):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    if available == 2**62 and hasattr(os, "sysconf"):
-        with contextlib.suppress(ValueError, OSError):
-            available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(0, available)
-
-
-def peak_memory(machine: Machine) -> int:
-    """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
-    if machine.device.type == "cuda":
-        return torch.cuda.max_memory_reserved(machine.device)
-    with contextlib.suppress(OSError, StopIteration):  # not rusage first: a child's begins at its parent's size
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    with contextlib.suppress(ImportError):
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return 0
-
-
-def forget_peak(machine: Machine) -> None:
-    """Lets a GPU's peak_memory begin anew, after the compiler's trials say."""
-    if machine.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(machine.device)
 
 
 def describe(machine: Machine, attention: str, tf32: bool) -> list[str]:

@@ -12,31 +12,19 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
-import operator
 import os
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-import data
-from cli import Exit, UserError
+from tokens.tokenizer import Vocabulary
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 has this byte
-LONGEST_RUN = 1000
-IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 ENCODED_AT_ONCE = 2**20  # an encoding takes some 100 bytes a token while it lives
 CHECKED_BYTES = 2**10  # of each block, twice
 CACHE_BYTES = 2**27  # what gigatoken may remember of words before it is made anew
-SMALLEST_SAMPLE = 10_000_000  # below, gigatoken's trainer may be the slower one: it loses itself in ties
-
 # Code points that gigatoken 0.10.0 (Unicode 17) takes for letters or numbers and tokenizers (Unicode 16) does not,
 # found by comparing both on every code point (differing_code_points); and the versions that were compared.
 COMPARED = {"gigatoken": {"0.10.0"}, "tokenizers": {"0.23.3"}}
@@ -51,54 +39,8 @@ class Differs(Exception):
     """The engine gave other ids than tokenizers for some text."""
 
 
-def parse(content: str) -> Tokenizer:
-    """A tokenizer from its JSON, whose special tokens are never found in text."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(content)
-    tokenizer.no_truncation()  # some tokenizer.json cut or fill up every text to a length
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """A tokenizer.json, and what is often asked of it."""
-
-    content: str
-    size: int  # one more than the largest id
-    end_id: int  # the end of a document
-    end: str
-    splits_as_gpt2: bool  # no normalizer, ByteLevel with its pattern, no added words
-    is_known_kind: bool  # GPT-2's, merges in the order of their ids: what both engines were compared on
-    tokenizer: Tokenizer = field(compare=False, repr=False)
-
-
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """What a tokenizer is. Raises UserError (exit 3) for one without an end of text."""
-    content = tokenizer.to_str(pretty=True)
-    fields = json.loads(content)
-    model, pre, added = fields["model"], fields["pre_tokenizer"] or {}, fields["added_tokens"]
-    vocab = model["vocab"]
-    ids = dict(vocab) if isinstance(vocab, dict) else {token: number for number, (token, _) in enumerate(vocab)}
-    ids |= {token["content"]: token["id"] for token in added}
-    end = next((name for name in data.ENDS_OF_TEXT if name in ids), None)
-    if end is None:
-        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token. Documents could not be told apart. Add "
-                                   f"{data.END_OF_TEXT} to it, or leave out --tokenizer_file.")
-    as_gpt2 = (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
-               and pre.get("use_regex", True) and all(token["special"] for token in added))
-    unusual = ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
-    is_known = as_gpt2 and model["type"] == "BPE" and not any(model.get(name) for name in unusual)
-    if is_known:
-        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        results = [vocab.get(left + right, -1) for left, right in merges]
-        is_known = all(map(operator.lt, results, results[1:])) and all(char in vocab for char in byte_alphabet())
-    return Vocabulary(content, max(ids.values()) + 1, ids[end], end, as_gpt2, is_known, tokenizer)
-
-
 # ---------------------------------------------------------------- the fence
+
 
 
 class Fence:
@@ -114,13 +56,6 @@ class Fence:
     def holds(self, content: bytes) -> bool:
         """True if the UTF-8 may hold such a character."""
         return any(lead in content for lead in self.leads) and self.pattern.search(content) is not None
-
-
-def byte_alphabet() -> list[str]:
-    """The characters that stand for the bytes 0 to 255 in GPT-2's vocabulary (openai/gpt-2, encoder.py)."""
-    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 def differing_code_points() -> list[tuple[int, int]]:
@@ -147,6 +82,7 @@ def differing_code_points() -> list[tuple[int, int]]:
 
 
 # ---------------------------------------------------------------- encoding
+
 
 
 def versions() -> dict[str, str]:
@@ -318,100 +254,3 @@ def hard_texts() -> Iterator[tuple[str, str]]:
     for first in blocks:
         points = [chr(point) for point in range(first, first + 64)]
         yield f"characters from U+{first:04X} on", "".join(f"a{point}1 {point}.{point}{point}\n" for point in points)
-
-
-# ---------------------------------------------------------------- training
-
-
-def choose_trainer(wish: str, sample_bytes: int, vocab_size: int) -> str:
-    """The engine to train with: gigatoken where it is installed and the sample is large enough to be free of ties."""
-    if wish == "tokenizers" or importlib.util.find_spec("gigatoken") is None:
-        return "tokenizers"
-    return "gigatoken" if sample_bytes >= max(SMALLEST_SAMPLE, 1000 * vocab_size) else "tokenizers"
-
-
-def train(sample: Path, vocab_size: int, min_frequency: int) -> str:
-    """A byte-level BPE with GPT-2's pre-tokenizer, as JSON: id 0 ends a document, no byte is ever unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
-                                  special_tokens=[data.END_OF_TEXT],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator((text.decode() for text in sampled(sample)), trainer)
-    return tokenizer.to_str(pretty=True)
-
-
-def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequence[tuple[int, int]]) -> str:
-    """The same by gigatoken: the JSON that train() would give, or an empty string where that is not certain.
-
-    It has no least frequency and does not know when to stop; but counts fall from merge to merge, so if the last pair
-    occurs often enough, all do.
-    """
-    import gigatoken
-
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # it prints; this process has nothing to say
-    os.dup2(quiet, 2)
-    guard = Fence(fence)
-    if any(guard.holds(text) for text in sampled(sample)):
-        return ""
-    _, merges = gigatoken.train_bpe(str(sample), vocab_size, [data.END_OF_TEXT], "huggingface", SEPARATOR)
-    if len(merges) != vocab_size - 257 or len({left + right for left, right in merges}) != len(merges):
-        return ""
-    content = tokenizer_json(merges)
-    encoder, found = Encoder(vocabulary_of(parse(content)), "gigatoken", tuple(fence)), 0
-    for text in sampled(sample):
-        found += int(np.count_nonzero(encoder._fast([text], [False])[0] == vocab_size - 1))
-        if found >= min_frequency or not merges:
-            return content
-    return ""
-
-
-def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
-    """What tokenizers' BpeTrainer writes for these merges: ids for the end of text, the 256 bytes, then each merge."""
-    from tokenizers import Tokenizer
-
-    alphabet = byte_alphabet()
-
-    def spelt(token: bytes) -> str:
-        return "".join([alphabet[byte] for byte in token])
-
-    pairs = [(spelt(left), spelt(right)) for left, right in merges]
-    tokens = [data.END_OF_TEXT, *sorted(alphabet), *(left + right for left, right in pairs)]
-    level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
-    fields = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": 0, "content": data.END_OF_TEXT, "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": True}],
-        "pre_tokenizer": {**level, "add_prefix_space": False}, "decoder": {**level, "add_prefix_space": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": {token: number for number, token in enumerate(tokens)}, "merges": pairs}}
-    return Tokenizer.from_str(json.dumps(fields)).to_str(pretty=True)
-
-
-def short_runs(content: bytes) -> bytes:
-    """A text and a SEPARATOR; one with a very long run in slices: a trainer's time grows with the square of a run.
-
-    A run is seen by its covering LONGEST_RUN bytes counted from the front: from twice that length on it always does.
-    """
-    aligned = len(content) // LONGEST_RUN * LONGEST_RUN
-    blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, LONGEST_RUN)
-    if (blank.any(1) & ~blank.all(1)).all():
-        return content + SEPARATOR
-    text = content.decode()
-    slices = [text[at:at + LONGEST_RUN] for at in range(0, len(text), LONGEST_RUN)]
-    return b"".join(piece.encode() + SEPARATOR for piece in slices)
-
-
-def sampled(path: Path) -> Iterator[bytes]:
-    """The texts of a sample, in UTF-8."""
-    held = b""
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            *texts, held = (held + block).split(SEPARATOR)
-            yield from texts

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import torch
 
-from cli import Exit, UserError, cache_folder, printable, write_whole
-from model import BLOCK_ROWS, GPTConfig, attends_in_blocks
+from common.errors import Exit, UserError
+from common.files import cache_folder, write_whole
+from common.words import printable
+from machine.cards import CARDS_GB
+from model import GPTConfig
+from ops.attention import BLOCK_ROWS, attends_in_blocks
 
 GIB = 2**30
-CARDS_GB = (8, 16, 24, 40, 80, 141)  # memory of common cards, of 2**30 bytes each
 MARGIN = 0.08  # of what there is; left free for what nobody counted
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident besides tensors, measured on Linux with torch 2.13: the process, what compiling adds (more where nothing is
@@ -48,6 +51,7 @@ class Setting:
 
 
 # ---------------------------------------------------------------- memory
+
 
 
 def block_bytes(config: GPTConfig, setting: Setting) -> float:
@@ -157,6 +161,7 @@ def describe(parts: dict[str, int], accumulates: bool) -> str:
 # ---------------------------------------------------------------- the micro-batch that really fits
 
 
+
 def divisors(number: int, most: int) -> list[int]:
     """Those of number that are at most `most`, ascending; 1 at least."""
     return [d for d in range(1, max(1, min(number, most)) + 1) if number % d == 0]
@@ -207,9 +212,9 @@ def peak_in_child(batch_size: int, accumulation: int, argv: Sequence[str], stop:
 
     Raises UserError (exit 5) if it fails otherwise.
     """
-    program = ("import train; from cli import guard; "
+    program = ("import train; from common.errors import guard; "
                f"guard(lambda argv: train.probe({batch_size}, {accumulation}, argv))")
-    folders = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     with subprocess.Popen([sys.executable, "-c", program, *argv], env=environment, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -253,6 +258,7 @@ def remember(peaks: dict[str, dict[str, int]]) -> None:
 
 
 # ---------------------------------------------------------------- money
+
 
 
 def verdict(budget: float, cost: float, steps: int, epochs: float) -> str:

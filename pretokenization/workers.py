@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any, NoReturn, Protocol
 
-from cli import Exit, Signals, UserError
+from common.errors import Exit, UserError
+from common.signals import Signals
 
 
 class Answers(Protocol):

@@ -1,0 +1,42 @@
+"""Text that is safe and easy to read: durations, sizes, counts."""
+
+from __future__ import annotations
+
+# ---------------------------------------------------------------- text that is safe and easy to read
+
+
+
+def printable(text: str) -> str:
+    """The text with control characters (but newline and tab) shown as escapes, so it cannot drive a terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() or (ord(c) > 159 and not 0xD800 <= ord(c) < 0xE000)
+                   else repr(c)[1:-1] for c in text)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: '8 s', '12 min 30 s', '10 h 50 min', '3 d 4 h'."""
+    seconds = max(0, round(seconds))
+    for size, unit, lower, lower_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // lower} {lower_unit}"
+    return f"{seconds} s"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as '15.2 GiB', '3.1 MiB', '12 KiB' or '512 bytes'."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes / 1024:.0f} KiB" if abs(num_bytes) >= 10_000 else f"{num_bytes:.0f} bytes"
+
+
+def count(number: float) -> str:
+    """A count as '124.4M', '1.07M', '32.0K' or '512'."""
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(number) >= scale:
+            return f"{number / scale:.2f}{unit}" if number < 10 * scale else f"{number / scale:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def several(number: int, noun: str) -> str:
+    """'1 file', '2,000 files'."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,7 @@
+"""The operations a model is made of: fast ones, each beside the plain form it is tested against.
+
+attention  causal attention
+linear     matrix products with a weight, and the layers that hold the weights
+loss       cross-entropy, whole and in chunks
+fp8        products in 8 bits
+"""

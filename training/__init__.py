@@ -1,0 +1,1 @@
+"""What train.py is made of; train.py itself has the loop."""
