@@ -14,15 +14,30 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from common.signals import STOPPING
 from common.words import printable
 
-# Lowest version that works and, for torch, the first one that is not tested.
-PACKAGES = {"torch": ("2.11", "2.14"), "numpy": ("1.26", None), "tokenizers": ("0.21", None), "tqdm": ("4.60", None),
-            "safetensors": ("0.4.3", None)}
-MESSAGE_LINES = 5
+MESSAGE_LINES = 5  # of one error, at most
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The oldest version of a package that works, and the newest release the tests have run on ("": not recorded)."""
+
+    oldest: str
+    newest_tested: str = ""
+
+
+PACKAGES = {
+    "torch": Versions("2.11", newest_tested="2.15"),  # 2.10 gives NaN with torch.compile on an A100
+    "numpy": Versions("1.26"),
+    "tokenizers": Versions("0.21"),
+    "tqdm": Versions("4.60"),
+    "safetensors": Versions("0.4.3"),
+}
 
 
 class Exit(enum.IntEnum):
@@ -71,7 +86,7 @@ class Problems:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """'2.13.0+cpu' as (2, 13, 0)."""
+    """The numbers of a version: '2.13.0+cpu' is (2, 13, 0)."""
     found = re.match(r"\d+(\.\d+)*", text)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -79,25 +94,28 @@ def version_of(text: str) -> tuple[int, ...]:
 def require(*names: str) -> None:
     """Checks Python and the named packages before the slow imports.
 
-    Raises UserError (exit 5) with the pip command for what is missing or too old; too new a torch is a warning.
+    A release newer than the newest tested one gets a warning. Raises UserError (exit 5) with the pip command for
+    packages that are missing or too old.
     """
     if sys.version_info < (3, 10):
-        raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.13.")
-    unfit = []
+        raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.14.")
+    problems = []
     for name in names:
-        lowest, untested = PACKAGES[name]
+        supported = PACKAGES[name]
         try:
-            found = importlib.metadata.version(name)
+            installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            unfit.append(f"{name} is not installed")
+            problems.append(f"{name} is not installed")
             continue
-        if version_of(found) < version_of(lowest):
-            unfit.append(f"{name} {found} is older than {lowest}")
-        elif untested and version_of(found) >= version_of(untested):
-            warn(f"{name} {found} is newer than what is tested (below {untested}).")
-    if unfit:
+
+        if version_of(installed) < version_of(supported.oldest):
+            problems.append(f"{name} {installed} is older than {supported.oldest}")
+        elif supported.newest_tested and version_of(installed)[:2] > version_of(supported.newest_tested):
+            warn(f"{name} {installed} is newer than the newest tested release, {supported.newest_tested}.")
+
+    if problems:
         python = os.path.basename(sys.executable)
-        raise UserError(Exit.MACHINE, f"{'; '.join(unfit)}. Run: {python} -m pip install -r requirements.txt")
+        raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {python} -m pip install -r requirements.txt")
 
 
 def warn(message: str) -> None:
