@@ -29,7 +29,7 @@ import torch
 from common.errors import Exit, guard
 from common.files import sha256_of
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(__file__).parent.parent
 SECONDS = 10
 MOST_BYTES = 2**30  # of memory: what importing torch takes, and no more than a little
 Setup = Callable[[Path], Any]

@@ -33,7 +33,7 @@ from common.errors import Exit, UserError
 from model import GPT, GPTConfig
 
 CPU = torch.device("cpu")
-ROOT = Path(checkpoint.__file__).parent
+ROOT = Path(__file__).parent.parent
 FILES = ["README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors",
          "optimizer.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer_state.json"]
 

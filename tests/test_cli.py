@@ -22,7 +22,7 @@ from common.signals import Signals
 from common.words import count, duration, printable, size
 from training.trackers import Metrics
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(__file__).parent.parent
 
 
 def parser() -> flags.Parser:

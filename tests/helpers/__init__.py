@@ -1,0 +1,4 @@
+"""What several tests share as plain functions; fixtures are in tests/conftest.py.
+
+commands.py starts a command as a user does. Import by full name: `from tests.helpers.commands import ROOT, run`.
+"""
