@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from architectures import gpt2
 from common.errors import Exit, UserError
 from model import GPT, GPTConfig
 from training import memory
@@ -53,7 +54,7 @@ def test_a_blocks_activations_are_what_autograd_keeps_of_it(shape, dtype):
     found = (kept_by_autograd(deep, batch_size, dtype) - kept_by_autograd(shallow, batch_size, dtype)) / 2
     if dtype == torch.bfloat16:
         found -= 2 * 12 * width**2
-    predicted = batch_size * seq_length * memory.block_bytes(deep, memory.Setting("cpu", dtype))
+    predicted = batch_size * seq_length * gpt2.block_bytes(deep, "cpu", dtype, 4)
     assert predicted == pytest.approx(found, rel=0.02)
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
+from architectures.table import architecture_of
 from common.errors import Exit, UserError
 from common.files import cache_folder, write_whole
 from common.words import printable
 from machine.cards import CARDS_GB
 from model import GPTConfig
-from ops.attention import BLOCK_ROWS, attends_in_blocks
 
 GIB = 2**30
 MARGIN = 0.08  # of what there is; left free for what nobody counted
@@ -54,27 +54,6 @@ class Setting:
 
 
 
-def block_bytes(config: GPTConfig, setting: Setting) -> float:
-    """What autograd keeps of one block per token, eager and compiled alike; e is an element's size under autocast.
-
-    In units of C: the inputs of both norms (residual stream), then e times 2 norms' outputs, 3 q k v, 1 attention,
-    4 + 4 around GELU. Then statistics, and what attention keeps of its matrix: where it is multiplied out in blocks the
-    probabilities of the past, else one number a row (Dao et al. 2022). Dropout adds two masks of a byte, and the
-    dropped probabilities and their mask; PyTorch's CPU kernel cannot drop and falls back to whole matrices.
-    """
-    e = setting.dtype.itemsize
-    C, H, T = config.n_embd, config.n_head, config.seq_length
-    kept = 2 * C * setting.residual_bytes + 14 * C * e + 16.0
-    dropped = config.dropout > 0
-    if attends_in_blocks(setting.device_type, setting.dtype, T):
-        kept += H * (min(T, BLOCK_ROWS) + T) / 2 * (2 * e + 1 if dropped else e)
-    elif setting.device_type == "cpu" and dropped:
-        kept += H * T * (2 * e + 1)
-    else:
-        kept += 4 * H
-    return kept + (2 * C if dropped else 0)
-
-
 def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[str, int]:
     """Predicted bytes of a training step by part: weights, optimizer, copy, gradients, activations, logits, program.
 
@@ -88,7 +67,7 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: Setting) -> dict[s
     table = config.padded_vocab_size * C
     parameters = config.num_parameters + (config.padded_vocab_size - config.vocab_size) * C
     matrices = 12 * config.n_layer * C * C + table
-    block = block_bytes(config, setting)
+    block = architecture_of(config).block_bytes(config, setting.device_type, setting.dtype, setting.residual_bytes)
     blocks = config.n_layer * C * setting.residual_bytes + block if setting.checkpointing else config.n_layer * block
     activations = tokens * (blocks + C * (2 * setting.residual_bytes + e)) + (2 * matrices if e == 2 else 0)
     rows = min(tokens, setting.logit_rows or tokens)

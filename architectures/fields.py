@@ -1,0 +1,28 @@
+"""Checks of values in a file that somebody else may have written; each refusal names the field and shows the value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from common.words import printable
+
+
+class InvalidCheckpoint(Exception):
+    """A folder cannot be opened as a checkpoint. The message says why; the caller knows which folder it is."""
+
+
+def shown(value: Any) -> str:
+    """A value from a file as a message may show it: printable, at most 60 characters."""
+    return printable(repr(value))[:60]
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite int or float; JSON's true and false are not numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:
+    """Raises InvalidCheckpoint unless the value is a whole number from low to high."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidCheckpoint(f"{file}: {key} is {shown(value)}, not a whole number from {low:,} to {high:,}")
