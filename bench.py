@@ -38,12 +38,12 @@ from common.files import write_whole
 from common.progress import Progress
 from common.signals import Signals, Stopped
 from common.words import printable, size
+from machine.processes import ALONE, Processes
 
 if TYPE_CHECKING:
     import torch
 
     import data
-    from tokens.layouts import TokenStream
 
 HERE = Path(__file__).resolve().parent
 LEARNING_RATE, SEED = 3e-4, 1337  # constant; train.py's default seed
@@ -217,9 +217,10 @@ USED = set()  # naive parts that a run has really called: a rung whose part was 
 class NaiveBatches:
     """data.Batches as first written: a memory map for each row, a Python loop over the rows, one copy after another."""
 
-    def __init__(self, stream: TokenStream, where: str, order: data.WindowOrder, batch_size: int,
-                 device: torch.device):
-        self.stream, self.order, self.batch_size, self.device = stream, order, batch_size, device
+    def __init__(self, windows: data.CorpusWindows, batch_size: int, device: torch.device,
+                 processes: Processes = ALONE):
+        assert processes == ALONE
+        self.windows, self.batch_size, self.device = windows, batch_size, device
 
     def resize(self, batch_size: int) -> None:
         """As data.Batches does where memory runs out."""
@@ -235,8 +236,8 @@ class NaiveBatches:
         USED.add("loader")
         inputs, targets = [], []
         for i in range(self.batch_size):
-            start = int(self.order.starts(samples_seen + micro * self.batch_size + i, 1)[0])
-            window = self.stream.slice(start, self.order.seq_length + 1)
+            start = int(self.windows.order.starts(samples_seen + micro * self.batch_size + i, 1)[0])
+            window = self.windows.stream.slice(start, self.windows.seq_length + 1)
             maps = [np.memmap(p.path, DTYPES[p.dtype], "r", p.offset_bytes, (p.length,)) for p in window.parts]
             row = torch.from_numpy(np.concatenate(maps).astype(np.int32))
             inputs.append(row[:-1])
@@ -702,7 +703,8 @@ def peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], n
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     folder = Path(data_dir)
     corpus = open_corpus(folder, None, folder / "metadata.json", None)
-    batches = data.Batches(corpus.train, "ram", data.WindowOrder(corpus.train.length, T, SEED), B, machine.device)
+    windows = data.CorpusWindows(corpus.train, "ram", T, SEED, machine.device)
+    batches = data.Batches(windows, B, machine.device)
     config = GPTConfig(corpus.vocab_size, T, *SIZES[shape["model_size"]], tie_weights=shape["tie_weights"])
     torch.manual_seed(SEED)
     weights = {name: tensor[:config.vocab_size] if "wte" in name or "lm_head" in name else tensor
@@ -796,8 +798,9 @@ def loader(data_dir: str) -> dict[str, Any]:
     device.set_up(device.choose(False, None, "auto", False), True, Path())  # as train.py does, for both
     folder, B, T, turns, num = Path(data_dir), 64, 512, 9, 256  # their order is worked out once a turn
     corpus, cpu = open_corpus(folder, None, folder / "metadata.json", None), torch.device("cpu")
-    order, (part, *_) = data.WindowOrder(corpus.train.length, T, SEED), corpus.train.parts
-    batches = {where: data.Batches(corpus.train, where, order, B, cpu) for where in ("ram", "mmap")}
+    part = corpus.train.parts[0]
+    batches = {where: data.Batches(data.CorpusWindows(corpus.train, where, T, SEED, cpu), B, cpu)
+               for where in ("ram", "mmap")}
 
     def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
         """nanoGPT's train.py, get_batch: the map opened anew, random starts, a slice and a widening for each row."""

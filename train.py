@@ -755,8 +755,8 @@ def build(args: argparse.Namespace, out: Progress, signals: Signals, machine: de
                                       (args.beta1, args.beta2), fused=True)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     with out.phase("loading the tokens"):
-        order = data.WindowOrder(corpus.train.length, config.seq_length, args.seed)
-        batches = data.Batches(corpus.train, where, order, recipe.batch_size, machine.device)
+        windows = data.CorpusWindows(corpus.train, where, config.seq_length, args.seed, machine.device)
+        batches = data.Batches(windows, recipe.batch_size, machine.device)
         val_tokens = data.Tokens(corpus.val, "mmap", machine.device) if corpus.val else None
         tokenizer = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         lengths = tokens_tokenizer.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None

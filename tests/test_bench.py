@@ -106,9 +106,9 @@ def test_the_naive_loader_gives_the_products_batches(tmp_path, num_parts):
     for i, piece in enumerate(np.split(tokens, num_parts)):
         piece.astype("<u2").tofile(tmp_path / f"{i}.bin")
         parts.append(Part(tmp_path / f"{i}.bin", "uint16", len(piece)))
-    stream, order = TokenStream(tuple(parts)), data.WindowOrder(999, 16, 5)
-    naive = bench.NaiveBatches(stream, "mmap", order, 4, torch.device("cpu"))
-    ours = data.Batches(stream, "ram", order, 4, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    windows = data.CorpusWindows(TokenStream(tuple(parts)), "ram", 16, 5, cpu)
+    naive, ours = bench.NaiveBatches(windows, 4, cpu), data.Batches(windows, 4, cpu)
     for samples_seen, micro in ((0, 0), (0, 1), (8, 0), (56, 1)):  # the last one straddles two epochs
         for a, b in zip(naive.get(samples_seen, micro), ours.get(samples_seen, micro), strict=True):
             assert a.dtype == b.dtype == torch.int32

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 import data
+import tokens.corpus
 from common.errors import Exit, UserError
 from common.files import sha256_of
-from data import IGNORED, Batches, Tokens, WindowOrder
+from data import Batches, CorpusWindows, Tokens, WindowOrder
+from machine.processes import ALONE, Processes
+from ops.loss import IGNORED
 from tokens.corpus import Corpus, open_corpus
 from tokens.layouts import DTYPES, Part, TokenStream, dtype_for, llmc_header
 from tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer
@@ -140,19 +143,19 @@ def counting(tmp_path):
     return make
 
 
-def batches(file: TokenStream, where: str = "ram", batch_size: int = 4, rank: int = 0, world_size: int = 1) -> Batches:
-    return Batches(file, where, WindowOrder(file.length, 16, 5), batch_size, CPU, rank, world_size)
+def batches(file: TokenStream, where: str = "ram", batch_size: int = 4, processes: Processes = ALONE) -> Batches:
+    return Batches(CorpusWindows(file, where, 16, 5, CPU), batch_size, CPU, processes)
 
 
 @pytest.mark.parametrize("where", ["ram", "mmap"])
 def test_a_batch_is_a_pure_function_whatever_was_asked_before(counting, where):
     file, rng = counting(), random.Random(0)
-    asked = batches(file, where)
+    asked, order = batches(file, where), WindowOrder(600, 16, 5)
     for _ in range(60):
         samples_seen, micro = rng.choice([0, 4, 8, 12, 35, 36, 400]), rng.randrange(4)
         inputs_BT, targets_BT = asked.get(samples_seen, micro)
         first = samples_seen + micro * 4
-        expected = asked.order.starts(first, 4)[:, None] + np.arange(16)
+        expected = order.starts(first, 4)[:, None] + np.arange(16)
         assert inputs_BT.tolist() == expected.tolist()
         assert targets_BT.tolist() == (expected + 1).tolist()
         assert inputs_BT.dtype == targets_BT.dtype == torch.int32
@@ -184,12 +187,12 @@ def test_a_part_of_a_file_begins_where_it_says(counting):
 def test_the_processes_of_a_step_share_the_rows_a_single_one_has(counting, world_size, batch_size, accumulation):
     file = counting(616)
     single = batches(file, batch_size=12)
-    ranks = [batches(file, "mmap", batch_size, rank, world_size) for rank in range(world_size)]
-    straddled = False
+    ranks = [batches(file, "mmap", batch_size, Processes(rank, world_size)) for rank in range(world_size)]
+    per_epoch, straddled = WindowOrder(616, 16, 5).windows_per_epoch, False
     for step in range(10):
         parts = [rank.get(step * 12, micro)[0] for micro in range(accumulation) for rank in ranks]
         assert torch.cat(parts).tolist() == single.get(step * 12, 0)[0].tolist()
-        straddled |= step * 12 // single.order.windows_per_epoch != (step * 12 + 11) // single.order.windows_per_epoch
+        straddled |= step * 12 // per_epoch != (step * 12 + 11) // per_epoch
     assert straddled, "no step had two epochs in it"
 
 
@@ -335,7 +338,7 @@ def change(folder: Path, **fields) -> None:
 
 
 def test_a_sound_folder_is_taken_at_its_word(corpus_folder, monkeypatch):
-    monkeypatch.setattr(data, "scan", None)  # size and time are as recorded: nothing is read
+    monkeypatch.setattr(tokens.corpus, "scan", None)  # size and time are as recorded: nothing is read
     corpus = open_folder(corpus_folder)
     recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
     assert corpus.identity == recorded["train"]["sha256"]
@@ -463,7 +466,7 @@ def test_our_shards_are_one_stream_and_taken_at_their_word(corpus_folder, monkey
     corpus_folder = sharded(corpus_folder, layout)
     recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["files"]
     with monkeypatch.context() as patched:
-        patched.setattr(data, "scan", None)  # sizes and times are as recorded: nothing is read
+        patched.setattr(tokens.corpus, "scan", None)  # sizes and times are as recorded: nothing is read
         corpus = open_shards(corpus_folder)
     assert (all_ids(corpus.train), all_ids(corpus.val)) == expected
     assert [part.path.name for part in corpus.train.parts] == [file["name"] for file in recorded]

@@ -1344,8 +1344,9 @@ def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 2000).astype("<u2")
     ids.tofile(tmp_path / "ids.bin")
     stream = TokenStream((Part(tmp_path / "ids.bin", "uint16", 2000),))
-    loader = data.Batches(stream, where, data.WindowOrder(2000, model.config.seq_length, 0), 4, cuda)
-    on_cpu = data.Batches(stream, "ram", loader.order, 4, torch.device("cpu"))
+    T, cpu = model.config.seq_length, torch.device("cpu")
+    loader = data.Batches(data.CorpusWindows(stream, where, T, 0, cuda), 4, cuda)
+    on_cpu = data.Batches(data.CorpusWindows(stream, "ram", T, 0, cpu), 4, cpu)
     for found, expected in zip(loader.get(8, 1), on_cpu.get(8, 1), strict=True):
         assert torch.equal(found.cpu(), expected)
     scaler = torch.amp.GradScaler("cuda", enabled=False)
