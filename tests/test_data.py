@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import data
-import tokens.corpus
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from data import Batches, CorpusWindows, Tokens, WindowOrder
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
+from tokens import corpus as corpus_module
 from tokens.corpus import Corpus, open_corpus
 from tokens.layouts import DTYPES, Part, TokenStream, dtype_for, llmc_header
 from tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer
@@ -338,7 +338,7 @@ def change(folder: Path, **fields) -> None:
 
 
 def test_a_sound_folder_is_taken_at_its_word(corpus_folder, monkeypatch):
-    monkeypatch.setattr(tokens.corpus, "scan", None)  # size and time are as recorded: nothing is read
+    monkeypatch.setattr(corpus_module, "scan", None)  # size and time are as recorded: nothing is read
     corpus = open_folder(corpus_folder)
     recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
     assert corpus.identity == recorded["train"]["sha256"]
@@ -466,7 +466,7 @@ def test_our_shards_are_one_stream_and_taken_at_their_word(corpus_folder, monkey
     corpus_folder = sharded(corpus_folder, layout)
     recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["files"]
     with monkeypatch.context() as patched:
-        patched.setattr(tokens.corpus, "scan", None)  # sizes and times are as recorded: nothing is read
+        patched.setattr(corpus_module, "scan", None)  # sizes and times are as recorded: nothing is read
         corpus = open_shards(corpus_folder)
     assert (all_ids(corpus.train), all_ids(corpus.val)) == expected
     assert [part.path.name for part in corpus.train.parts] == [file["name"] for file in recorded]
