@@ -1,8 +1,8 @@
-"""What every command shares, with the standard library alone, so that --help and a wrong flag answer at once.
+"""What every command shares, with the standard library alone, so that --help and a wrong flag are answered at once.
 
-words      text that is safe and easy to read: durations, sizes, counts
-errors     what a user can cure, exit codes, missing packages, the end of every command
-flags      the parser: kinds of values, groups, all problems of a command line together
-signals    the first Ctrl-C is remembered, the second leaves; progress shows a bar or whole lines
-files      hashes, and writes that survive a power cut
+words      durations, sizes and counts that are easy to read, and text that is safe to print
+errors     errors a user can fix, exit codes, the packages required, and how every command ends
+flags      the parser: kinds of values, groups, all problems of a command line reported together
+signals    the first Ctrl-C is remembered, the second leaves at once; progress: a bar, or whole lines and a heartbeat
+files      hashes, writes that survive a power cut, reads that cannot hang
 """

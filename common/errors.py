@@ -1,4 +1,4 @@
-"""What a user can cure, the exit codes that say of which kind it is, missing packages, and the end of every command."""
+"""Errors a user can fix, the exit codes that say which kind, missing packages, and how every command ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 from common.signals import STOPPING
 from common.words import printable
 
-MESSAGE_LINES = 5  # of one error, at most
+MESSAGE_LINES = 5  # the most lines that one error takes
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ PACKAGES = {
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command; 128 + n means stopped by signal n after saving."""
+    """The exit codes of every command; 128 + n means: stopped by signal n, after saving."""
 
     DONE = 0
     FLAGS = 2
@@ -54,7 +54,10 @@ class Exit(enum.IntEnum):
 
 
 class UserError(Exception):
-    """What the user can cure: says what is wrong, why in numbers, and the one thing to do; ends with its exit code."""
+    """An error the user can fix. The message says what is wrong, why in numbers, and the one thing to do.
+
+    The command ends with the exit code given.
+    """
 
     def __init__(self, code: Exit, message: str):
         super().__init__(message)
@@ -62,27 +65,35 @@ class UserError(Exception):
 
 
 class Problems:
-    """Collects the UserErrors of checks that do not depend on each other, to be told in one go."""
+    """Collects the UserErrors of checks that do not depend on each other, so that one run reports them all."""
 
     def __init__(self) -> None:
         self.found: list[UserError] = []
 
     @contextlib.contextmanager
     def catch(self) -> Iterator[None]:
-        """Keeps a UserError raised inside for stop."""
+        """Keeps a UserError that is raised inside, for stop()."""
         try:
             yield
         except UserError as error:
             self.found.append(error)
 
     def stop(self) -> None:
-        """Raises one UserError with all that was found, at most five, its exit code the first's; or does nothing."""
+        """Raises one UserError that lists the errors kept, five at most, with the exit code of the first.
+
+        Does nothing if there are none.
+        """
         if self.found:
             raise UserError(self.found[0].code, "\nerror: ".join(str(error) for error in self.found[:MESSAGE_LINES]))
 
 
-# ---------------------------------------------------------------- the ends of a command
+def warn(message: str) -> None:
+    """Prints one warning line to stderr. A stderr that is closed is no reason to stop."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
+
+# ---------------------------------------------------------------- packages
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -118,30 +129,37 @@ def require(*names: str) -> None:
         raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {python} -m pip install -r requirements.txt")
 
 
-def warn(message: str) -> None:
-    """One line on stderr."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+def optional(package: str, purpose: str) -> Any:
+    """Imports an optional package and returns it.
+
+    Raises UserError (exit 5) with the pip command if it is not installed; purpose is the flag or file that needs it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        message = f"{purpose} needs the package {package}, which is not installed. Run: python -m pip install {package}"
+        raise UserError(Exit.MACHINE, message) from error
+
+
+# ---------------------------------------------------------------- how a command ends
 
 
 def guard(main: Callable[[Sequence[str]], int]) -> None:
-    """Runs main on the command line and ends the process: one line for an error, a crash log for a bug, no traceback.
+    """Runs main on the command line and ends the process as every command ends.
 
-    --debug shows the traceback. The exit code is main's, or that of Exit, or 128 + the signal's number; that of a
-    signal during the imports that follow an early answer too. Those go without the garbage collector: it finds nothing
-    in what they make, and costs a tenth of their time.
+    An error is one line, a bug is one line and a crash log; --debug shows the traceback. The exit code is what main
+    returns, or the Exit of the error, or 128 + the signal's number.
+
+    If main returns 0, the process goes on. A command calls guard twice: first with a function that answers flag errors
+    at once, then, after the slow imports, with its main. Those imports run without the garbage collector, which
+    would find nothing to free in what they create and costs a tenth of their time. A signal during them ends the
+    process with 128 + its number.
     """
     gc.enable()
     gc.freeze()
-    for number in STOPPING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: os._exit(128 + number))
-    for name in ("stdout", "stderr"):
-        stream: Any = getattr(sys, name)
-        if stream is None:  # closed by the shell; the null device takes its number, which no file of ours must get
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    _leave_at_a_signal()
+    _make_streams_safe()
+
     try:
         code = main(sys.argv[1:])
         with contextlib.suppress(OSError, ValueError):
@@ -150,54 +168,79 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
         code = 128 + signal.SIGINT
     except (SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic of a Rust library is no Exception
+    except BaseException as error:  # a panic in a Rust library is not an Exception
         code = _report(error)
-    if code:  # a normal return goes on to what follows; early answers use this too
+
+    if code:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
         raise SystemExit(int(code))
     gc.disable()
 
 
+def _leave_at_a_signal() -> None:
+    """Until main installs its own handlers (Signals), a signal ends the process at once, without a traceback."""
+    for number in STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+def _make_streams_safe() -> None:
+    """Makes stdout and stderr take any text, also where the shell has closed them."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:
+            # The shell closed it. The null device takes its number, which no file of ours must get.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _report(error: BaseException) -> int:
-    """Prints the one message the user sees and returns the exit code."""
+    """Prints the one message that the user sees, and returns the exit code."""
     if "--debug" in sys.argv:
         traceback.print_exception(error)
-    code, message = Exit.BUG, ""
-    if isinstance(error, UserError):
-        code, message = error.code, str(error)
-    elif isinstance(error, BrokenPipeError):
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + 13
-    elif isinstance(error, MemoryError):
-        code, message = Exit.MACHINE, "out of memory on the host. Use a smaller --batch_size, or --preload mmap."
-    elif type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):  # PyTorch's
-        code, message = Exit.MACHINE, ("out of memory on the GPU. See with nvidia-smi whether another process holds "
-                                       "it, or use a smaller --batch_size or model.")
-    elif isinstance(error, OSError) and error.errno is not None:
-        place = f": {printable(str(error.filename))}" if error.filename else ""
-        code = Exit.MACHINE
-        message = f"{error.strerror}{place}. Check that the path exists, is yours, and has free space."
-    else:
-        lines = traceback.format_exception(error)
-        kind = f"{type(error).__name__}: {printable(str(error)).splitlines()[0][:200] if str(error) else ''}"
-        try:
-            handle, path = tempfile.mkstemp(prefix="crash-", suffix=".log", text=True)
-            with os.fdopen(handle, "w", errors="backslashreplace") as log:
-                log.write(f"python {sys.version}\nargv {sys.argv}\n\n{''.join(lines)}")
-        except OSError:
-            path = "(the crash log could not be written; run again with --debug)"
-        message = f"a bug of this program, not of yours: {kind}. Please report it with the file {path}"
+    if isinstance(error, BrokenPipeError):
+        _discard_stdout()
+        return 128 + 13  # SIGPIPE
+    code, message = _explain(error)
     with contextlib.suppress(OSError, ValueError):
         print(f"error: {message}", file=sys.stderr)
     return code
 
 
-def optional(package: str, purpose: str) -> Any:
-    """Imports an optional package. Raises UserError (exit 5) with the pip command if it is missing."""
+def _discard_stdout() -> None:
+    """Sends what is still buffered for stdout to the null device, so that the flush at exit does not fail again."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _explain(error: BaseException) -> tuple[Exit, str]:
+    """The exit code and the message for an error; for a bug, after writing the crash log that the message names."""
+    if isinstance(error, UserError):
+        return error.code, str(error)
+    if isinstance(error, MemoryError):
+        return Exit.MACHINE, "out of memory on the host. Use a smaller --batch_size, or --preload mmap."
+    # PyTorch's class is known by its name: this module must not import torch.
+    if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
+        return Exit.MACHINE, ("out of memory on the GPU. Check with nvidia-smi whether another process uses it, or use "
+                              "a smaller --batch_size or model.")
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f": {printable(str(error.filename))}" if error.filename else ""
+        return Exit.MACHINE, (f"{error.strerror}{place}. Check that the path exists, that you may access it, and that "
+                              "the disk has free space.")
+    first_line = printable(str(error)).splitlines()[0][:200] if str(error) else ""
+    return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: {first_line}. "
+                      f"Please report it with the file {_write_crash_log(error)}")
+
+
+def _write_crash_log(error: BaseException) -> str:
+    """Writes the traceback to a file in the temporary folder and returns its path, or why there is no file."""
+    lines = traceback.format_exception(error)
     try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which is not installed. "
-                                      f"Run: python -m pip install {package}") from error
+        handle, path = tempfile.mkstemp(prefix="crash-", suffix=".log", text=True)
+        with os.fdopen(handle, "w", errors="backslashreplace") as log:
+            log.write(f"python {sys.version}\nargv {sys.argv}\n\n{''.join(lines)}")
+    except OSError:
+        return "(the crash log could not be written; run again with --debug)"
+    return path

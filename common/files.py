@@ -1,4 +1,4 @@
-"""Files that survive a power cut, hashes, and reading that a device or a pipe cannot trap."""
+"""Hashes of files, writes that survive a power cut, and reads that a device or a pipe cannot trap."""
 
 from __future__ import annotations
 
@@ -11,68 +11,105 @@ import threading
 from pathlib import Path
 
 MAX_JSON_BYTES = 2**24
-
-
-# ---------------------------------------------------------------- files that survive a power cut
-
+HASH_BUFFER_BYTES = 2**23
 
 
 def cache_folder() -> Path:
-    """Where what is worth keeping between runs lies: compiled kernels, measured sizes. It may be deleted."""
+    """The folder of what is worth keeping between runs: compiled kernels, measured sizes. It may be deleted."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "text-to-gpt2"
 
 
+# ---------------------------------------------------------------- hashes
+
+
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hex."""
-    if _ahead and (worker := _ahead.pop(_identity(path), None)):
-        worker.join()
-        if worker.found is not None:
-            return worker.found
-    return _sha256_of(path)
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        buffer = memoryview(bytearray(min(2**23, max(1, os.fstat(file.fileno()).st_size))))
-        while num_bytes := file.readinto(buffer):
-            digest.update(buffer[:num_bytes])
-    return digest.hexdigest()
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-class _Hasher(threading.Thread):
-    def __init__(self, path: Path):
-        super().__init__(daemon=True)
-        self.path, self.found = path, None
-
-    def run(self) -> None:
-        with contextlib.suppress(OSError):
-            self.found = _sha256_of(self.path)
-
-
-_ahead: dict[tuple[int, ...], _Hasher] = {}  # by what tells a file from what it was before
+    """The sha256 of a file, in hex; taken from _early_hashes where it was computed ahead. Raises OSError."""
+    return _early_hashes.take(path) or _compute_sha256(path)
 
 
 def hash_ahead(folder: Path) -> None:
-    """Begins to hash the weights that --ckpt likely means, while the imports keep another core busy.
+    """Starts to hash the weights that --ckpt most likely means, while the imports keep another core busy.
 
-    sha256_of takes the result if the file has not changed since.
+    folder is a checkpoint or a folder of them. Later sha256_of returns the result, unless the file has changed since.
     """
     with contextlib.suppress(OSError, ValueError):
-        whole = [*folder.glob("manifest.json"), *folder.glob("checkpoint-*/manifest.json")]
-        newest = max(whole, key=lambda path: path.stat().st_mtime_ns).with_name("model.safetensors")
-        identity, worker = _identity(newest), _Hasher(newest)
-        worker.start()
-        _ahead[identity] = worker
+        manifests = [*folder.glob("manifest.json"), *folder.glob("checkpoint-*/manifest.json")]
+        newest = max(manifests, key=lambda path: path.stat().st_mtime_ns)
+        _early_hashes.start(newest.with_name("model.safetensors"))
+
+
+def _compute_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        buffer = memoryview(bytearray(min(HASH_BUFFER_BYTES, max(1, num_bytes))))
+        while num_read := file.readinto(buffer):
+            digest.update(buffer[:num_read])
+    return digest.hexdigest()
+
+
+class EarlyHashes:
+    """Hashes of files that will probably be needed, each computed by a thread of its own.
+
+    A result counts only for the file as it was when its thread started: same device, inode, size and times.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[tuple[int, ...], _HashThread] = {}
+
+    def start(self, path: Path) -> None:
+        """Starts to hash a file. Raises OSError if it does not exist."""
+        identity = self._identity_of(path)
+        thread = _HashThread(path)
+        thread.start()
+        self._threads[identity] = thread
+
+    def take(self, path: Path) -> str | None:
+        """The sha256 of the file, once its thread is done; None if none was started for the file as it is now.
+
+        Each result is given out once: whoever asks again wants to know what is on the disk now.
+        """
+        if not self._threads:
+            return None
+        thread = self._threads.pop(self._identity_of(path), None)
+        if thread is None:
+            return None
+        thread.join()
+        return thread.sha256
+
+    @staticmethod
+    def _identity_of(path: Path) -> tuple[int, ...]:
+        status = path.stat()
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class _HashThread(threading.Thread):
+    """Hashes one file; sha256 stays None if it cannot be read."""
+
+    def __init__(self, path: Path):
+        super().__init__(daemon=True)  # a command that ends early does not wait for it
+        self._path = path
+        self.sha256: str | None = None
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sha256 = _compute_sha256(self._path)
+
+
+# One for the process, made here and never replaced: a command starts a hash before it can import the checkpoint's
+# module (which needs torch), and the result is used deep inside the verification of a checkpoint, on a pool's threads.
+# Handing an object down that whole way would give every function between the two an argument it has no use for.
+_early_hashes = EarlyHashes()
+
+
+# ---------------------------------------------------------------- reading and writing
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk; a folder only where the system can."""
+    """Waits until a file's content, or the names in a folder, are on the disk. Raises OSError.
+
+    A folder is left alone where the system (Windows) or its drive cannot do that.
+    """
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":
         return
@@ -80,29 +117,30 @@ def sync(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if not is_folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network drives cannot
+        is_unsupported = error.errno in (errno.EINVAL, errno.ENOTSUP)  # some network drives
+        if not (is_folder and is_unsupported):
             raise
     finally:
         os.close(handle)
 
 
 def read_bytes(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """What is in a small file. Raises OSError for a pipe, a device, a folder, too many bytes.
+    """The content of a small file. Raises OSError for a pipe, a device, a folder, or more than most_bytes.
 
-    A file that only says it is small, as a device does, is looked at before it is opened.
+    All this is checked before the file is opened: opening a pipe may wait forever, and a device claims to be empty.
     """
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if status.st_size > most_bytes:
-        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, at most {most_bytes:,} are read", str(path))
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than the {most_bytes:,} allowed", str(path))
     return path.read_bytes()
 
 
 def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
-    """The text of a small file. Raises ValueError for what is not UTF-8, OSError as read_bytes."""
+    """The text of a small file. Raises ValueError if it is not UTF-8, and OSError as read_bytes does."""
     return read_bytes(path, most_bytes).decode("utf-8")
 
 

@@ -13,37 +13,38 @@ from typing import Any, TextIO
 from common.errors import warn
 from common.words import duration
 
-HEARTBEAT_SECONDS = 8.0
-
-
-# ---------------------------------------------------------------- progress
-
+HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
+STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
 
 
 class Progress:
     """All that a command prints: a tqdm bar on a terminal, whole flushed lines elsewhere, never silent for 10 seconds.
 
-    A daemon thread says what is being waited for (the phase) whenever nothing else was printed for a while. A reader of
-    stdout that goes away ends the printing, not the work.
+    A daemon thread, the heartbeat, says what the command waits for (the phase) whenever nothing else was printed for a
+    while. If the reader of stdout goes away, the printing ends, but not the work.
+
+    stopped_seconds counts the time in which the whole process stood still: Ctrl-Z, or a suspended machine.
     """
 
     def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
         self.stream = stream or sys.stdout
         self.on_terminal = bool(self.stream and self.stream.isatty())
+        self.stopped_seconds = 0.0
+
         self._bar: Any = None
-        self._doing, self._since = "", time.monotonic()
-        self._last = time.monotonic()
+        self._phase = ""
+        self._phase_began = time.monotonic()
+        self._last_printed = time.monotonic()
         self._lock = threading.RLock()
+
+        self._heartbeat_seconds = heartbeat_seconds
         self._closed = threading.Event()
-        self._pulse = heartbeat_seconds
-        self.stopped_seconds = 0.0  # that the whole process stood still: Ctrl-Z, a suspended machine
-        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
-        self._thread.start()
+        threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
         with self._lock:
-            self._last = time.monotonic()
+            self._last_printed = time.monotonic()
             try:
                 if self._bar is not None:
                     self._bar.clear()
@@ -56,23 +57,24 @@ class Progress:
                 self._bar = None
 
     def warn(self, message: str) -> None:
-        """One warning line on stderr, above the bar."""
+        """Prints one warning line to stderr, above the bar."""
         with self._lock:
             if self._bar is not None:
                 self._bar.clear()
             warn(message)
 
     def bar(self, total: int, done: int, unit: str, scale: bool = False) -> None:
-        """Starts the bar, on a terminal."""
+        """Starts the bar, if this is a terminal. With scale tqdm counts the units, as '1.2G'."""
         if self.on_terminal:
             from tqdm import tqdm
 
-            own = None if scale else "{percentage:3.0f}%|{bar:10}| {desc}"  # a step's line has its own figures
+            # Without scale the text given to at() has figures of its own.
+            bar_format = None if scale else "{percentage:3.0f}%|{bar:10}| {desc}"
             self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, dynamic_ncols=True,
-                             file=self.stream, leave=False, bar_format=own)
+                             file=self.stream, leave=False, bar_format=bar_format)
 
     def at(self, done: int, line: str = "") -> None:
-        """Moves the bar to done, with the line as its text; off a terminal the line, if any, is printed."""
+        """Moves the bar to done, with the line as its text. Without a bar the line, if any, is printed."""
         if self._bar is not None:
             with self._lock:
                 self._bar.set_description_str(line, refresh=False)
@@ -81,18 +83,19 @@ class Progress:
             self.say(line)
 
     def now(self, doing: str) -> None:
-        """From here on the heartbeat says it waits for this: 'step 12', say."""
-        self._doing, self._since = doing, time.monotonic()
+        """From here on the heartbeat says that it waits for this, for example 'step 12'."""
+        self._phase = doing
+        self._phase_began = time.monotonic()
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
-        """While inside, the heartbeat says it waits for this: 'compiling', 'saving'."""
-        outer = self._doing, self._since
+        """While inside, the heartbeat says that it waits for this, for example 'compiling' or 'saving'."""
+        outer = self._phase, self._phase_began
         self.now(doing)
         try:
             yield
         finally:
-            self._doing, self._since = outer
+            self._phase, self._phase_began = outer
 
     def close(self) -> None:
         """Ends the bar and the heartbeat."""
@@ -103,17 +106,22 @@ class Progress:
                 self._bar = None
 
     def _beat(self) -> None:
-        pause, woke = min(1.0, self._pulse / 4), time.monotonic()
+        """The heartbeat's thread: speaks after every silence, and notices when the process stood still."""
+        pause = min(1.0, self._heartbeat_seconds / 4)
+        woke = time.monotonic()
         while not self._closed.wait(pause):
             now = time.monotonic()
-            if now - woke > pause + 3:
+            if now - woke > pause + STANDSTILL_SECONDS:
                 self.stopped_seconds += now - woke - pause
             woke = now
-            if self._doing and now - self._last >= self._pulse:
-                line = f"... {self._doing}, {duration(now - self._since)}"
-                if self._bar is not None:
-                    self._last = now
-                    with self._lock:
-                        self._bar.set_description_str(line)
-                else:
-                    self.say(line)
+            if self._phase and now - self._last_printed >= self._heartbeat_seconds:
+                self._say_phase(now)
+
+    def _say_phase(self, now: float) -> None:
+        line = f"... {self._phase}, {duration(now - self._phase_began)}"
+        if self._bar is not None:
+            self._last_printed = now
+            with self._lock:
+                self._bar.set_description_str(line)
+        else:
+            self.say(line)

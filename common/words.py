@@ -1,23 +1,26 @@
-"""Text that is safe and easy to read: durations, sizes, counts."""
+"""Text that is safe to print and easy to read: durations, sizes, counts."""
 
 from __future__ import annotations
 
-# ---------------------------------------------------------------- text that is safe and easy to read
-
-
 
 def printable(text: str) -> str:
-    """The text with control characters (but newline and tab) shown as escapes, so it cannot drive a terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() or (ord(c) > 159 and not 0xD800 <= ord(c) < 0xE000)
-                   else repr(c)[1:-1] for c in text)
+    """The text with control characters (except newline and tab) as escapes, so that it cannot drive a terminal."""
+    return "".join(c if _is_harmless(c) else repr(c)[1:-1] for c in text)
+
+
+def _is_harmless(character: str) -> bool:
+    """True for what any terminal shows. Spaces such as U+00A0 are not printable to Python, but they are harmless."""
+    is_surrogate = 0xD800 <= ord(character) < 0xE000  # cannot be encoded
+    return character in "\n\t" or character.isprintable() or (ord(character) > 159 and not is_surrogate)
 
 
 def duration(seconds: float) -> str:
     """Seconds as people say them: '8 s', '12 min 30 s', '10 h 50 min', '3 d 4 h'."""
     seconds = max(0, round(seconds))
-    for size, unit, lower, lower_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            return f"{seconds // size} {unit} {seconds % size // lower} {lower_unit}"
+    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    for length, unit, lower_length, lower_unit in units:
+        if seconds >= length:
+            return f"{seconds // length} {unit} {seconds % length // lower_length} {lower_unit}"
     return f"{seconds} s"
 
 
@@ -38,5 +41,5 @@ def count(number: float) -> str:
 
 
 def several(number: int, noun: str) -> str:
-    """'1 file', '2,000 files'."""
+    """A number with its noun: '1 file', '2,000 files'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,23 @@
+"""Words: what is printed cannot drive a terminal, and numbers read as people say them."""
+
+import pytest
+
+from common.words import count, duration, printable, several, size
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("plain\n\ttext", "plain\n\ttext"), ("\x1b[2J\x07\r", "\\x1b[2J\\x07\\r"), ("\x00\x7f\x9b", "\\x00\\x7f\\x9b"),
+    ("caf\u00e9 \u6f22 \U0001f44d", "caf\u00e9 \u6f22 \U0001f44d"), ("\udcff", "\\udcff"), ("a\u00a0b", "a\u00a0b")])
+def test_printable_escapes_what_could_drive_a_terminal(text, shown):
+    assert printable(text) == shown
+    shown.encode("utf-8")
+
+
+def test_durations_sizes_and_counts_read_as_people_say_them():
+    assert [duration(s) for s in (-1, 0, 8.4, 59.6, 750, 3600, 39_000, 273_600)] == [
+        "0 s", "0 s", "8 s", "1 min 0 s", "12 min 30 s", "1 h 0 min", "10 h 50 min", "3 d 4 h"]
+    assert [size(n) for n in (0, 512, 12_288, 3.1 * 2**20, 15.2 * 2**30)] == [
+        "0 bytes", "512 bytes", "12 KiB", "3.1 MiB", "15.2 GiB"]
+    assert [count(n) for n in (512, 32_000, 1_070_000, 124_439_808, 2.5e9, 3e12)] == [
+        "512", "32.0K", "1.07M", "124.4M", "2.50B", "3.00T"]
+    assert [several(n, "file") for n in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
