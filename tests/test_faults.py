@@ -291,7 +291,7 @@ class Sweep:
         wrong += [problem for problem in trial.unsound(out) if not problem.startswith(self.damaged)]
         if expected >= 0:
             failed, fails = FAILED.search(text), action in ("nospace", "full", "eio")
-            if "Traceback" in text or "a bug of" in text:
+            if "Traceback" in text or "a bug in the program" in text:
                 wrong.append(text)
             if ("could not be saved" in text) != bool(failed) and expected == 0:
                 wrong.append(f"no figures in the warning\n{text}")
