@@ -283,19 +283,13 @@ def naive_optimizer(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
     """train.py's own main with its parts of these names replaced."""
-    import torch
 
-    import data
-    import model
     import train
+    from training.parts import Parts
 
-    if "loader" in parts:
-        data.Batches = NaiveBatches  # type: ignore[misc, assignment]
-    if "attention" in parts:
-        model.causal_attention = naive_attention
-    if "optimizer" in parts:
-        torch.optim.AdamW = naive_optimizer  # type: ignore[misc, assignment]
-    if code := train.main(flags):
+    replaced: dict[str, Any] = {"loader": {"batches": NaiveBatches}, "attention": {"attention": naive_attention},
+                                "optimizer": {"adamw": naive_optimizer}}
+    if code := train.main(flags, Parts(**{key: value for part in parts for key, value in replaced[part].items()})):
         raise SystemExit(code)
     assert set(parts) == USED, f"train.py never called the naive {set(parts) - USED}"
     return {}

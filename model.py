@@ -1,12 +1,15 @@
-"""GPT-2 (Radford et al. 2019, section 2.3): config, named sizes, blocks, loss, FLOPs - no optimizer, no I/O.
+"""GPT-2 (Radford et al. 2019, section 2.3) and nothing else: its config and sizes, its blocks, its loss.
 
-Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary (P when padded). Parameters have GPT-2's
-names.
+How the operations are computed fast is in ops/. What else the program must know of this architecture, its Hugging Face
+folder say, is in architectures/gpt2.py. Parameters have GPT-2's own names.
+
+Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary, P vocabulary padded.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +18,27 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ops.attention import causal_attention
-from ops.linear import ACTIVATIONS, Embedding, Linear, affine, gelu, linear
-from ops.loss import IGNORED, LinearCrossEntropy
+from ops.linear import ACTIVATIONS, Embedding, Linear, gelu, linear
+from ops.loss import cross_entropy, linear_cross_entropy
 
-VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the head's width is a multiple of this
+VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the width of the output layer is a multiple of this
+
+SIZES = {  # n_layer, n_head, n_embd
+    "tiny": (4, 4, 128),
+    "mini": (6, 6, 384),
+    "gpt2_small": (12, 12, 768),
+    "gpt2_medium": (24, 16, 1024),
+    "gpt2_large": (36, 20, 1280),
+    "gpt2_xl": (48, 25, 1600),
+}
+
+
+# ---------------------------------------------------------------- config
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a model, all that decides its parameters and its function."""
+    """What the model is: all that decides its parameters and the function it computes."""
 
     vocab_size: int = 50257
     seq_length: int = 1024
@@ -41,48 +56,63 @@ class GPTConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
+    def num_block_weights(self) -> int:
+        """Weights of the blocks' matrices, 12 L C^2: c_attn 3, c_proj 1, c_fc 4 and the MLP's c_proj 4."""
+        return 12 * self.n_layer * self.n_embd**2
+
+    @property
     def num_parameters(self) -> int:
-        """Parameters without the padding of the vocabulary; a tied head counts once."""
-        vectors = 13 if self.bias else 2  # of length C a block: norms 2; with biases 2 more, c_attn 3, c_fc 4, c_proj 2
-        blocks = self.n_layer * (12 * self.n_embd**2 + vectors * self.n_embd)
-        final_norm = self.n_embd * (2 if self.bias else 1)
-        tables = (self.vocab_size * (1 if self.tie_weights else 2) + self.seq_length) * self.n_embd
-        return blocks + final_norm + tables
+        """Parameters without the padding of the vocabulary; a tied output layer counts once."""
+        C = self.n_embd
+        vectors = 13 if self.bias else 2  # of a block: 2 norms; with biases 2 more, and c_attn 3, c_fc 4, two c_proj 2
+        blocks = self.num_block_weights + self.n_layer * vectors * C
+        final_norm = 2 * C if self.bias else C
+        tables = self.vocab_size * (1 if self.tie_weights else 2) + self.seq_length
+        return blocks + final_norm + tables * C
 
     @property
     def flops_per_token(self) -> int:
         """Floating-point operations of a training step per token, forward and backward: 6 (12 L C^2 + V C) + 12 L C T.
 
-        Matrix products alone, a lookup is none; the last term is attention's, causality not deducted
+        Only matrix products count; the last term is attention's, without a deduction for causality
         (Chowdhery et al. 2022, PaLM, appendix B).
         """
-        matrices = 12 * self.n_layer * self.n_embd**2 + self.vocab_size * self.n_embd
+        matrices = self.num_block_weights + self.vocab_size * self.n_embd
         return 6 * matrices + 12 * self.n_layer * self.n_embd * self.seq_length
 
 
-SIZES = {  # n_layer, n_head, n_embd
-    "tiny": (4, 4, 128),
-    "mini": (6, 6, 384),
-    "gpt2_small": (12, 12, 768),
-    "gpt2_medium": (24, 16, 1024),
-    "gpt2_large": (36, 20, 1280),
-    "gpt2_xl": (48, 25, 1600),
-}
+@dataclass(frozen=True)
+class Options:
+    """How the model is computed while it trains: memory and speed, not the function.
+
+    residual_dtype is that of the residual stream; None leaves it as autocast makes it, fp32. With recompute a block's
+    activations are computed again in the backward pass (Chen et al. 2016). Logits of loss_chunk tokens exist at a time,
+    0: of all. fp8_head multiplies the output layer in 8 bits.
+    """
+
+    residual_dtype: torch.dtype | None = None
+    recompute: bool = False
+    loss_chunk: int = 0
+    fp8_head: bool = False
+    attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = causal_attention
+
+
+# ---------------------------------------------------------------- blocks
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, options: Options):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.dropout
+        self.n_head, self.dropout, self.attention = config.n_head, config.dropout, options.attention
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-                                  for part in affine(self.c_attn, x).split(C, dim=2))
-        y_BHTK = causal_attention(q_BHTK, k_BHTK, v_BHTK, self.dropout if self.training else 0.0)
-        y = affine(self.c_proj, y_BHTK.transpose(1, 2).reshape(B, T, C))
+                                  for part in self.c_attn(x).split(C, dim=2))
+        y_BHTK = self.attention(q_BHTK, k_BHTK, v_BHTK, self.dropout if self.training else 0.0)
+        y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
 
@@ -94,15 +124,15 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = affine(self.c_proj, gelu(affine(self.c_fc, x), self.approximate))
+        x = self.c_proj(gelu(self.c_fc(x), self.approximate))
         return F.dropout(x, self.dropout, self.training)
 
 
 class Block(nn.Module):
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, options: Options):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
-        self.attn = CausalSelfAttention(config)
+        self.attn = CausalSelfAttention(config, options)
         self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
         self.mlp = MLP(config)
 
@@ -111,39 +141,32 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+# ---------------------------------------------------------------- the model
+
+
 class GPT(nn.Module):
-    """The language model. Rows of wte and lm_head beyond the vocabulary are zero and stay zero.
+    """The language model. Rows of wte and lm_head beyond the vocabulary are padding: they are zero and stay zero."""
 
-    How training spends memory is set from outside: the residual stream's dtype (None: as autocast makes it, fp32),
-    whether blocks are recomputed in backward (Chen et al. 2016), for how many tokens logits exist at once (0: all),
-    and whether training multiplies the head in 8 bits.
-    """
-
-    residual_dtype: torch.dtype | None = None
-    recompute = False
-    loss_chunk = 0
-    fp8_head = False
-
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, options: Options = Options()):
         super().__init__()
-        self.config = config
+        self.config, self.options = config, options
         self.transformer = nn.ModuleDict({
             "wte": Embedding(config.padded_vocab_size, config.n_embd),
             "wpe": Embedding(config.seq_length, config.n_embd),
-            "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+            "h": nn.ModuleList(Block(config, options) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
 
     @classmethod
-    def create(cls, config: GPTConfig, device: torch.device | str = "cpu") -> GPT:
+    def create(cls, config: GPTConfig, device: torch.device | str = "cpu", options: Options = Options()) -> GPT:
         """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
-        return cls(config).init_weights().to(device)
+        return cls(config, options).init_weights().to(device)
 
     @torch.no_grad()
     def init_weights(self) -> GPT:
-        """normal(0, 0.02), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, 2.3)."""
+        """normal(0, 0.02), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3)."""
         for name, parameter in self.named_parameters():
             owner, kind = name.split(".")[-2:]
             if kind == "bias":
@@ -156,6 +179,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
             else:
                 raise AssertionError(f"{name} has no initialisation")
+
             if owner in ("wte", "lm_head"):
                 parameter[self.config.vocab_size:] = 0.0
         return self
@@ -167,13 +191,15 @@ class GPT(nn.Module):
         return head.weight  # type: ignore[return-value]
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
-        """The final hidden states [B, T, C] of ids."""
+        """The final hidden states, [B, T, C]."""
         assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
         position_T = torch.arange(idx_BT.size(1), device=idx_BT.device)
+
         x = self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T)
-        x = F.dropout(x.to(self.residual_dtype or x.dtype), self.config.dropout, self.training)
+        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
+
         for block in self.transformer["h"]:  # type: ignore[union-attr]
-            if self.recompute and self.training:
+            if self.options.recompute and self.training:
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)
             else:
                 x = block(x)
@@ -181,18 +207,16 @@ class GPT(nn.Module):
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
                 ) -> torch.Tensor:
-        """The mean loss in nats over targets that are not IGNORED, in fp32; without targets the logits [B, T, V]."""
+        """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
         x = self.trunk(idx_BT)
-        in_fp8 = self.fp8_head and self.training
-        if targets_BT is not None and (in_fp8 or 0 < self.loss_chunk < targets_BT.numel()):
-            half = torch.is_autocast_enabled(x.device.type)
-            dtype = torch.get_autocast_dtype(x.device.type) if half else torch.float32
-            return LinearCrossEntropy.apply(  # type: ignore[return-value]
-                x.flatten(0, 1), self.head_weight, targets_BT.flatten(), self.config.vocab_size, label_smoothing,
-                self.loss_chunk or targets_BT.numel(), dtype, in_fp8, torch.is_grad_enabled())
+        chunk, in_fp8 = self.options.loss_chunk, self.options.fp8_head and self.training
+
+        if targets_BT is not None and (in_fp8 or 0 < chunk < targets_BT.numel()):
+            return linear_cross_entropy(x.flatten(0, 1), self.head_weight, targets_BT.flatten(),
+                                        self.config.vocab_size, label_smoothing, chunk or targets_BT.numel(), in_fp8)
+
         logits_BTP = linear(x, self.head_weight)
-        logits_BTV = logits_BTP[..., :self.config.vocab_size]  # padding is no choice, in the loss or anywhere
+        logits_BTV = logits_BTP[..., :self.config.vocab_size]  # the padding is no choice, in the loss or anywhere
         if targets_BT is None:
             return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten().long(), ignore_index=IGNORED,
-                               label_smoothing=label_smoothing)
+        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), label_smoothing)

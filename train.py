@@ -190,7 +190,7 @@ from machine.memory import (
     total_memory,
 )
 from machine.timing import Clock, Gauge, synchronize
-from model import GPT, SIZES, GPTConfig
+from model import GPT, SIZES, GPTConfig, Options
 from ops.attention import attends_in_blocks
 from ops.loss import IGNORED
 from tokens import corpus
@@ -199,6 +199,7 @@ from tokens.corpus import Corpus
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training import curve, memory
 from training import curve as training_curve
+from training.parts import FAST, Parts
 from training.trackers import Metrics
 
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few
@@ -604,7 +605,7 @@ def show_sample(run: Run) -> None:
 
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     """Everything until the folder is ours; returns the exit code."""
     args = read_flags(argv)
     out, problems, corpus, config, resumed = Progress(), Problems(), None, None, None
@@ -634,7 +635,7 @@ def main(argv: Sequence[str]) -> int:
         for warning in device.set_up(machine, args.tf32, cache_folder() / "compiled", args.deterministic,
                                      args.dropout):
             out.warn(warning)
-        return train(args, argv, out, signals, machine, corpus, config, resumed)
+        return train(args, argv, out, signals, machine, corpus, config, resumed, parts)
 
 
 def open_corpus(args: argparse.Namespace) -> Corpus:
@@ -678,7 +679,7 @@ def find_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str
 
 def train(args: argparse.Namespace, argv: Sequence[str], out: Progress, signals: Signals,
           machine: device.Machine, corpus: Corpus, config: GPTConfig,
-          resumed: tuple[Path, dict[str, Any]] | None) -> int:
+          resumed: tuple[Path, dict[str, Any]] | None, parts: Parts = FAST) -> int:
     """The run from the plan to the last line; returns the exit code."""
     stored = resumed[1] if resumed else {}
     state = State(**{key: stored[key] for key in asdict(State()) if key in stored})
@@ -702,7 +703,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: Progress, signals:
     for line in (*machine.warnings, *corpus.notes, *doubts(args, config, recipe, corpus)):
         out.warn(line)
 
-    run = replace(build(args, out, signals, machine, corpus, config, recipe, state, where), command=named_only(argv))
+    run = build(args, out, signals, machine, corpus, config, recipe, state, where, parts)
+    run = replace(run, command=named_only(argv))
     if args.init_from and not resumed:
         start(run)
     if resumed:
@@ -744,19 +746,19 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: Progress, signals:
 
 
 def build(args: argparse.Namespace, out: Progress, signals: Signals, machine: device.Machine,
-          corpus: Corpus, config: GPTConfig, recipe: Recipe, state: State, where: str) -> Run:
+          corpus: Corpus, config: GPTConfig, recipe: Recipe, state: State, where: str, parts: Parts = FAST) -> Run:
     """The model as the seed makes it, its optimizer, the batches, the tokenizer."""
     with out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model = GPT.create(config, machine.device).train()
-        model.residual_dtype, model.loss_chunk = residual_dtype(args, machine), loss_chunk(args, machine)
-        model.recompute, model.fp8_head = args.activation_checkpointing, args.fp8_head
-        optimizer = torch.optim.AdamW(param_groups(model, args.weight_decay), recipe.learning_rate,
+        options = Options(residual_dtype(args, machine), args.activation_checkpointing, loss_chunk(args, machine),
+                          args.fp8_head, parts.attention)
+        model = GPT.create(config, machine.device, options).train()
+        optimizer = parts.adamw(param_groups(model, args.weight_decay), recipe.learning_rate,
                                       (args.beta1, args.beta2), fused=True)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     with out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, where, config.seq_length, args.seed, machine.device)
-        batches = data.Batches(windows, recipe.batch_size, machine.device)
+        batches = parts.batches(windows, recipe.batch_size, machine.device)
         val_tokens = data.Tokens(corpus.val, "mmap", machine.device) if corpus.val else None
         tokenizer = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         lengths = tokens_tokenizer.bytes_per_id(tokenizer, config.vocab_size) if tokenizer else None
@@ -894,7 +896,7 @@ def describe(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus
             f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
             f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, head "
             f"{'tied' if config.tie_weights else 'untied'}",
-            f"memory      {memory.describe(memory.memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
+            "memory      " + memory.describe(memory.memory_parts(config, recipe.batch_size, setting), setting.accumulates),
             f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} "
             f"micro-batches x {config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
             f"horizon     {recipe.total_steps:,} steps, {count(recipe.total_steps * tokens_per_step)} tokens, "

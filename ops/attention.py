@@ -1,4 +1,4 @@
-"""Causal attention.
+"""Causal attention: the fast forms, and the plain one they are tested against.
 
 Shapes: B batch, H heads, T time, K head size.
 """
@@ -8,28 +8,53 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-BLOCK_ROWS = 128  # of queries, where attention is computed in blocks
+BLOCK_ROWS = 128  # queries in a block, where attention is computed in blocks
+
+
+def plain_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
+    """Attention as the paper writes it, [B, H, T, K]: all scores, the future masked, the softmax, the weighted sum.
+
+    Source: Vaswani et al. 2017, section 3.2.1, with the mask of section 3.2.3. It holds [B, H, T, T] several times.
+    """
+    T, K = q_BHTK.shape[-2:]
+    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
+
+    scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
+    weights_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
+    return F.dropout(weights_BHTT, dropout) @ v_BHTK
+
+
+def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
+    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
+
+    PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
+    faster.
+    """
+    if attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, q_BHTK.size(2)):
+        return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout)
 
 
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
     """True where causal_attention multiplies matrices in blocks of rows instead of calling PyTorch's fused kernel.
 
-    On a CPU in bf16 that takes a third of the time of the fused kernel at T 64 to 128 and half at 512 (forward and
-    backward, 2 cores with AVX512-BF16, torch 2.13); beyond, the stored probabilities cost more memory than it is worth.
+    On a CPU in bf16 the blocks take a third of the fused kernel's time at T 64 to 128 and half at T 512 (forward and
+    backward, 2 cores with AVX512-BF16, torch 2.13). Beyond T 512 the stored probabilities cost too much memory.
     """
     return device_type == "cpu" and dtype == torch.bfloat16 and seq_length <= 512
 
 
-def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
-    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; all three have the same T."""
+def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float,
+                        block_rows: int = BLOCK_ROWS) -> torch.Tensor:
+    """causal_attention by matrix products, block_rows queries at a time."""
     B, H, T, K = q_BHTK.shape
-    if not attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, T):
-        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout)
     q, k, v = (x.reshape(B * H, T, K) for x in (q_BHTK, k_BHTK, v_BHTK))
+
     rows = []
-    for start in range(0, T, BLOCK_ROWS):  # a block of queries needs no keys beyond its end
-        end = min(start + BLOCK_ROWS, T)
+    for start in range(0, T, block_rows):
+        end = min(start + block_rows, T)  # a block of queries needs no keys beyond its end
         future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1)
         scores = torch.baddbmm(future, q[:, start:end], k[:, :end].transpose(1, 2), alpha=K**-0.5)
         rows.append(torch.bmm(F.dropout(scores.softmax(-1), dropout), v[:, :end]))
+
     return torch.cat(rows, 1).view(B, H, T, K)

@@ -1,14 +1,18 @@
-"""Matrix products in 8 bits, for GPUs that have them."""
+"""Matrix products in 8 bits, for GPUs of compute capability 8.9 and above. The plain form is loss.Products.
+
+Shapes: N rows, C width, P outputs; N, P and C must be multiples of 16.
+"""
 
 from __future__ import annotations
 
 import torch
 
 
-class FP8Head:
-    """Head's products in 8 bits: e4m3, gradients e5m2 (Micikevicius et al. 2022), one scale a tensor, results in bf16.
+class FP8Products:
+    """The three products of an output layer in 8 bits, results in bf16.
 
-    N, P and C must be multiples of 16. The kernel wants its right operand by columns, so what is not is transposed.
+    Weights and activations are e4m3, gradients e5m2, with one scale for each tensor (Micikevicius et al. 2022). The
+    kernel wants its right operand by columns, so a matrix that lies by rows is transposed first.
     """
 
     def __init__(self, weight_PC: torch.Tensor):
@@ -16,25 +20,28 @@ class FP8Head:
         self.weight8_CP = self.weight8_PC.t().contiguous()
 
     def logits(self, x_NC: torch.Tensor) -> torch.Tensor:
-        x8_NC, scale = to_fp8(x_NC)
-        return product_fp8(x8_NC, self.weight8_PC.t(), scale, self.scale, use_fast_accum=True)
+        """x weight', bf16 [N, P]."""
+        x8_NC, x_scale = to_fp8(x_NC)
+        return fp8_product(x8_NC, self.weight8_PC.t(), x_scale, self.scale, use_fast_accum=True)
 
     def gradients(self, dz_NP: torch.Tensor, x_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients of x, bf16 [N, C], and of the weight, bf16 [P, C], from the gradient of the logits."""
         x8_NC, x_scale = to_fp8(x_NC)
         dz8_NP, dz_scale = to_fp8(dz_NP, torch.float8_e5m2)
-        dx_NC = product_fp8(dz8_NP, self.weight8_CP.t(), dz_scale, self.scale)
-        dw_PC = product_fp8(dz8_NP.t().contiguous(), x8_NC.t().contiguous().t(), dz_scale, x_scale)
+
+        dx_NC = fp8_product(dz8_NP, self.weight8_CP.t(), dz_scale, self.scale)
+        dw_PC = fp8_product(dz8_NP.t().contiguous(), x8_NC.t().contiguous().t(), dz_scale, x_scale)
         return dx_NC, dw_PC
 
 
-def product_fp8(a_MK: torch.Tensor, b_KN: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
+def fp8_product(a_MK: torch.Tensor, b_KN: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
                 use_fast_accum: bool = False) -> torch.Tensor:
-    """bf16 [M, N] of a by rows and b by columns; fast accumulation adds up in fewer bits on Hopper."""
+    """a b in bf16 [M, N], a by rows and b by columns. Fast accumulation sums in fewer bits on Hopper."""
     return torch._scaled_mm(a_MK, b_KN, a_scale, b_scale, out_dtype=torch.bfloat16,  # type: ignore[attr-defined]
                             use_fast_accum=use_fast_accum)
 
 
 def to_fp8(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in 8 bits, its largest value the largest there is, and the factor [] that gives it back."""
+    """x in 8 bits, scaled so that its largest value is the largest of the type, and the factor [] that undoes it."""
     scale = x.abs().amax().float().clamp(min=1e-30) / torch.finfo(dtype).max
     return (x.float() / scale).to(dtype), scale

@@ -1,6 +1,6 @@
-"""Cross-entropy of a linear output layer.
+"""The mean cross-entropy of an output layer: plainly from all logits, and in chunks that never hold all of them.
 
-Shapes: N tokens, C width, V vocabulary, P vocabulary padded.
+Shapes: N tokens, C width, V vocabulary, P vocabulary padded to a multiple that matrix kernels like.
 """
 
 from __future__ import annotations
@@ -8,59 +8,86 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from ops.fp8 import FP8Head
+from ops.fp8 import FP8Products
 from ops.linear import linear
 
 IGNORED = -1  # a target that takes no part in the loss
 
 
-class Head:
-    """The three products of an output layer, weight [P, C], in the weight's precision."""
+def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """The mean loss in nats, fp32 [], over targets that are not IGNORED: PyTorch's own."""
+    return F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED, label_smoothing=label_smoothing)
+
+
+def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
+                         label_smoothing: float, chunk_rows: int, in_fp8: bool = False) -> torch.Tensor:
+    """cross_entropy of the logits x weight' without their padding, with only chunk_rows rows of logits at a time.
+
+    Matrix products have autocast's dtype, or 8 bits with in_fp8; sums over chunks are in fp32. The gradients are
+    computed together with the loss (Hsu et al. 2024, Liger Kernel, section 3.2), so that nothing of size [N, P] is
+    kept and nothing is computed twice.
+    """
+    is_mixed = torch.is_autocast_enabled(x_NC.device.type)
+    dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
+    return _LinearCrossEntropy.apply(  # type: ignore[return-value]
+        x_NC, weight_PC, targets_N, vocab_size, label_smoothing, chunk_rows, dtype,
+        FP8Products if in_fp8 else Products, torch.is_grad_enabled())
+
+
+class Products:
+    """The three products of an output layer in the dtype of its weight [P, C]."""
 
     def __init__(self, weight_PC: torch.Tensor):
         self.weight_PC = weight_PC
 
     def logits(self, x_NC: torch.Tensor) -> torch.Tensor:
-        """[N, P]"""
+        """x weight', [N, P]."""
         return linear(x_NC, self.weight_PC)
 
     def gradients(self, dz_NP: torch.Tensor, x_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of x [N, C] and of the weight [P, C], from that of the logits."""
+        """The gradients of x [N, C] and of the weight [P, C] from the gradient of the logits."""
         return linear(dz_NP, self.weight_PC.t()), dz_NP.t() @ x_NC
 
 
-class LinearCrossEntropy(torch.autograd.Function):
-    """Mean loss over targets of the logits x weight', of which chunk rows exist at once; its arguments are forward's.
-
-    The gradients are computed beside the loss (Hsu et al. 2024, Liger Kernel, section 3.2), so nothing of size [N, P]
-    is kept, and nothing is computed twice. dtype is that of the matrix products; sums over chunks are in fp32.
-    """
-
+class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                label_smoothing: float, chunk: int, dtype: torch.dtype, in_fp8: bool, wants_grad: bool) -> torch.Tensor:
-        head = (FP8Head if in_fp8 else Head)(weight_PC.to(dtype))
+                label_smoothing: float, chunk_rows: int, dtype: torch.dtype, products: type[Products | FP8Products],
+                needs_gradients: bool) -> torch.Tensor:
+        head = products(weight_PC.to(dtype))
         column_P = torch.arange(len(weight_PC), device=weight_PC.device)
-        is_id_P, off = column_P < vocab_size, label_smoothing / vocab_size
-        num_targets, loss = (targets_N != IGNORED).sum(), torch.zeros((), device=weight_PC.device)
-        dx_parts, dw_PC = [], torch.zeros_like(weight_PC, dtype=torch.float32) if wants_grad else None
-        for x, targets in zip(x_NC.to(dtype).split(chunk), targets_N.split(chunk), strict=True):
+        is_id_P = column_P < vocab_size
+        off_target = label_smoothing / vocab_size
+        num_targets = (targets_N != IGNORED).sum()
+
+        loss = torch.zeros((), device=weight_PC.device)
+        dx_parts = []
+        dw_PC = torch.zeros_like(weight_PC, dtype=torch.float32) if needs_gradients else None
+
+        for x, targets in zip(x_NC.to(dtype).split(chunk_rows), targets_N.split(chunk_rows), strict=True):
             kept = (targets != IGNORED)[:, None]
+
+            # The loss of a row: log-sum-exp minus the target's logit, spread over all ids by label smoothing.
             z = torch.where(is_id_P, head.logits(x).float(), -torch.inf)
             lse = z.logsumexp(-1, keepdim=True)
-            of_target = z.gather(1, targets.clamp(min=0).long()[:, None])
-            loss_N1 = lse - (1 - label_smoothing) * of_target
+            z_target = z.gather(1, targets.clamp(min=0).long()[:, None])
+            loss_N1 = lse - (1 - label_smoothing) * z_target
             if label_smoothing:
-                loss_N1 = loss_N1 - off * torch.where(is_id_P, z, 0.0).sum(-1, keepdim=True)
+                loss_N1 = loss_N1 - off_target * torch.where(is_id_P, z, 0.0).sum(-1, keepdim=True)
             loss = loss + torch.where(kept, loss_N1, 0.0).sum()
+
+            # Its gradient: the softmax minus the target's distribution.
             if dw_PC is not None:
-                dz = (z - lse).exp() - torch.where(column_P == targets[:, None], 1 - label_smoothing + off, off)
+                on_target = 1 - label_smoothing + off_target
+                dz = (z - lse).exp() - torch.where(column_P == targets[:, None], on_target, off_target)
                 dz = torch.where(kept & is_id_P, dz, 0.0).to(dtype)
                 dx, dw = head.gradients(dz, x)
                 dx_parts.append(dx)
                 dw_PC = dw_PC + dw
-        ctx.save_for_backward(*([torch.cat(dx_parts), dw_PC, num_targets] if wants_grad else []))
+
+        ctx.save_for_backward(*([torch.cat(dx_parts), dw_PC, num_targets] if needs_gradients else []))
         return loss / num_targets
 
     @staticmethod

@@ -1,0 +1,26 @@
+"""The parts of a run that a benchmark may replace by naive ones; every user's run has the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import data
+from ops.attention import causal_attention
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is called like data.Batches, like ops.attention.causal_attention and like torch.optim.AdamW."""
+
+    batches: type[Any] = data.Batches
+    attention: Attention = causal_attention
+    adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+
+
+FAST = Parts()
