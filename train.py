@@ -189,7 +189,7 @@ from machine.memory import (
     release_memory,
     total_memory,
 )
-from machine.timing import Clock, Gauge, synchronize
+from machine.timing import Gauge, TrainingClock, synchronize
 from model import GPT, SIZES, GPTConfig, Options
 from ops.attention import attends_in_blocks
 from ops.loss import IGNORED
@@ -439,7 +439,7 @@ class Run:
     tokenizer: Any
     bytes_per_id: torch.Tensor | None
     state: State
-    clock: Clock
+    clock: TrainingClock
     gauge: Gauge
     curve: training_curve.Curve
     saver: Saver
@@ -765,7 +765,7 @@ def build(args: argparse.Namespace, out: Progress, signals: Signals, machine: de
         bytes_per_id = torch.from_numpy(lengths).to(machine.device) if lengths is not None else None
     copies = saves_in_between(args, recipe) and has_room_for_a_copy(config, machine)
     return Run(args, out, signals, machine, corpus, config, recipe, model, optimizer, scaler, batches, val_tokens,
-               tokenizer, bytes_per_id, state, Clock(machine, lambda: out.stopped_seconds),
+               tokenizer, bytes_per_id, state, TrainingClock(machine, lambda: out.stopped_seconds),
                Gauge(machine), curve.Curve(math.log(config.vocab_size)), Saver(),
                Snapshot() if copies else None)
 

@@ -14,13 +14,28 @@ import torch
 if TYPE_CHECKING:
     from machine.device import Machine
 
+# Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Error [CUDA]: out of memory",
+)
+
+# The limit of a container and what it uses: cgroup version 2, then version 1.
+CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if the error says that the device, or the host, has no memory left."""
-    words = ("DefaultCPUAllocator: can't allocate memory", "STATUS_ALLOC_FAILED", "std::bad_alloc",
-             "CUDA error: out of memory", "CUDA driver error: out of memory", "Error [CUDA]: out of memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def release_memory(machine: Machine) -> None:
@@ -36,22 +51,22 @@ def free_memory(machine: Machine) -> int | None:
 
 
 def total_memory(machine: Machine) -> int:
-    """Bytes the device has: the GPU's memory, or on a CPU what this process may use of the RAM."""
+    """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take."""
     return torch.cuda.mem_get_info(machine.device)[1] if machine.device.type == "cuda" else available_ram()
 
 
 def available_ram() -> int:
     """Bytes of RAM this process may still take: the system's, or less where a container (cgroup) allows less."""
-    available = 2**62
+    unknown = 2**62
+    available = unknown
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    for limit, used in (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-                        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes")):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+    for limit, used in CGROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
             available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    if available == 2**62 and hasattr(os, "sysconf"):
+    if available == unknown and hasattr(os, "sysconf"):
         with contextlib.suppress(ValueError, OSError):
             available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(0, available)
@@ -61,7 +76,8 @@ def peak_memory(machine: Machine) -> int:
     """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
     if machine.device.type == "cuda":
         return torch.cuda.max_memory_reserved(machine.device)
-    with contextlib.suppress(OSError, StopIteration):  # not rusage first: a child's begins at its parent's size
+    # The resource module only where there is no /proc: in a child, its peak begins at the size of the parent.
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     with contextlib.suppress(ImportError):
@@ -72,7 +88,7 @@ def peak_memory(machine: Machine) -> int:
 
 
 def forget_peak(machine: Machine) -> None:
-    """Lets a GPU's peak_memory begin anew, after the compiler's trials say."""
+    """Lets peak_memory of a GPU start again from here, so that it does not count what the compiler tried out."""
     if machine.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(machine.device)

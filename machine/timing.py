@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 if TYPE_CHECKING:
     from machine.device import Machine
 
+READING_SECONDS = 5  # between two readings of a GPU's utilisation and power
+FEWEST_READINGS = 3  # for a mean that says something
+WAITING_SHARE = 0.05  # of the training time: a host that waits longer for the GPU is ahead of it
 
 
 def synchronize(machine: Machine) -> None:
@@ -20,21 +23,27 @@ def synchronize(machine: Machine) -> None:
         torch.cuda.synchronize(machine.device)
 
 
-class Clock:
-    """Seconds of training alone: what happens inside pause() is not counted, nor what stopped() says stood still."""
+class TrainingClock:
+    """Seconds of training alone: neither what happens inside pause(), nor the time in which the process stood still.
+
+    stopped returns the seconds that the process has stood still so far (Progress.stopped_seconds). began is when the
+    clock was started last, by time.perf_counter().
+    """
 
     def __init__(self, machine: Machine, stopped: Callable[[], float] = lambda: 0.0):
-        self._machine, self._stopped = machine, stopped
+        self._machine = machine
+        self._stopped = stopped
         self.start()
 
     def start(self) -> None:
-        """Begins to count here, after compiling say."""
-        self.began = self._lap = time.perf_counter()
-        self._paused, self._stopped_before = 0.0, self._stopped()
+        """Starts to count from here, for example once compiling is done."""
+        self.began = self._lap_began = time.perf_counter()
+        self._paused = 0.0
+        self._stopped_before = self._stopped()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops the clock inside, once the device has done the training it was given."""
+        """Stops the clock while inside; on entry it waits until the device has done the training it was given."""
         synchronize(self._machine)
         started = time.perf_counter()
         try:
@@ -44,66 +53,80 @@ class Clock:
             self._paused += time.perf_counter() - started
 
     def lap(self) -> float:
-        """Training seconds since the last lap."""
+        """Seconds of training since the last lap."""
         now = time.perf_counter()
         stopped = self._stopped()
-        seconds = now - self._lap - self._paused - (stopped - self._stopped_before)
-        self._lap, self._paused, self._stopped_before = now, 0.0, stopped
+        seconds = now - self._lap_began - self._paused - (stopped - self._stopped_before)
+
+        self._lap_began = now
+        self._paused = 0.0
+        self._stopped_before = stopped
         return max(seconds, 1e-9)
 
 
 class Gauge:
-    """How busy the device is: the host's seconds spent on batches; a GPU's utilisation and power by nvidia-ml-py."""
+    """How busy the device is: the seconds the host spent on batches, and a GPU's utilisation and power.
+
+    waited holds the seconds that the host waited for data and for the device, trained those of training. readings are
+    pairs of utilisation (percent) and power (watts), read through nvidia-ml-py; missing names what there are no
+    readings for want of.
+    """
 
     def __init__(self, machine: Machine):
+        self.waited = {"data": 0.0, "device": 0.0}
+        self.trained = 0.0
+        self.readings: list[tuple[int, float]] = []
+        self.missing = ""
         self._machine = machine
-        self.waited, self.trained = {"data": 0.0, "device": 0.0}, 0.0  # seconds
-        self.readings: list[tuple[int, float]] = []  # percent, watts
-        self.missing = ""  # the package without which there are no readings
         self._read_at = 0.0
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Counts the seconds inside as the host's waiting for data, or for the device to end what it was given."""
+    def waiting(self, what: Literal["data", "device"]) -> Iterator[None]:
+        """Counts the seconds inside as the host waiting for data, or for the device to finish what it was given."""
         started = time.perf_counter()
         yield
         self.waited[what] += time.perf_counter() - started
 
-    @property
-    def host_is_late(self) -> bool:
-        """True where nothing speaks against the device having to wait: on a GPU, the host having waited for it."""
-        return self._machine.device.type == "cpu" or self.waited["device"] < 0.05 * self.trained
-
     def lap(self, seconds: float) -> None:
         """Adds seconds of training and, on a GPU every 5 s, a reading."""
         self.trained += seconds
-        if self._machine.device.type != "cuda" or self.missing or time.monotonic() - self._read_at < 5:
-            return
-        self._read_at = time.monotonic()
+        is_due = time.monotonic() - self._read_at >= READING_SECONDS
+        if self._machine.device.type == "cuda" and not self.missing and is_due:
+            self._read_at = time.monotonic()
+            self._take_reading()
+
+    def _take_reading(self) -> None:
         try:
             watts = torch.cuda.power_draw(self._machine.device) / 1000
             self.readings.append((torch.cuda.utilization(self._machine.device), watts))
         except ModuleNotFoundError:
             self.missing = "nvidia-ml-py"
-        except Exception:  # a driver that does not tell, a MIG slice: its errors are as many as its versions
-            self.missing = "a driver that tells"
+        except Exception:  # a driver that does not report, a MIG slice: the errors differ from version to version
+            self.missing = "a driver that reports them"
+
+    @property
+    def host_is_late(self) -> bool:
+        """False if the host is known to be ahead of the device, having waited for it; only seen on a GPU."""
+        return self._machine.device.type == "cpu" or self.waited["device"] < WAITING_SHARE * self.trained
 
     @property
     def wait_share(self) -> float:
-        """The share of the training time that went into waiting for data."""
+        """The share of the training time that was spent waiting for data."""
         return self.waited["data"] / self.trained if self.trained else 0.0
 
     @property
     def utilisation(self) -> float | None:
-        """Mean percent of the time that the GPU had work; None before the third reading."""
-        return sum(percent for percent, _ in self.readings) / len(self.readings) if len(self.readings) > 2 else None
+        """Mean percent of the time that the GPU was busy; None before the third reading."""
+        if len(self.readings) < FEWEST_READINGS:
+            return None
+        return sum(percent for percent, _ in self.readings) / len(self.readings)
 
     def describe(self) -> dict[str, str]:
-        """For the closing block."""
-        words = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}
+        """The lines of the closing block, by their names."""
+        lines = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}
         if self.readings:
             percent, watts = (sum(column) / len(self.readings) for column in zip(*self.readings, strict=True))
-            words["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
+            lines["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
         elif self.missing:
-            words["gpu"] = f"utilisation and power unknown without {self.missing}"
-        return words
+            lines["gpu"] = f"utilisation and power unknown without {self.missing}"
+        return lines

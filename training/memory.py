@@ -20,7 +20,7 @@ from architectures.table import architecture_of
 from common.errors import Exit, UserError
 from common.files import cache_folder, write_whole
 from common.words import printable
-from machine.cards import CARDS_GB
+from machine.cards import CARDS_GIB
 from model import GPTConfig
 
 GIB = 2**30
@@ -117,8 +117,8 @@ def micro_batch_that_fits(config: GPTConfig, memory_bytes: int, setting: Setting
 
 
 def on_cards(config: GPTConfig, setting: Setting) -> dict[int, int]:
-    """The largest micro-batch for each of CARDS_GB, 0 where not even one sequence fits."""
-    return {card: most_that_fits(config, setting, (1 - MARGIN) * card * GIB - CUDA_CONTEXT) for card in CARDS_GB}
+    """The largest micro-batch for each of CARDS_GIB, 0 where not even one sequence fits."""
+    return {card: most_that_fits(config, setting, (1 - MARGIN) * card * GIB - CUDA_CONTEXT) for card in CARDS_GIB}
 
 
 def describe(parts: dict[str, int], accumulates: bool) -> str:

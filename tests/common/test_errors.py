@@ -21,7 +21,7 @@ def command(body: str, *argv: str, before: str = "", **env: str) -> subprocess.C
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     code = ("import os, signal, sys\nfrom common.errors import *\nfrom common.progress import Progress\n"
             f"{before}\ndef main(argv):\n{lines}guard(main)\nprint('went on')")
-    return run_python(code, *argv, **env)
+    return run_python(code, *argv, cwd=None, **env)
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""Timing: only training is counted, and a host that waits for the GPU does not hold it back."""
+
+import contextlib
+import dataclasses
+import time
+
+import pytest
+import torch
+
+from machine.timing import Gauge, TrainingClock
+from tests.helpers.machines import CPU
+
+
+def test_the_clock_leaves_pauses_out(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = TrainingClock(CPU)
+    now[0] += 3
+    with clock.pause():
+        now[0] += 50
+    now[0] += 2
+    with contextlib.suppress(KeyError), clock.pause():
+        now[0] += 1000
+        raise KeyError
+    assert clock.lap() == 5
+    now[0] += 7
+    assert clock.lap() == 7
+    now[0] += 9
+    clock.start()
+    now[0] += 1
+    assert clock.lap() == 1
+    assert clock.began == now[0] - 1
+
+
+def test_a_host_that_waits_for_the_gpu_is_not_late(monkeypatch):
+    gauge, now = Gauge(dataclasses.replace(CPU, device=torch.device("cuda"))), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    gauge.trained = 100.0
+    assert gauge.host_is_late
+    with gauge.waiting("device"):
+        now[0] += 6
+    assert not gauge.host_is_late
+    on_cpu = Gauge(CPU)
+    on_cpu.trained, on_cpu.waited["device"] = 100.0, 50.0
+    assert on_cpu.host_is_late
+
+
+def test_the_time_in_which_the_process_stood_still_is_not_training(monkeypatch):
+    now, stopped = [0.0], [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = TrainingClock(CPU, lambda: stopped[0])
+    now[0] += 100
+    stopped[0] += 90
+    assert clock.lap() == 10
+    now[0] += 1
+    assert clock.lap() == 1
+
+
+@pytest.mark.parametrize(("error", "missing"), [
+    (ModuleNotFoundError(), "nvidia-ml-py"), (RuntimeError("MIG"), "a driver that reports them")])
+def test_a_gpu_is_read_every_five_seconds_or_it_is_said_what_is_missing(monkeypatch, error, missing):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda _: 250_000)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: 80)
+    gauge = Gauge(dataclasses.replace(CPU, device=torch.device("cuda")))
+    for _ in range(5):
+        assert gauge.utilisation is None
+        gauge.lap(2.5)
+        now[0] += 2.5
+    assert gauge.utilisation == 80
+    assert gauge.describe()["gpu"] == "80% busy, 250 W, the mean of 3 readings"
+
+    def refuse(_):
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "power_draw", refuse)
+    silent = Gauge(dataclasses.replace(CPU, device=torch.device("cuda")))
+    silent.lap(1.0)
+    assert silent.describe()["gpu"] == f"utilisation and power unknown without {missing}"
