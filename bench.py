@@ -823,8 +823,9 @@ def saving(shape: dict[str, Any], folder: str, use_gpu: bool | None) -> dict[str
     import torch
     from safetensors.torch import save_file
 
-    from checkpoint.find import verify
-    from checkpoint.save import Snapshot, Tensors, save
+    from checkpoint.contents import Tensors
+    from checkpoint.save import Snapshot, save
+    from checkpoint.verify import verify
     from machine import device
     from model import GPT, SIZES, GPTConfig
 

@@ -102,7 +102,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from checkpoint.find import read
+from checkpoint.find import read_checkpoint
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
 from common.files import write_whole
@@ -476,7 +476,7 @@ def load(args: argparse.Namespace, out: Progress, signals: Signals) -> tuple[Run
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()
     with out.phase("loading the model"):
-        folder, model = read(Path(args.ckpt), out.warn, lambda folder: (
+        folder, model = read_checkpoint(Path(args.ckpt), out.warn, lambda folder: (
             folder, load_model(folder, machine.device).eval()))
         tokenizer = tokenizer_of(folder, args.tokenizer_file, model.config.vocab_size)
     T = model.config.seq_length

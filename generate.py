@@ -101,7 +101,7 @@ from collections.abc import Callable, Iterator
 import torch
 from tokenizers import Tokenizer
 
-from checkpoint.find import read
+from checkpoint.find import read_checkpoint
 from checkpoint.huggingface import open_model
 from common.errors import Exit, UserError, warn
 from common.files import cache_folder
@@ -380,7 +380,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     prompts = [] if args.interactive else read_prompts(args)
     num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
-    folder, decoder = read(Path(args.ckpt), warn, lambda folder: (folder, load(args, folder, num_rows)))
+    folder, decoder = read_checkpoint(Path(args.ckpt), warn, lambda folder: (folder, load(args, folder, num_rows)))
     tokenizer = tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size, all_ids=False)
     end_of_text_id = tokens_tokenizer.end_of_text_id(tokenizer)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty,

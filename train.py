@@ -170,9 +170,11 @@ import torch
 import data
 from checkpoint import find
 from checkpoint import save as checkpoint_save
-from checkpoint.find import check_same, load_training, not_leading_to, start_from, starting_config, steps_in
+from checkpoint.contents import Tensors, bytes_needed, model_card
+from checkpoint.find import check_same, not_leading_to, steps_in
 from checkpoint.folder import owned, prune
-from checkpoint.save import NotFinite, Saver, Snapshot, Tensors, bytes_needed, model_card
+from checkpoint.load import load_training, start_from, starting_config
+from checkpoint.save import NotFinite, Saver, Snapshot
 from common.errors import Problems, warn
 from common.files import cache_folder, sha256_of
 from common.progress import Progress
@@ -208,6 +210,7 @@ SAMPLE_TOKENS = 64
 MIN_VAL_TOKENS = 1000
 FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
 NOTHING_LOST = "before the first step; nothing was lost"
+ADAMW_STATE = {"step": lambda p: [], "exp_avg": lambda p: list(p.shape), "exp_avg_sq": lambda p: list(p.shape)}
 Autocast = Callable[[], contextlib.AbstractContextManager]
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -708,7 +711,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], out: Progress, signals:
     if args.init_from and not resumed:
         start(run)
     if resumed:
-        notes = load_training(resumed[0], run.model, run.optimizer, args.reset_optimizer)
+        notes = load_training(resumed[0], run.model, run.optimizer, ADAMW_STATE, args.reset_optimizer)
         if run.scaler.is_enabled() and stored.get("scaler"):
             run.scaler.load_state_dict(stored["scaler"])
         if resumed[0].resolve().parent == run.output_dir.resolve():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from common.words import printable
 
@@ -17,9 +17,9 @@ def shown(value: Any) -> str:
     return printable(repr(value))[:60]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """True for a finite int or float; JSON's true and false are not numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:

@@ -1,7 +1,8 @@
-"""A checkpoint on the disk: a Hugging Face folder plus what resuming needs.
+"""A checkpoint on disk: a Hugging Face folder plus what resuming needs.
 
-huggingface  config.json and model.safetensors, there and back
-save         writing: whole on the disk or not there at all
-find         which one is meant, whether it is sound, what it holds
-folder       the output folder: its lock, what is deleted
+contents     what the folder holds: every file and where its content comes from
+save         writing it: after a crash the folder is there whole, or not at all
+verify       is a folder whole, and is its training state plausible; find: which folder is meant
+huggingface  config and weights of a folder; load: what a run starts from, weights alone or all of its state
+folder       the output folder: its lock, and which checkpoints are deleted
 """

@@ -1,4 +1,4 @@
-"""The output folder: one run at a time holds it; what is deleted from it."""
+"""The output folder: one run at a time holds it, and older checkpoints are deleted from it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
+from architectures.fields import InvalidCheckpoint
+from checkpoint.contents import STATE
 from checkpoint.find import steps_in
-from checkpoint.huggingface import Damaged, _read_json
+from checkpoint.verify import read_json
 from common.errors import Exit, UserError
 from common.words import printable
 
@@ -18,78 +21,98 @@ try:
     import fcntl
 except ImportError:  # Windows: no lock there
     fcntl = None
+
+LOCK = ".lock"
 TEMPORARY = ".tmp-checkpoint-"
-REPLACED = ".tmp-replaced-"  # one of the same step, put aside for the moment that the new one takes its name
-
-
-def _put_back(replaced: Path, final: Path) -> None:
-    """Gives a checkpoint that was put aside its name again, if no other took it."""
-    with contextlib.suppress(OSError):
-        if replaced.exists() and not final.exists():
-            replaced.rename(final)
-
-
-# ---------------------------------------------------------------- the output folder
-
+REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
 
 
 @contextlib.contextmanager
 def owned(output_dir: Path) -> Iterator[None]:
-    """Creates the folder, shows that it can be written, holds its lock, and sweeps what a killed run left half-written.
+    """Holds the lock of the folder, which is created if needed, and removes what a killed run left half-written.
 
-    Raises UserError: exit 7 if another run holds it, exit 5 if it cannot be written.
+    A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
+    exit 5 if the folder cannot be written.
     """
-    name, is_new = printable(str(output_dir)), not output_dir.exists()
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        handle = open(output_dir / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run
-    except OSError as error:
-        raise UserError(Exit.MACHINE, f"--output_dir {name} cannot be written: {error.strerror}. Choose a folder of "
-                                      "yours.") from error
-    with handle:
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                raise UserError(Exit.BUSY, f"--output_dir {name} is in use by another run "
-                                           f"({printable(handle.read(200)).strip()}). Wait for it, or choose another "
-                                           "folder.") from None
-            except OSError:
-                pass  # a file system without locks
-        try:
-            handle.truncate(0)
-            handle.write(f"pid {os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-            handle.flush()
-        except OSError as error:
-            raise UserError(Exit.MACHINE, f"--output_dir {name} cannot be written: {error.strerror}. Free some "
-                                          "space.") from error
-        for leftover in output_dir.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
-            _put_back(leftover, output_dir / leftover.name.removeprefix(REPLACED))
-            shutil.rmtree(leftover, ignore_errors=True)
+    is_new = not output_dir.exists()
+    with _lock_file(output_dir) as handle:
+        _take_lock(handle, output_dir)
+        _sign(handle, output_dir)
+        _sweep(output_dir)
         try:
             yield
         except UserError:
             if is_new:  # a run that never began leaves no folder behind
                 with contextlib.suppress(OSError):
-                    (output_dir / ".lock").unlink()
+                    (output_dir / LOCK).unlink()
                     output_dir.rmdir()
             raise
 
 
+def _lock_file(output_dir: Path) -> TextIO:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        return open(output_dir / LOCK, "a+", encoding="utf-8")  # held for the whole run
+    except OSError as error:
+        raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))} cannot be written: "
+                                      f"{error.strerror}. Choose a folder that you may write to.") from error
+
+
+def _take_lock(handle: TextIO, output_dir: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.seek(0)
+        holder = printable(handle.read(200)).strip()
+        raise UserError(Exit.BUSY, f"--output_dir {printable(str(output_dir))} is in use by another run ({holder}). "
+                                   "Wait for it, or choose another folder.") from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def _sign(handle: TextIO, output_dir: Path) -> None:
+    """Writes into the lock file who holds it, which is also the proof that the disk takes writes."""
+    try:
+        handle.truncate(0)
+        handle.write(f"pid {os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        handle.flush()
+    except OSError as error:
+        raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))} cannot be written: "
+                                      f"{error.strerror}. Free some space.") from error
+
+
+def _sweep(output_dir: Path) -> None:
+    """Deletes unfinished checkpoints, and gives a finished one that was put aside its name again."""
+    for leftover in output_dir.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
+        put_back(leftover, output_dir / leftover.name.removeprefix(REPLACED))
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def put_back(replaced: Path, final: Path) -> None:
+    """Gives a checkpoint that was put aside its name again, unless another one has taken it."""
+    with contextlib.suppress(OSError):
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
+
+
 def prune(output_dir: Path, keep: int, protected: set[int]) -> None:
-    """Deletes rolling checkpoints but the newest keep; those of an epoch's end and the protected steps stay."""
+    """Deletes the rolling checkpoints except for the newest keep.
+
+    Checkpoints that were saved to stay, at an epoch's end, and those of the protected steps are never deleted.
+    """
     rolling = []
     for step, path in steps_in(output_dir).items():
         try:
-            if step not in protected and not _read_json(path / "trainer_state.json").get("stays"):
+            if step not in protected and not read_json(path / STATE).get("stays"):
                 rolling.append(path)
-        except Damaged:
-            continue  # what cannot be read is not ours to judge
+        except InvalidCheckpoint:
+            continue  # an unreadable one may be what somebody wants to rescue
     for path in rolling[keep:]:
-        discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # never seen half-deleted
+        discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
         with contextlib.suppress(OSError):
             path.rename(discarded)
             shutil.rmtree(discarded, ignore_errors=True)

@@ -1,12 +1,7 @@
-"""A checkpoint is a Hugging Face GPT-2 folder plus training state: write, verify, find, load.
+"""Writing a checkpoint: after a crash at any moment the folder is there whole, or not at all.
 
-    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  generation_config.json    for transformers
-    optimizer.safetensors  trainer_state.json                                                        for resuming
-    README.md  manifest.json                                         the model card; sizes and sha256, written last
-
-A folder is written under a temporary name, flushed to disk, read back, and renamed: it is there whole or not at all.
-Training waits for a copy of the tensors alone; a thread writes it. No file is a pickle; tensors are safetensors, the
-rest is JSON.
+A folder is written under a temporary name, flushed to disk, read back and verified, and only then renamed. Training
+waits only for a copy of the tensors; a thread writes the copy.
 """
 
 from __future__ import annotations
@@ -18,69 +13,53 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from checkpoint.find import STATE_FORMAT, STATE_VERSION, verify
-from checkpoint.folder import REPLACED, TEMPORARY, _put_back
-from checkpoint.huggingface import Damaged, to_hf_config, to_hf_tensors
+from architectures.fields import InvalidCheckpoint
+from checkpoint.contents import MANIFEST, Tensors, aligned, manifest_text, tensor_files, text_files
+from checkpoint.folder import REPLACED, TEMPORARY, put_back
+from checkpoint.verify import verify
 from common.files import sync
-from model import GPT, GPTConfig
+from model import GPTConfig
 
-DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of what is written
-BLOCK_BYTES = 2**24
+DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of the types that are written
+BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """What a checkpoint stores: the model's state dict; 'exp_avg.transformer.wte.weight' and the like, 'rng.cpu'."""
+class NotFinite(Exception):
+    """A tensor holds NaN or infinity and is not saved over good values; the message is its name."""
 
-    model: dict[str, torch.Tensor]
-    training: dict[str, torch.Tensor]
 
-    @staticmethod
-    def of(model: GPT, optimizer: torch.optim.Optimizer) -> Tensors:
-        """The tensors themselves, where they are; only the random generators' states are copies."""
-        training = {f"{key}.{name}": value.detach() for name, parameter in model.named_parameters()
-                    for key, value in optimizer.state[parameter].items()}
-        training["rng.cpu"] = torch.get_rng_state()
-        where = next(model.parameters()).device
-        if where.type == "cuda":
-            training["rng.cuda"] = torch.cuda.get_rng_state(where)
-        return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(-(-tensor.nbytes // 64) * 64 for part in (self.model, self.training) for tensor in part.values())
+# ---------------------------------------------------------------- the copy that training waits for
 
 
 class Snapshot:
-    """A copy of a checkpoint's tensors on the host, in one buffer that every save takes again.
+    """A copy of a checkpoint's tensors on the host, in one buffer that every save uses again.
 
-    The buffer is kept because new pages cost more than the copy itself; on a GPU it is pinned.
+    The buffer is kept because new pages cost more time than the copy itself. On a GPU's host it is pinned.
     """
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, num_bytes: int, pinned: bool) -> None:
-        """Takes the buffer's pages now, so that the first save need not. Raises RuntimeError if there are none."""
+        """Takes the buffer's memory now rather than at the first save. Raises RuntimeError if there is too little."""
         if self._buffer.nbytes >= num_bytes:
             return
         if pinned:
-            with contextlib.suppress(RuntimeError):  # the system may pin less than it has; a plain copy is only slower
+            with contextlib.suppress(RuntimeError):  # less can be pinned than is free; a plain copy is only slower
                 self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         if self._buffer.nbytes < num_bytes:
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
         self._buffer.zero_()
 
     def take(self, tensors: Tensors) -> Tensors:
-        """The tensors' copies, complete on return; they last until the next take."""
+        """Copies of the tensors, complete on return and valid until the next call."""
         on_gpu = any(tensor.is_cuda for tensor in tensors.model.values())
         self.reserve(tensors.num_bytes, on_gpu)
         used, copies = 0, Tensors({}, {})
@@ -88,64 +67,34 @@ class Snapshot:
             for name, tensor in part.items():
                 place = self._buffer[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 copied[name] = place.copy_(tensor, non_blocking=True)
-                used += -(-tensor.nbytes // 64) * 64
+                used += aligned(tensor.nbytes)
         if on_gpu:
             torch.cuda.synchronize()
         return copies
 
 
-# ---------------------------------------------------------------- writing
-
-
-
-class NotFinite(Exception):
-    """A tensor that is not finite is not saved over good ones; says which."""
+# ---------------------------------------------------------------- the folder
 
 
 def save(output_dir: Path, step: int, config: GPTConfig, tensors: Tensors, state: dict[str, Any],
          tokenizer_json: str | None, end_of_text_id: int | None, card: str) -> Path:
-    """Writes output_dir/checkpoint-STEP: all of it, on the disk and read back, before any of it is seen.
+    """Writes output_dir/checkpoint-STEP; nobody sees it before all of it is on disk and was read back.
 
-    state holds what trainer_state.json shall, JSON values. Raises OSError if it could not be written, NotFinite if it
-    should not; nothing of it is then left.
+    state is what trainer_state.json holds besides step and model, JSON values. Raises OSError if it could not be
+    written and NotFinite if it must not be; nothing is then left of it.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
-    final, replaced = output_dir / f"checkpoint-{step}", output_dir / f"{REPLACED}checkpoint-{step}"
+    final = output_dir / f"checkpoint-{step}"
+    replaced = output_dir / f"{REPLACED}checkpoint-{step}"
     temporary = output_dir / f"{TEMPORARY}{step}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        parts = {"model.safetensors": to_hf_tensors(config, tensors.model), "optimizer.safetensors": tensors.training}
-        with ThreadPoolExecutor(len(parts)) as writers:  # the disk and the hash have to wait for each other less
-            written = {name: writers.submit(write_tensors, temporary / name, part) for name, part in parts.items()}
-        manifest = {name: entry.result() for name, entry in written.items()}
-        files = {"config.json": to_hf_config(config, end_of_text_id),
-                 "generation_config.json": {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id},
-                 "trainer_state.json": {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
-                                        "model": asdict(config), **state}}
-        texts = {name: json.dumps(fields, indent=1) for name, fields in files.items()}
-        if tokenizer_json is not None:
-            texts["tokenizer.json"] = tokenizer_json
-            texts["tokenizer_config.json"] = json.dumps(
-                _tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length), indent=1)
-        for name, content in {**texts, "README.md": card}.items():
-            manifest[name] = _write_bytes(temporary / name, [content.encode()])
-        listed = {"version": STATE_VERSION, "files": dict(sorted(manifest.items()))}
-        _write_bytes(temporary / "manifest.json", [json.dumps(listed, indent=1).encode()])
-        sync(temporary)
+        texts = text_files(step, config, state, tokenizer_json, end_of_text_id, card)
+        _write_files(temporary, tensor_files(config, tensors), texts)
         verify(temporary)
-        if final.exists():  # an older, or a damaged, one of the same step
-            shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)
-        try:
-            temporary.rename(final)
-            sync(output_dir)
-        except OSError:  # what the disk may not hold is not offered
-            with contextlib.suppress(OSError):
-                final.rename(temporary)
-            _put_back(replaced, final)
-            raise
-    except Damaged as error:
+        _put_in_place(temporary, final, replaced)
+    except InvalidCheckpoint as error:
         raise OSError(f"what was written reads back differently: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -154,56 +103,70 @@ def save(output_dir: Path, step: int, config: GPTConfig, tensors: Tensors, state
     return final
 
 
-def bytes_needed(config: GPTConfig) -> int:
-    """Bytes of a checkpoint: weights and both moments in fp32, a little text."""
-    return 12 * config.num_parameters + 2**20
+def _write_files(folder: Path, tensors: Mapping[str, dict[str, torch.Tensor]], texts: Mapping[str, str]) -> None:
+    """Writes all files into a new folder and waits until they are on disk; the manifest is last."""
+    with ThreadPoolExecutor(len(tensors)) as writers:  # the disk and the hash wait less for each other
+        written = {name: writers.submit(write_tensors, folder / name, part) for name, part in tensors.items()}
+    manifest = {name: entry.result() for name, entry in written.items()}
+    for name, text in texts.items():
+        manifest[name] = write_file(folder / name, [text.encode()])
+    write_file(folder / MANIFEST, [manifest_text(manifest).encode()])
+    sync(folder)
 
 
-def model_card(config: GPTConfig, facts: dict[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
-               command: str = "") -> str:
-    """README.md of a checkpoint: what it is, what it saw, its curve (step, loss, bits per byte), how to open it."""
-    lines = "".join(f"- {name}: {value}\n" for name, value in facts.items())
-    if curve:
-        lines += "\n| step | validation loss in nats | bits per byte |\n| --- | --- | --- |\n" + "".join(
-            f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |\n" for step, loss, bits in curve)
-    lines += f"\n    {command}\n" if command else ""
-    return ("---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
-            f"# GPT-2, {config.num_parameters:,} parameters\n\n- layers {config.n_layer}, heads {config.n_head}, width "
-            f"{config.n_embd}, context {config.seq_length}, vocabulary {config.vocab_size:,}\n{lines}\n"
-            "    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-            "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")\n"
-            "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")\n")
+def _put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
+    """Gives the folder its name. An older, or damaged, checkpoint of the same step is put aside for that moment."""
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    try:
+        temporary.rename(final)
+        sync(final.parent)
+    except OSError:  # the disk may not hold the new name: the new checkpoint must not be found under it
+        with contextlib.suppress(OSError):
+            final.rename(temporary)
+        put_back(replaced, final)
+        raise
 
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Writes a safetensors file, one contiguous tensor at a time; returns its manifest entry when it is on the disk.
+# ---------------------------------------------------------------- one file
 
-    The bytes are those of safetensors' save_file. Raises OSError, and NotFinite before a tensor that is not.
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Writes a safetensors file, one contiguous tensor at a time, and waits for the disk; returns its manifest entry.
+
+    The bytes are those of safetensors' own save_file, which would need all tensors contiguous in memory at once. Raises
+    OSError, and NotFinite before it writes a tensor with NaN or infinity.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # the library's own order
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name in names:
-        end = offset + tensors[name].nbytes
-        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape),
-                        "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
 
     def content() -> Iterator[memoryview | bytes]:
-        yield struct.pack("<Q", len(text)) + text
+        yield _header(tensors, names)
         for name in names:
             tensor = tensors[name].detach().cpu().contiguous()
-            if tensor.is_floating_point() and not tensor.sum().isfinite():  # a sum costs a pass, not a copy
+            if tensor.is_floating_point() and not tensor.sum().isfinite():  # a sum costs a pass over it, not a copy
                 raise NotFinite(name)
             yield tensor.view(-1).view(torch.uint8).numpy().data
 
-    return _write_bytes(path, content())
+    return write_file(path, content())
 
 
-def _write_bytes(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
-    """Writes a new file, its sha256 computed beside, and waits for the disk; returns its manifest entry."""
+def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
+    """The first bytes of a safetensors file: the header's length and the header, padded to a multiple of 8 bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        end = offset + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
+    """Writes a new file, hashes it meanwhile, and waits for the disk; returns its manifest entry."""
     digest, num_bytes = hashlib.sha256(), 0
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -215,7 +178,7 @@ def _write_bytes(path: Path, content: Iterable[memoryview | bytes]) -> dict[str,
                     while block:
                         block = block[os.write(handle, block):]
                     hashed.result()
-                    if hasattr(os, "posix_fadvise"):  # begins to write out, so that fsync has less left to do
+                    if hasattr(os, "posix_fadvise"):  # starts writing to the disk, so that less is left for fsync
                         os.posix_fadvise(handle, num_bytes + start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
                 num_bytes += len(part)
         os.fsync(handle)
@@ -224,18 +187,11 @@ def _write_bytes(path: Path, content: Iterable[memoryview | bytes]) -> dict[str,
     return {"bytes": num_bytes, "sha256": digest.hexdigest()}
 
 
-def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_length: int) -> dict[str, Any]:
-    """What AutoTokenizer needs beside tokenizer.json, in transformers 4 and 5."""
-    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
-    fields: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": seq_length,
-                              "clean_up_tokenization_spaces": False}
-    if end_of_text_id in names:
-        fields.update(dict.fromkeys(("bos_token", "eos_token", "unk_token"), names[end_of_text_id]))
-    return fields
+# ---------------------------------------------------------------- in the background
 
 
 class Saver:
-    """Saves behind the training's back, one checkpoint at a time; a second one waits for the first."""
+    """Saves while training goes on, one checkpoint at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "saver", self._yield_the_cores)
@@ -248,20 +204,21 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
+        """True from start until take has returned the result or raised the error."""
         return self._pending is not None
 
     def start(self, work: Callable[[], Any]) -> None:
-        """Begins the work. The one before must have been taken."""
+        """Starts the work. The result of the one before must have been taken."""
         assert self._pending is None
         self._pending = self._thread.submit(work)
 
     def take(self, wait: bool) -> Any:
-        """The result of the work that has ended, or raises what it raised; None if it has not and wait is off."""
+        """The result of the work, or raises what it raised. None if it has not ended and wait is off."""
         if self._pending is None or not (wait or self._pending.done()):
             return None
         pending, self._pending = self._pending, None
         return pending.result()
 
     def close(self) -> None:
-        """Waits for the work in flight."""
+        """Waits until the current work has ended."""
         self._thread.shutdown(wait=True)

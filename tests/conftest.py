@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from checkpoint.huggingface import to_hf_config, to_hf_tensors
-from checkpoint.save import Tensors, model_card, save
+from architectures.gpt2 import to_hf_config, to_hf_tensors
+from checkpoint.contents import Tensors, model_card
+from checkpoint.save import save
 from common.files import sha256_of
 from model import GPT, GPTConfig
 from tokens.corpus import METADATA_FORMAT, METADATA_VERSION

@@ -190,7 +190,7 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
 def test_an_export_is_replaced_only_if_asked_and_nothing_else_ever_is(folder, tmp_path):
     flags = ("--format", "huggingface")
     run(folder, tmp_path / "mine", *flags)
-    with pytest.raises(UserError, match=r"is there already\. Give --overwrite") as caught:
+    with pytest.raises(UserError, match=r"exists already\. Give --overwrite") as caught:
         run(folder, tmp_path / "mine", *flags)
     assert caught.value.code == Exit.FLAGS
     run(folder, tmp_path / "mine", *flags, "--overwrite")
@@ -210,7 +210,7 @@ def test_an_export_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):
     def full(path):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(cli, "sync", full)
+    monkeypatch.setattr(export, "sync", full)
     with pytest.raises(OSError, match="No space left"):
         run(folder, tmp_path / "mine", "--format", "huggingface")
     assert not list(tmp_path.iterdir())

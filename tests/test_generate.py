@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import generate
-from checkpoint.save import Tensors, save
+from checkpoint.contents import Tensors
+from checkpoint.save import save
 from common.errors import Exit, UserError
 from generation.streaming import Text, show
 from tokens.tokenizer import tokenizer_of, vocab_size_of

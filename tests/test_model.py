@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from checkpoint.huggingface import load_model, load_weights, to_hf_config
+from architectures.gpt2 import to_hf_config
+from checkpoint.huggingface import load_model, load_weights
 from machine import device
 from model import GPT, SIZES, GPTConfig
 from ops.attention import causal_attention

@@ -1,0 +1,164 @@
+"""What a checkpoint holds, decided here alone: the files of the folder, and where the content of each comes from.
+
+    config.json  model.safetensors  generation_config.json  tokenizer.json  tokenizer_config.json    for transformers
+    optimizer.safetensors  trainer_state.json                                                        for resuming
+    README.md  manifest.json                                    the model card; sizes and sha256, written last
+
+No file is a pickle: tensors are in safetensors files, the rest is JSON or Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from architectures.table import architecture_of
+from model import GPT, GPTConfig
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer_state.json"
+MANIFEST = "manifest.json"
+NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a checkpoint's
+# What is published of a model besides its weights: ours, and what folders of others have.
+PUBLISHED = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+             "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
+
+STATE_FORMAT = "gpt-trainer"
+STATE_VERSION = 1
+ALIGNMENT = 64  # bytes, of a tensor in a copy of the state
+
+# The tensors that an optimizer keeps for each parameter: names, and a parameter's shape of each.
+StateShapes: TypeAlias = Mapping[str, Callable[[torch.Tensor], list[int]]]
+
+
+# ---------------------------------------------------------------- tensors
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of a checkpoint, by name.
+
+    model is the network's state dict. training holds the optimizer's state, 'exp_avg.transformer.wte.weight' for
+    example, and the states of the random-number generators, 'rng.cpu' and on a GPU 'rng.cuda'.
+    """
+
+    model: dict[str, torch.Tensor]
+    training: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(model: GPT, optimizer: torch.optim.Optimizer) -> Tensors:
+        """The tensors themselves, on their device; only the states of the generators are copies."""
+        training = {}
+        for name, parameter in model.named_parameters():
+            for key, value in optimizer.state[parameter].items():
+                training[f"{key}.{name}"] = value.detach()
+        training["rng.cpu"] = torch.get_rng_state()
+        device = next(model.parameters()).device
+        if device.type == "cuda":
+            training["rng.cuda"] = torch.cuda.get_rng_state(device)
+        return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a copy, each tensor aligned."""
+        return sum(aligned(tensor.nbytes) for part in (self.model, self.training) for tensor in part.values())
+
+
+def aligned(num_bytes: int) -> int:
+    """The bytes rounded up to a multiple of ALIGNMENT."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def bytes_needed(config: GPTConfig, optimizer_bytes: int = 8) -> int:
+    """Bytes of a checkpoint on disk: fp32 weights, optimizer_bytes for each parameter (AdamW: two fp32), 1 MiB of text.
+    """
+    return (4 + optimizer_bytes) * config.num_parameters + 2**20
+
+
+# ---------------------------------------------------------------- files
+
+
+def tensor_files(config: GPTConfig, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
+    """The safetensors files by name."""
+    return {
+        WEIGHTS: architecture_of(config).to_hf_tensors(config, tensors.model),
+        OPTIMIZER: tensors.training,
+    }
+
+
+def text_files(step: int, config: GPTConfig, state: Mapping[str, Any], tokenizer_json: str | None,
+               end_of_text_id: int | None, card: str) -> dict[str, str]:
+    """All other files by name but the manifest, which lists the sizes and hashes of all files.
+
+    state is what trainer_state.json holds besides step and model, JSON values.
+    """
+    about = {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "model": asdict(config)}
+    ends = {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id}
+    files = {
+        CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
+        "generation_config.json": _json(ends),
+        STATE: _json({**about, **state}),
+    }
+    if tokenizer_json is not None:
+        files["tokenizer.json"] = tokenizer_json
+        files["tokenizer_config.json"] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
+    files["README.md"] = card
+    return files
+
+
+def manifest_text(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """manifest.json: for each file its bytes and sha256."""
+    return _json({"version": STATE_VERSION, "files": dict(sorted(files.items()))})
+
+
+def _json(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=1)
+
+
+def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_length: int) -> dict[str, Any]:
+    """What AutoTokenizer of transformers 4 and 5 needs beside tokenizer.json."""
+    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
+    fields: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    if end_of_text_id in names:
+        fields.update(dict.fromkeys(("bos_token", "eos_token", "unk_token"), names[end_of_text_id]))
+    return fields
+
+
+# ---------------------------------------------------------------- the model card
+
+
+def model_card(config: GPTConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
+               command: str = "") -> str:
+    """README.md: the model's shape, facts about its training, its validation curve, and how to open it.
+
+    A point of the curve is (step, loss in nats, bits per byte or None).
+    """
+    return (
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+        f"# {architecture_of(config).NAME}, {config.num_parameters:,} parameters\n\n"
+        f"- layers {config.n_layer}, heads {config.n_head}, width {config.n_embd}, context {config.seq_length}, "
+        f"vocabulary {config.vocab_size:,}\n"
+        + "".join(f"- {name}: {value}\n" for name, value in facts.items())
+        + _curve_table(curve)
+        + (f"\n    {command}\n" if command else "")
+        + "\n    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")\n"
+        "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")\n"
+    )
+
+
+def _curve_table(curve: Sequence[tuple[int, float, float | None]]) -> str:
+    if not curve:
+        return ""
+    rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |\n" for step, loss, bits in curve]
+    return "\n| step | validation loss in nats | bits per byte |\n| --- | --- | --- |\n" + "".join(rows)

@@ -1,0 +1,117 @@
+"""What a training run starts from: the weights of --init_from, or the whole state of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from architectures.fields import InvalidCheckpoint
+from checkpoint.contents import OPTIMIZER, StateShapes
+from checkpoint.find import resolve
+from checkpoint.huggingface import load_weights, read_config, weights_file
+from checkpoint.verify import MAX_COUNT
+from common.errors import Exit, UserError
+from common.words import printable
+from model import GPT, GPTConfig
+
+CURE = "--reset_optimizer resumes without the optimizer's state"
+
+
+# ---------------------------------------------------------------- --init_from
+
+
+def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, GPTConfig]:
+    """The folder that --init_from means and its model's config. Raises UserError (exit 4)."""
+    folder = resolve(Path(requested), warn, to_train=False)
+    try:
+        weights_file(folder)
+        return folder, read_config(folder)
+    except InvalidCheckpoint as error:
+        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(requested)}: {error}. Give a checkpoint of train.py "
+                                         "or a Hugging Face GPT-2 folder with safetensors.") from error
+
+
+def start_from(folder: Path, model: GPT) -> None:
+    """Copies the weights of --init_from into the model. Raises UserError (exit 4)."""
+    try:
+        load_weights(folder, model)
+    except InvalidCheckpoint as error:
+        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(str(folder))}: {error}. Give another one.") from error
+
+
+# ---------------------------------------------------------------- --resume_from
+
+
+def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, state_shapes: StateShapes,
+                  reset_optimizer: bool = False) -> list[str]:
+    """Restores weights, optimizer state and random-number generators from a verified checkpoint.
+
+    state_shapes names the tensors that the optimizer keeps for a parameter, with their shapes. Returns in words what
+    was not restored; reset_optimizer leaves the optimizer as it is. Raises UserError (exit 4) if the state belongs to
+    another model.
+    """
+    notes = []
+    try:
+        load_weights(folder, model)
+        with safe_open(folder / OPTIMIZER, framework="pt") as file:
+            if reset_optimizer:
+                notes.append("the optimizer starts without its state (--reset_optimizer)")
+            else:
+                optimizer.state.update(_optimizer_state(file, model, state_shapes))
+            notes += _restore_generators(file, next(model.parameters()).device)
+    except (InvalidCheckpoint, SafetensorError, OSError) as error:
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
+                                         "these flags; start a new run in another --output_dir.") from error
+    return notes
+
+
+def _optimizer_state(file: Any, model: GPT, state_shapes: StateShapes) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    """The optimizer's state of every parameter. All of it is checked before any is used. Raises InvalidCheckpoint."""
+    _check_optimizer_state(file, model, state_shapes)
+    states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        states[parameter] = {key: file.get_tensor(f"{key}.{name}").to(parameter.device) for key in state_shapes}
+    return states
+
+
+def _check_optimizer_state(file: Any, model: GPT, state_shapes: StateShapes) -> None:
+    """Raises InvalidCheckpoint unless each tensor is there in fp32 and its shape, and each scalar is a count."""
+    stored, problems, scalars = set(file.keys()), [], []
+    for parameter_name, parameter in model.named_parameters():
+        for key, shape_of in state_shapes.items():
+            name, shape = f"{key}.{parameter_name}", shape_of(parameter)
+            if name not in stored:
+                problems.append(f"{name} is missing")
+            elif (found := file.get_slice(name)).get_shape() != shape:
+                problems.append(f"{name} has shape {found.get_shape()}, the model {shape}")
+            elif found.get_dtype() != "F32":
+                problems.append(f"{name} holds {found.get_dtype()}, not F32")
+            elif not shape:
+                scalars.append(name)
+    if problems:
+        raise InvalidCheckpoint(f"{OPTIMIZER}: {'; '.join(problems[:3])}; {CURE}")
+    for name in scalars:  # AdamW divides by 1 - beta^step
+        if not 0 <= (count := float(file.get_tensor(name))) <= MAX_COUNT:
+            raise InvalidCheckpoint(f"{OPTIMIZER}: {name} is {count:g}, not 0 or more; {CURE}")
+
+
+def _restore_generators(file: Any, device: torch.device) -> list[str]:
+    """Sets the random-number generators; returns in words what was not restored. Raises InvalidCheckpoint."""
+    stored = set(file.keys())
+    if "rng.cpu" not in stored:
+        raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu is missing")
+    try:
+        torch.set_rng_state(file.get_tensor("rng.cpu"))
+        if device.type == "cuda" and "rng.cuda" in stored:
+            torch.cuda.set_rng_state(file.get_tensor("rng.cuda"), device)
+        elif device.type == "cuda":
+            return ["the checkpoint was saved on a CPU: dropout on the GPU starts a new random sequence"]
+    except (RuntimeError, TypeError) as error:
+        why = printable(str(error)).split("\n")[0][:120]
+        raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or rng.cuda is not the state of a random-number generator "
+                                f"({why})") from error
+    return []

@@ -1,0 +1,132 @@
+"""Is a checkpoint whole, and could its training state have been written by a run?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from architectures.fields import InvalidCheckpoint, check_whole, is_number, shown
+from checkpoint.contents import MANIFEST, NEEDED, OPTIMIZER, STATE, STATE_FORMAT, STATE_VERSION
+from common.files import read_text, sha256_of
+from common.words import printable
+
+MAX_COUNT = 2**53  # of steps and samples: the largest whole number that every reader of JSON knows exactly
+# The fields of torch's GradScaler and their ranges, both ends included; those that end at MAX_COUNT are whole numbers.
+SCALER = (
+    ("scale", 2**-149, 2**127),
+    ("growth_factor", 1, 2**16),
+    ("backoff_factor", 2**-16, 1),
+    ("growth_interval", 1, MAX_COUNT),
+    ("_growth_tracker", 0, MAX_COUNT),
+)
+
+
+def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
+    """Compares every file with the manifest and returns the fields of trainer_state.json.
+
+    Without to_train only the size of the optimizer's file is compared: it holds two thirds of the bytes, and a reader
+    of the weights does not need it. Raises InvalidCheckpoint with the reason.
+    """
+    entries = _manifest_entries(folder)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
+        checks = {name: hashers.submit(_check_file, folder, name, entry, to_train or name != OPTIMIZER)
+                  for name, entry in entries.items()}
+        for name, check in checks.items():
+            try:
+                check.result()
+            except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+                why = getattr(error, "strerror", error)
+                raise InvalidCheckpoint(f"{printable(name)[:60]}: {why}") from error
+    state = read_json(folder / STATE)
+    check_state(state)
+    named = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    if named and int(named[1]) != state["step"]:
+        raise InvalidCheckpoint(f"{STATE}: step is {state['step']:,}, the folder's name says {named[1]}")
+    return state
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a small JSON file. Raises InvalidCheckpoint."""
+    try:
+        fields = json.loads(read_text(path))
+    except FileNotFoundError:
+        raise InvalidCheckpoint(f"{path.name} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        why = printable(getattr(error, "strerror", None) or str(error))[:100]
+        raise InvalidCheckpoint(f"{path.name} cannot be read ({why})") from error
+    if not isinstance(fields, dict):
+        raise InvalidCheckpoint(f"{path.name} does not hold a JSON object")
+    return fields
+
+
+# ---------------------------------------------------------------- files against the manifest
+
+
+def _manifest_entries(folder: Path) -> dict[str, Any]:
+    """The manifest's entry of each file."""
+    manifest = read_json(folder / MANIFEST)
+    _check_version(MANIFEST, manifest)
+    entries = manifest.get("files")
+    if not isinstance(entries, dict) or not set(NEEDED) <= set(entries):
+        raise InvalidCheckpoint(f"{MANIFEST} does not list the files of a checkpoint")
+    return entries
+
+
+def _check_version(file: str, fields: Mapping[str, Any]) -> None:
+    version = fields.get("version")
+    if version != STATE_VERSION:
+        raise InvalidCheckpoint(f"{file}: version {shown(version)}, this program reads {STATE_VERSION}")
+
+
+def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
+    """Raises InvalidCheckpoint if a file is not what the manifest's entry says, OSError if it cannot be read."""
+    path = folder / name
+    if path.parent != folder or not isinstance(entry, dict):
+        raise InvalidCheckpoint(f"{MANIFEST} holds an entry that does not name a file of this folder")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # reading a device would never end
+        raise InvalidCheckpoint(f"{name} is not a regular file")
+    if status.st_size != entry.get("bytes"):
+        raise InvalidCheckpoint(f"{name} has {status.st_size:,} bytes, the manifest says {shown(entry.get('bytes'))}")
+    if with_hash and sha256_of(path) != entry.get("sha256"):
+        raise InvalidCheckpoint(f"{name} does not have the manifest's sha256: its content changed after it was saved")
+
+
+# ---------------------------------------------------------------- the training state
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raises InvalidCheckpoint for a field of trainer_state.json that no run of train.py could have written."""
+    if state.get("format") != STATE_FORMAT:
+        raise InvalidCheckpoint(f"{STATE}: format is {shown(state.get('format'))}, not {STATE_FORMAT!r}")
+    _check_version(STATE, state)
+    _check_counts(state)
+    best = state.get("best_val_loss")
+    if best is not None and not is_number(best):
+        raise InvalidCheckpoint(f"{STATE}: best_val_loss is {shown(best)}, not a finite number")
+    for key in ("settings", "environment", "scaler"):
+        if not isinstance(state.get(key, {}), dict):
+            raise InvalidCheckpoint(f"{STATE}: {key} is {shown(state[key])}, not an object")
+    _check_scaler(state.get("scaler", {}))
+
+
+def _check_counts(state: Mapping[str, Any]) -> None:
+    check_whole(STATE, "step", state.get("step"), 0, MAX_COUNT)
+    check_whole(STATE, "samples_seen", state.get("samples_seen", 0), 0, MAX_COUNT)
+    for key in ("skipped_steps", "best_step", "validated_step", "validations_without_gain"):
+        check_whole(STATE, key, state.get(key, 0), 0, state["step"])
+
+
+def _check_scaler(scaler: Mapping[str, Any]) -> None:
+    """The state of fp16's loss scaler; it is empty without fp16."""
+    for key, low, high in SCALER if scaler else ():
+        value = scaler.get(key)
+        is_kind = isinstance(value, int) if high == MAX_COUNT else True
+        if not is_number(value) or not is_kind or not low <= value <= high:
+            raise InvalidCheckpoint(f"{STATE}: scaler.{key} is {shown(value)}, not a number from {low:g} to {high:g}")
