@@ -14,6 +14,7 @@ from checkpoint.contents import Tensors, model_card
 from checkpoint.save import save
 from common.files import sha256_of
 from model import GPT, GPTConfig
+from tests.helpers.forks import Forks
 from tokens.corpus import METADATA_FORMAT, METADATA_VERSION
 from tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
 
@@ -75,6 +76,14 @@ def make_corpus(tokenizer_file):
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Runs commands in a tenth of a second each: tests.helpers.forks."""
+    forks = Forks(tmp_path_factory.mktemp("forks"))
+    yield forks
+    forks.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ model as a Hugging Face folder), text.txt. The rows share one process that has i
 """
 
 import contextlib
-import gc
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from common.errors import Exit, guard
+from common.errors import Exit
 from common.files import sha256_of
+from tests.helpers.commands import run
+from tests.helpers.forks import Ended
 
-ROOT = Path(__file__).parent.parent
 SECONDS = 10
 MOST_BYTES = 2**30  # of memory: what importing torch takes, and no more than a little
 Setup = Callable[[Path], Any]
@@ -502,7 +500,8 @@ PRETOKENIZE_FLAGS = [
     ("a vocabulary below the bytes", "text.txt --vocab_size 256", "--vocab_size '256': must be auto or"),
     ("a vocabulary beyond 2^31", "text.txt --vocab_size 2147483648", "--vocab_size '2147483648'"),
     ("a vocabulary that is no number", "text.txt --vocab_size nan", "--vocab_size 'nan'"),
-    ("all for validation", "text.txt --val_fraction 1", "--val_fraction '1': must be a number of at least 0 and below 1"),
+    ("all for validation", "text.txt --val_fraction 1",
+     "--val_fraction '1': must be a number of at least 0 and below 1"),
     ("less than nothing for validation", "text.txt --val_fraction -0.1", "--val_fraction '-0.1'"),
     ("a share that is no number", "text.txt --val_fraction nan", "--val_fraction 'nan'"),
     ("pairs seen never", "text.txt --min_frequency 0", "--min_frequency '0'"),
@@ -773,89 +772,21 @@ ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows()]
 # ---------------------------------------------------------------- how a row is run
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a user sees of a command: its exit code (negative: the signal that ended it), both streams, its cost."""
-
-    code: int
-    stdout: str
-    stderr: str
-    seconds: float
-    peak_bytes: int
+@pytest.fixture(scope="session")
+def fork(forks):
+    """A function: runs a command line in a folder, in a fork of a process that has imported everything."""
+    return lambda line, where: forks.run(line, cwd=where, alarm=SECONDS)
 
 
-def serve() -> None:
-    """Reads requests from stdin, one JSON object a line, and answers each after a fork has run it."""
-
-    mains = {"train.py": train, "pretokenize.py": pretokenize, "generate.py": generate}
-    torch.set_num_threads(1)
-    torch.optim.AdamW([torch.zeros(1)], fused=True)  # imports what else each fork would
-    gc.freeze()  # else each fork's collector would copy all of it
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        request = json.loads(line)
-        started = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            signal.alarm(SECONDS)
-            os.chdir(request["place"])
-            for number, name in enumerate(("stdin", "stdout", "stderr")):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
-                os.dup2(os.open(request[name], flags, 0o600), number)
-            sys.stdin = open(0, closefd=False)  # noqa: SIM115
-            sys.argv = request["words"]
-            code: Any = 99
-            try:
-                for main in (mains[sys.argv[0]].answer_early, mains[sys.argv[0]].main):
-                    guard(main)
-                code = 0
-            except SystemExit as end:
-                code = end.code
-            finally:
-                with contextlib.suppress(OSError, ValueError):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                os._exit(code)
-        _, status, usage = os.wait4(child, 0)
-        with contextlib.suppress(OSError):
-            os.killpg(child, signal.SIGKILL)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started,
-                          "peak_bytes": usage.ru_maxrss * 1024}), file=answers, flush=True)
-
-
-@pytest.fixture(scope="module")
-def fork(tmp_path_factory):
-    """A function: runs a command line in a folder, in a fork of a process that has all imported."""
-    place = tmp_path_factory.mktemp("streams")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(place), "XDG_CACHE_HOME": str(place / "cache"),
-                   "COLUMNS": "120"}
-    with subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                          env={**environment, "PYTHONPATH": str(ROOT)}) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-
-        def run(line: str, where: Path) -> Outcome:
-            streams = {"stdin": os.devnull, "stdout": str(place / "stdout"), "stderr": str(place / "stderr")}
-            print(json.dumps({"words": shlex.split(line), "place": str(where), **streams}), file=server.stdin,
-                  flush=True)
-            answer = json.loads(server.stdout.readline())  # type: ignore[union-attr]
-            return Outcome(stdout=(place / "stdout").read_text(), stderr=(place / "stderr").read_text(), **answer)
-
-        yield run
-
-
-def start(line: str, where: Path) -> Outcome:
-    """Runs a command line in a folder as a user does."""
+def start(line: str, where: Path) -> Ended:
+    """Runs a command line in a folder as a user does, in a process of its own."""
     command, *words = shlex.split(line)
     started = time.monotonic()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run([sys.executable, str(ROOT / command), *words], cwd=where, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=SECONDS, check=False,
-                              env={**os.environ, "TMPDIR": str(where.parent)})
+        done = run(command.removesuffix(".py"), *words, cwd=where, timeout=SECONDS, TMPDIR=str(where.parent))
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - started, peak)
-    return Outcome(-signal.SIGALRM, "", "", time.monotonic() - started, 0)
+        return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - started, peak)
+    return Ended(-signal.SIGALRM, "", "", time.monotonic() - started, 0)
 
 
 @pytest.fixture(scope="module")
@@ -897,12 +828,12 @@ def there_is(place: Path) -> dict[str, Any]:
             if not path.is_dir() else None for path in place.rglob("*") if not path.name.endswith(".lock")}
 
 
-def faults_of(row: Row, world: Path, place: Path, run: Callable[[str, Path], Outcome]) -> list[str]:
+def faults_of(row: Row, world: Path, place: Path, run_line: Callable[[str, Path], Ended]) -> list[str]:
     """All that is wrong with what the command does about a row."""
     shutil.copytree(world, place, symlinks=True)  # copy2: the times are kept, so the tokens are trusted
     kept = row.setup(place)
     before = there_is(place)
-    done = run(row.line, place)
+    done = run_line(row.line, place)
     after = there_is(place)
     new = {name for name in {**before, **after} if before.get(name, "new") != after.get(name, "new")}
     new -= {"new", "busy"} if row.line.startswith("train.py") else set()  # the folder with the lock
@@ -961,6 +892,3 @@ def test_so_it_is_for_a_real_process(row, world, tmp_path):
     if faults := faults_of(row, world, tmp_path / "world", start):
         pytest.fail("\n".join(faults), pytrace=False)
 
-
-if __name__ == "__main__":
-    serve()

@@ -5,10 +5,8 @@ faulty.c, preloaded. Exact means: losses and final tensors equal, byte for byte,
 """
 
 
-import functools
 import json
 import os
-import queue
 import random
 import re
 import shutil
@@ -18,157 +16,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from checkpoint.find import Damaged, newest_sound, steps_in, verify
+from tests.helpers.commands import ROOT
+from tests.helpers.forks import Forks, Raised
+
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "4",
         "--log_interval", "1", "--sample_interval", "0", "--checkpoint_every_minutes", "0"]
 FAILED = re.compile(r"warning: checkpoint-\d+ could not be saved: .*needs about [\d,]+ bytes, [\d,]+ are free")
 
 
-# ---------------------------------------------------------------- runs as children of one process
-
-
-def serve() -> None:
-    """Runs train.py once for each line of stdin, a job in JSON, and answers with its exit code and seconds.
-
-    A job holds argv, env, out (a file for all that is printed), kill_after (seconds, or null), ignored (signals), and
-    raised: lists of a function, the number of one of its calls, and the signal raised some seconds after that call.
-    """
-    sys.path.insert(0, str(ROOT))
-    import torch
-    import torch._dynamo  # torch itself imports it late, in each child anew
-
-    import train
-    from common.errors import guard
-
-    torch.set_num_threads(1)  # a pool of threads would not outlive fork
-    for line in sys.stdin:
-        job, started = json.loads(line), time.monotonic()
-        child = os.fork()
-        if not child:
-            os.environ.update(job["env"])
-            handle = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            os.dup2(handle, 1)
-            os.dup2(handle, 2)
-            for number in job["ignored"]:
-                signal.signal(number, signal.SIG_IGN)
-            for wish in job["raised"]:
-                raise_at(*wish)
-            sys.argv = ["train.py", *job["argv"]]
-            if "--compile" in job["argv"]:  # the compiler's threads end with the interpreter alone
-                guard(train.main)
-                raise SystemExit
-            leave(functools.partial(guard, train.main))
-        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-            if job["kill_after"] is not None and time.monotonic() - started >= job["kill_after"]:
-                os.kill(child, signal.SIGKILL)
-            time.sleep(0.002)
-        answer = {"code": os.waitstatus_to_exitcode(ended[1]), "seconds": time.monotonic() - started}
-        print(json.dumps(answer), flush=True)
-
-
-def leave(main: Callable[[], None]) -> NoReturn:
-    """Runs main and ends this process with its exit code, without the second that taking an interpreter apart takes."""
-    code = 0
-    try:
-        main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def raise_at(function: str, call: int, number: int, delay: float) -> None:
-    """Wraps "module.name" so that its call-th call raises a signal in this process, delay seconds after it began."""
-    module, *outer, name = function.split(".")
-    holder = functools.reduce(getattr, outer, sys.modules[module])
-    real, calls = getattr(holder, name), []
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == call and delay:
-            timer = threading.Timer(delay, os.kill, (os.getpid(), number))
-            timer.daemon = True
-            timer.start()
-        elif len(calls) == call:
-            os.kill(os.getpid(), number)
-        return real(*args, **kwargs)
-
-    setattr(holder, name, wrapped)
-
-
-class Forks:
-    """Two processes that serve, started when first needed; usable from two threads."""
-
-    def __init__(self, shim: Path | None, folder: Path):
-        self.folder, self.idle, self.count = folder, queue.SimpleQueue(), 0
-        self.env = {**os.environ, "OMP_NUM_THREADS": "1", **({"LD_PRELOAD": str(shim)} if shim else {})}
-        self.always: dict[str, str] = {}  # for all jobs
-        self.started: list[subprocess.Popen] = []
-        self.lock = threading.Lock()
-
-    def run(self, argv: list[str], env: dict[str, str] | None = None, kill_after: float | None = None,
-            raised: Iterable[tuple] = (), ignored: Iterable[int] = (), out: Path | None = None,
-            ) -> tuple[int, str, float]:
-        """Runs train.py: its exit code, negative for a signal; what it printed, to the file out; its seconds."""
-        with self.lock:
-            self.count += 1
-            out = out or self.folder / f"{self.count}.txt"
-            out.touch()
-            if self.idle.empty() and len(self.started) < 2:
-                server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                          text=True, env=self.env)
-                self.started.append(server)
-                self.idle.put(server)
-        job = {"argv": argv, "env": {**self.always, **(env or {})}, "out": str(out), "kill_after": kill_after,
-               "raised": list(raised), "ignored": list(ignored)}
-        server = self.idle.get()
-        try:
-            server.stdin.write(json.dumps(job) + "\n")
-            server.stdin.flush()
-            answer = json.loads(server.stdout.readline())
-        finally:
-            self.idle.put(server)
-        return answer["code"], out.read_text(errors="replace"), answer["seconds"]
-
-    def map(self, function: Callable[[Any], list[str]], cases: Iterable[Any]) -> list[str]:
-        """What the function finds wrong in all cases, two at a time."""
-        with ThreadPoolExecutor(2) as pool:
-            return [problem for problems in pool.map(function, cases) for problem in problems]
-
-    def close(self) -> None:
-        """Ends the processes."""
-        for server in self.started:
-            server.communicate()
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    """Runs train.py quickly, with the disk of faulty.c beneath it where a compiler for it is."""
-    folder = tmp_path_factory.mktemp("forks")
-    compiler, shim = shutil.which("cc"), None
-    if compiler and sys.platform == "linux":
-        shim = folder / "faulty.so"
-        subprocess.run([compiler, "-Wall", "-Werror", "-O1", "-shared", "-fPIC", "-o", str(shim),
-                        str(ROOT / "tests" / "faulty.c"), "-ldl", "-lpthread"], check=True)
-    forks = Forks(shim, folder)
-    yield forks
-    forks.close()
-
-
 @pytest.fixture(scope="module")
 def disk(forks):
     """The same, skipping the test where no disk can be made to fail."""
-    if "LD_PRELOAD" not in forks.env:
+    if forks.shim is None:
         pytest.skip("needs Linux and a C compiler")
     return forks
 
@@ -200,14 +66,19 @@ class Trial:
         self.forks, self.folder, self.last = forks, folder, last
         self.flags = ["--data_dir", str(corpus), *TINY, "--max_steps", str(last), "--resume_from", "auto", *flags]
         self.whole = folder / "whole"
-        code, text, self.seconds = forks.run([*self.argv(self.whole), "--keep_checkpoints", "1000"])
+        code, text, self.seconds = self.run(self.whole, "--keep_checkpoints", "1000")
         assert code == 0, text
         self.losses = losses(self.whole)
         self.tensors = {step: tensors(path) for step, path in steps_in(self.whole).items()}
 
     def argv(self, out: Path) -> list[str]:
         """The command line for an output folder."""
-        return [*self.flags, "--output_dir", str(out)]
+        return ["train.py", *self.flags, "--output_dir", str(out)]
+
+    def run(self, out: Path, *flags: str, **more: Any) -> tuple[int, str, float]:
+        """Runs the command; more is for Forks.run. Its exit code, all that it printed, its seconds."""
+        done = self.forks.run([*self.argv(out), *flags], merged=True, **more)
+        return done.code, done.stdout, done.seconds
 
     def unsound(self, out: Path) -> list[str]:
         """The checkpoints of a folder that are not, byte for byte, those of the run that nothing disturbed."""
@@ -226,14 +97,12 @@ class Trial:
 
     def newest(self, out: Path) -> int:
         """The step that a run would go on from; 0 for the start."""
-        from checkpoint.find import newest_sound
-
         found = newest_sound(out, lambda message: None)
         return found[1]["step"] if found else 0
 
     def ends_exactly(self, out: Path, least: int = 0) -> list[str]:
         """Resumes to the end, from step least or later; in what losses, tensors, exit code or leftovers are others."""
-        code, text, _ = self.forks.run(self.argv(out))
+        code, text, _ = self.run(out)
         wrong = [f"resumed: exit {code}\n{text}"] if code else []
         found = re.search(r"^(?:resume +from checkpoint-|already at step )(\d+)", text, re.MULTILINE)
         if least and (not found or int(found[1]) < least):
@@ -243,12 +112,6 @@ class Trial:
         if not wrong and tensors(out / f"checkpoint-{self.last}") != self.tensors[self.last]:
             wrong.append("other weights")
         return wrong + [f"{path.name} was not swept" for path in out.glob(".tmp-*")]
-
-
-def steps_in(folder: Path) -> dict[int, Path]:
-    """checkpoint.steps_in, imported late: this file serves too, and then nothing of the tests is needed."""
-
-    return find.steps_in(folder)
 
 
 # ---------------------------------------------------------------- a disk that fails at one call of one save
@@ -275,7 +138,7 @@ class Sweep:
         if self.before:
             shutil.copytree(self.before, out)
         env = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": str(self.step), "FAULTY_ACTION": action, "FAULTY_AT": str(at)}
-        return self.trial.forks.run([*self.trial.argv(out), *self.flags], {**env, "FAULTY_LOG": str(log or "")})
+        return self.trial.run(out, *self.flags, env={**env, "FAULTY_LOG": str(log or "")})
 
     def cases(self) -> list[tuple[str, int]]:
         """Every fault at every call it makes a difference to."""
@@ -354,7 +217,7 @@ def test_a_save_that_fails_at_every_call_costs_nothing_but_itself(sweep):
 def test_a_sound_checkpoint_is_there_at_every_moment(disk, corpus, tmp_path):
     """Stopped between saving and validating, with one checkpoint: what the resumed run does about the best is safe."""
     trial = Trial(disk, corpus, tmp_path, 36, ["--eval_interval", "31"])
-    code, text, _ = disk.run(trial.argv(tmp_path / "before"), raised=[("train.evaluate", 1, signal.SIGTERM, 0.0)])
+    code, text, _ = trial.run(tmp_path / "before", raised=[Raised("train:evaluate", 1, signal.SIGTERM)])
     assert (code, list(steps_in(tmp_path / "before"))) == (143, [31]), text
     sweep = Sweep(trial, 31, 31, tmp_path / "before")
     renames = [at for at, call in enumerate(sweep.calls, 1) if call[1] == "rename"]
@@ -385,8 +248,8 @@ class Killer:
 
     def __init__(self, trial: Trial):
         self.trial, self.kills, self.exact = trial, 0, 0
-        self.start_up = trial.forks.run(trial.argv(trial.whole))[2]  # a run that finds itself finished
-        _, text, self.seconds = trial.forks.run(trial.argv(trial.folder / "again"))  # the first may have compiled
+        self.start_up = trial.run(trial.whole)[2]  # a run that finds itself finished
+        _, text, self.seconds = trial.run(trial.folder / "again")  # the first may have compiled
         assert ("compiled    in" in text) == ("--compile" in trial.flags), text
 
     def run(self, seed: int) -> list[str]:
@@ -395,8 +258,7 @@ class Killer:
         wanted = rng.randint(1, 4)
         for _ in range(4 * wanted):
             left = (self.seconds - self.start_up) * (1 - self.trial.newest(out) / self.trial.last)
-            code, text, _ = self.trial.forks.run(self.trial.argv(out),
-                                                 kill_after=self.start_up + rng.uniform(-0.2, 0.9) * left)
+            code, text, _ = self.trial.run(out, kill_after=self.start_up + rng.uniform(-0.2, 0.9) * left)
             if code not in (0, -9):
                 return [f"exit {code}\n{text}"]
             kills += code == -9
@@ -518,7 +380,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(forks, corpus
         out = tmp_path / str(seed)
         shutil.copytree(trial.whole, out)
         what, names = damage(random.Random(seed), out / "checkpoint-8")
-        code, text, _ = forks.run(trial.argv(out))
+        code, text, _ = trial.run(out)
         assert code == 0, what
         assert "resume      from checkpoint-6" in text
         assert any(f"checkpoint-8 is damaged and was skipped: {name}" in text for name in names), text
@@ -531,17 +393,17 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(forks, corpus
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A function and the number of the call that begins the phase, in a run that goes on from a checkpoint at step 30.
 PHASES = {
-    "checking the tokens": ("data.open_corpus", 1),
-    "verifying the checkpoint": ("checkpoint.verify", 1),
-    "building the model": ("train.build", 1),
-    "loading the tokens": ("data.load_tokenizer", 1),
-    "first step": ("train.train_step", 1),
-    "training": ("train.train_step", 17),
-    "accumulating": ("data.Batches.get", 44),
-    "validating": ("train.evaluate", 2),
-    "sampling": ("decode.sample", 1),
+    "checking the tokens": ("tokens.corpus:open_corpus", 1),
+    "verifying the checkpoint": ("checkpoint.find:verify", 1),
+    "building the model": ("train:build", 1),
+    "loading the tokens": ("train:load_tokenizer", 1),
+    "first step": ("train:train_step", 1),
+    "training": ("train:train_step", 17),
+    "accumulating": ("data:Batches.get", 44),
+    "validating": ("train:evaluate", 2),
+    "sampling": ("train:sample", 1),
     "saving": ("", 0),  # by the disk, at any call of a save
-    "finishing": ("train.finish", 1),
+    "finishing": ("train:finish", 1),
 }
 
 
@@ -564,8 +426,8 @@ class Stops:
         function, call = PHASES[phase]
         disk = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "40", "FAULTY_ACTION": f"{number:d}",
                 "FAULTY_AT": str(1 + int(1000 * delay))}
-        code, text, seconds = trial.forks.run(trial.argv(out), {} if function else disk,
-                                              raised=[(function, call, number, delay)] if function else [])
+        code, text, seconds = trial.run(out, env={} if function else disk,
+                                        raised=[Raised(function, call, number, delay)] if function else [])
         return self.judged(out, f"{phase}, signal {number:d} after {delay:.3f} s", number, code, text, seconds)
 
     def start(self, name: str) -> Path:
@@ -614,8 +476,8 @@ def test_every_signal_in_every_phase_loses_no_step(stops, disk):
 
 def test_an_ignored_hangup_stays_ignored(stops):
     out = stops.start("nohup")
-    code, text, _ = stops.trial.forks.run(stops.trial.argv(out), ignored=[signal.SIGHUP],
-                                          raised=[("train.train_step", 5, signal.SIGHUP, 0.0)])
+    code, text, _ = stops.trial.run(out, ignored=[signal.SIGHUP],
+                                    raised=[Raised("train:train_step", 5, signal.SIGHUP)])
     assert code == 0, text
     assert losses(out) == stops.trial.losses
 
@@ -625,8 +487,8 @@ def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
     for number in (signal.SIGTERM, signal.SIGINT):
         out = stops.start(f"twice-{number:d}")
         slow = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "35", "FAULTY_SLOW": "200"}
-        code, text, seconds = disk.run(stops.trial.argv(out), slow, raised=[
-            ("train.train_step", 5, number, 0.0), ("train.finish", 1, number, 0.5)])
+        code, text, seconds = stops.trial.run(out, env=slow, raised=[
+            Raised("train:train_step", 5, number), Raised("train:finish", 1, number, 0.5)])
         assert code == 128 + number, text
         assert "to go on" not in text  # it has left while saving
         assert seconds < stops.trial.seconds + 0.5 + 2
@@ -636,7 +498,7 @@ def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
 
 def started(trial: Trial, out: Path, *flags: str, **env: str) -> subprocess.Popen:
     """train.py as a process of its own."""
-    return subprocess.Popen([sys.executable, str(ROOT / "train.py"), *trial.argv(out), *flags], text=True,
+    return subprocess.Popen([sys.executable, str(ROOT / "train.py"), *trial.argv(out)[1:], *flags], text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**trial.forks.env, **env})
 
 
@@ -703,13 +565,14 @@ class Background:
     """A run that goes on while the test does something to its folder."""
 
     def __init__(self, trial: Trial, out: Path, *flags: str):
-        self.printed, self.done = trial.folder / f"{out.name}.txt", None
+        self.printed = trial.folder / f"{out.name}.txt"
+        self.done: tuple[int, str, float] | None = None
         self.printed.touch()
-        self.thread = threading.Thread(target=self._run, args=(trial, [*trial.argv(out), *flags]))
+        self.thread = threading.Thread(target=self._run, args=(trial, out, *flags))
         self.thread.start()
 
-    def _run(self, trial: Trial, argv: list[str]) -> None:
-        self.done = trial.forks.run(argv, out=self.printed)
+    def _run(self, trial: Trial, out: Path, *flags: str) -> None:
+        self.done = trial.run(out, *flags, printed_to=self.printed)
 
     def wait(self, reached: Callable[[str], Any]) -> None:
         """Waits until what was printed has come so far."""
@@ -804,27 +667,25 @@ def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
 
 
 def test_a_folder_that_cannot_be_one_ends_with_exit_5(forks, corpus, tmp_path):
-    argv = ["--data_dir", str(corpus), *TINY, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
+    argv = ["train.py", "--data_dir", str(corpus), *TINY, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
     for obstacle in ("file", "dangling link"):
         if obstacle == "file":
             (tmp_path / "out").write_text("mine")
         else:
             (tmp_path / "out").unlink()
             (tmp_path / "out").symlink_to(tmp_path / "nowhere")
-        code, text, _ = forks.run(argv)
-        assert code == 5, f"{obstacle}: {text}"
-        assert f"error: --output_dir {tmp_path / 'out'} cannot be written" in text
-        assert "step 1/" not in text
+        done = forks.run(argv)
+        assert done.code == 5, f"{obstacle}: {done.stderr}"
+        assert f"error: --output_dir {tmp_path / 'out'} cannot be written" in done.stderr
+        assert "step 1/" not in done.stdout
 
 
 @pytest.mark.slow
 def test_a_read_only_folder_ends_with_exit_5_before_training(forks, corpus, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for out in (small_disk, small_disk / "out"):
-        code, text, _ = forks.run(["--data_dir", str(corpus), *TINY, "--max_steps", "2", "--output_dir", str(out)])
-        assert code == 5, text
-        assert f"error: --output_dir {out} cannot be written: Read-only file system" in text
+        argv = ["train.py", "--data_dir", str(corpus), *TINY, "--max_steps", "2", "--output_dir", str(out)]
+        done = forks.run(argv)
+        assert done.code == 5, done.stderr
+        assert f"error: --output_dir {out} cannot be written: Read-only file system" in done.stderr
 
-
-if __name__ == "__main__":
-    serve()

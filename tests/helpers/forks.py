@@ -1,0 +1,270 @@
+"""The commands as forks of one process that has imported them: a tenth of a second each, where a start takes three.
+
+A fork runs the very lines that stand under the command's `if __name__ == "__main__":`, with its own arguments,
+environment, folder and streams. Where there is a C compiler, faulty.c is preloaded, so that a job can make its disk
+fail.
+"""
+
+import ast
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import queue
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[2]
+FAULTY = ROOT / "tests" / "system" / "faulty.c"
+POLL_SECONDS = 0.002
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A signal that a process gets `delay` seconds after it began its call number `call` of "module:function"."""
+
+    function: str
+    call: int
+    number: int
+    delay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a command: everything the serving process needs to know."""
+
+    words: list[str]
+    cwd: str
+    stdin: str
+    stdout: str
+    stderr: str
+    env: dict[str, str] = field(default_factory=dict)
+    kill_after: float | None = None  # seconds
+    alarm: int = 0  # seconds after which SIGALRM ends it; 0: never
+    ignored: list[int] = field(default_factory=list)  # signals
+    raised: list[dict[str, Any]] = field(default_factory=list)  # fields of Raised
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a user sees of a command: its exit code (negative: the signal that ended it), both streams, its cost."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    peak_bytes: int
+
+
+# ---------------------------------------------------------------- the serving process
+
+
+def serve() -> None:
+    """Runs a command for each line of stdin, a Job in JSON, and answers with its exit code, seconds and memory."""
+    import torch
+    import torch._dynamo  # torch itself imports it late, in each child again
+
+    torch.set_num_threads(1)  # a pool of threads does not outlive fork
+    torch.optim.AdamW([torch.zeros(1)], fused=True)  # imports what each child would
+    commands: dict[str, tuple[ModuleType, CodeType]] = {}
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
+        name = job.words[0].removesuffix(".py")
+        if name not in commands:
+            commands[name] = load(name)
+            gc.freeze()  # else each child's collector would copy all of it
+        started = time.monotonic()
+        child = os.fork()
+        if not child:
+            run_job(job, *commands[name])
+        _, status, usage = wait_for(child, started, job.kill_after)
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)  # what it started and left behind
+        answer = {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started,
+                  "peak_bytes": usage.ru_maxrss * 1024}
+        print(json.dumps(answer), flush=True)
+
+
+def load(name: str) -> tuple[ModuleType, CodeType]:
+    """A command's module, and as code all that it does when it is started as a program."""
+    module = importlib.import_module(name)
+    assert module.__file__
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    lines = [line for node in tree.body
+             if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+             for line in node.body]
+    return module, compile(ast.Module(lines, []), module.__file__, "exec")
+
+
+def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
+    """Becomes the command, in a child of fork."""
+    os.setsid()
+    signal.alarm(job.alarm)
+    os.environ.update(job.env)
+    os.chdir(job.cwd)
+    os.dup2(os.open(job.stdin, os.O_RDONLY), 0)
+    os.dup2(os.open(job.stdout, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 1)
+    if job.stderr == job.stdout:
+        os.dup2(1, 2)
+    else:
+        os.dup2(os.open(job.stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    for number in job.ignored:
+        signal.signal(number, signal.SIG_IGN)
+    for fields in job.raised:
+        raise_in(Raised(**fields))
+    sys.argv = job.words
+    main = functools.partial(exec, code, vars(module))
+    if "--compile" in job.words:  # the compiler's threads end with the interpreter alone
+        main()
+        raise SystemExit
+    leave(main)
+
+
+def leave(main: Callable[[], None]) -> NoReturn:
+    """Runs main and ends this process with its exit code, without the second that taking an interpreter apart takes."""
+    code = 99
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def raise_in(wanted: Raised) -> None:
+    """Wraps a function so that one of its calls raises a signal in this process."""
+    module, _, path = wanted.function.partition(":")
+    *outer, name = path.split(".")
+    holder = pkgutil.resolve_name(f"{module}:{'.'.join(outer)}" if outer else module)
+    real, calls = getattr(holder, name), []
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == wanted.call and wanted.delay:
+            timer = threading.Timer(wanted.delay, os.kill, (os.getpid(), wanted.number))
+            timer.daemon = True
+            timer.start()
+        elif len(calls) == wanted.call:
+            os.kill(os.getpid(), wanted.number)
+        return real(*args, **kwargs)
+
+    setattr(holder, name, wrapped)
+
+
+def wait_for(child: int, started: float, kill_after: float | None) -> tuple[int, int, Any]:
+    """os.wait4's answer; the child is killed when that many seconds have passed."""
+    if kill_after is None:
+        return os.wait4(child, 0)
+    while (ended := os.wait4(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() - started >= kill_after:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+    return ended
+
+
+# ---------------------------------------------------------------- the test's side
+
+
+class Forks:
+    """Two serving processes, started when first needed; may be used from two threads."""
+
+    def __init__(self, folder: Path):
+        """folder is for what the commands print, their temporary files and their cache."""
+        self.folder = folder
+        self.idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
+        self.count = 0
+        self.shim = compiled_shim(folder)
+        self.env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "TMPDIR": str(folder),
+                    "XDG_CACHE_HOME": str(folder / "cache"), **({"LD_PRELOAD": str(self.shim)} if self.shim else {})}
+        self.always: dict[str, str] = {}  # variables for all jobs
+        self.started: list[subprocess.Popen] = []
+        self.lock = threading.Lock()
+
+    def run(self, line: str | list[str], *, cwd: Path | None = None, stdin: str | None = None,
+            env: dict[str, str] | None = None, kill_after: float | None = None, alarm: int = 0,
+            raised: Iterable[Raised] = (), ignored: Iterable[int] = (), merged: bool = False,
+            printed_to: Path | None = None) -> Ended:
+        """Runs a command line ("train.py --max_steps 2"; a list of words where they hold spaces) and waits for its end.
+
+        kill_after and alarm are seconds after which SIGKILL or SIGALRM ends it; raised and ignored are signals. merged
+        puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it.
+        """
+        with self.lock:
+            self.count += 1
+            streams = self.folder / str(self.count)
+            if self.idle.empty() and len(self.started) < 2:
+                self.idle.put(self._start())
+        stdout = printed_to or streams.with_suffix(".out")
+        stderr = stdout if merged else streams.with_suffix(".err")
+        for path in (stdout, stderr):
+            path.touch()  # a command killed at once leaves an empty one
+        words = shlex.split(line) if isinstance(line, str) else line
+        given = os.devnull
+        if stdin is not None:
+            streams.with_suffix(".in").write_text(stdin)
+            given = str(streams.with_suffix(".in"))
+        job = Job(words, str(cwd or self.folder), given, str(stdout), str(stderr), {**self.always, **(env or {})},
+                  kill_after, alarm, list(ignored), [asdict(wanted) for wanted in raised])
+        server = self.idle.get()
+        try:
+            assert server.stdin
+            assert server.stdout
+            server.stdin.write(json.dumps(asdict(job)) + "\n")
+            server.stdin.flush()
+            answer = json.loads(server.stdout.readline())
+        finally:
+            self.idle.put(server)
+        printed = [path.read_text(errors="replace") for path in (stdout, stderr)]
+        return Ended(answer["code"], printed[0], "" if merged else printed[1], answer["seconds"], answer["peak_bytes"])
+
+    def _start(self) -> subprocess.Popen:
+        server = subprocess.Popen([sys.executable, "-m", "tests.helpers.forks"], cwd=ROOT, env=self.env, text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.started.append(server)
+        return server
+
+    def map(self, function: Callable[[Any], list[str]], cases: Iterable[Any]) -> list[str]:
+        """What the function finds wrong in all cases, two at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            return [problem for problems in pool.map(function, cases) for problem in problems]
+
+    def close(self) -> None:
+        """Ends the serving processes."""
+        for server in self.started:
+            server.communicate()
+
+
+def compiled_shim(folder: Path) -> Path | None:
+    """The library that makes a disk fail; None where there is no Linux or no C compiler."""
+    compiler, shim = shutil.which("cc"), folder / "faulty.so"
+    if compiler is None or sys.platform != "linux":
+        return None
+    subprocess.run([compiler, "-Wall", "-Werror", "-O1", "-shared", "-fPIC", "-o", str(shim), str(FAULTY), "-ldl",
+                    "-lpthread"], check=True)
+    return shim
+
+
+if __name__ == "__main__":
+    serve()
