@@ -1,0 +1,154 @@
+"""The documents are true: their commands are understood and run, links lead somewhere, generated parts are current."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench
+import evaluate
+import export
+import generate
+import plot
+import pretokenize
+import train
+from common.errors import Exit
+from tests.helpers.commands import ROOT, run
+
+READ_FLAGS = {
+    "bench.py": bench.read_flags,
+    "evaluate.py": evaluate.read_flags,
+    "export.py": export.read_flags,
+    "generate.py": generate.read_flags,
+    "plot.py": plot.read_flags,
+    "pretokenize.py": pretokenize.read_flags,
+    "train.py": train.read_flags,
+}
+PAGES = (ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").glob("*.md")))
+VERSE = "ROMEO:\nTake me to me, I'll think from the world.\n\nNurse:\nWhy, that is the book, I have:\n\n"
+
+
+def commands_in(path: Path) -> list[list[str]]:
+    """Every command line in a document or script that starts one of the program's commands: the words after python.
+
+    These are lines of code, also as sbatch's --wrap, and code within a sentence, which may go over several lines.
+    """
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^ *(python \w+\.py[^#|`\n]*)", text, re.MULTILINE)
+    lines += re.findall(r'--wrap "(python \w+\.py[^"\n]*)"', text)
+    lines += re.findall(r"`(python \w+\.py[^`]*)`", text)
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def links_in(page: Path) -> list[str]:
+    """The targets of a page's links and pictures that lie in this repository."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    return [target for target in targets if not target.startswith("https://")]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings: lower case, without punctuation, a hyphen for each space."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ---------------------------------------------------------------- what the documents say
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "demo.sh"], ids=lambda path: path.name)
+def test_every_command_line_is_understood_by_its_command(path):
+    for script, *words in commands_in(path):
+        if "--help" not in words:
+            READ_FLAGS[script](words)
+
+
+def test_the_documents_show_every_command():
+    assert {words[0] for page in PAGES for words in commands_in(page)} == set(READ_FLAGS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page):
+    for target in links_in(page):
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors_of(linked), target
+
+
+def test_every_page_and_picture_is_linked_and_every_picture_is_small():
+    linked = {(page.parent / target.partition("#")[0]).resolve() for page in PAGES for target in links_in(page)}
+    pictures = [path for path in (ROOT / "docs/pictures").iterdir() if path.suffix in (".png", ".svg")]
+    assert {*(ROOT / "docs").glob("*.md"), *pictures} <= linked
+    assert all(path.stat().st_size < 150_000 for path in pictures)
+
+
+def test_the_readme_is_one_sitting():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_the_generated_parts_are_what_the_code_says():
+    command = [sys.executable, str(ROOT / "docs/generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_file_and_folder_at_the_top_is_named():
+    pages = [ROOT / "README.md", ROOT / "docs/architecture.md"]
+    named = "".join(page.read_text(encoding="utf-8") for page in pages)
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    for name in {path.split("/")[0] for path in done.stdout.splitlines()}:
+        assert name == "README.md" or name.startswith(".git") or name in named, name
+
+
+def test_the_exit_codes_on_the_page_are_those_of_the_program():
+    page = (ROOT / "docs/exit_codes.md").read_text(encoding="utf-8")
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == {*map(int, Exit), 1}
+
+
+# ---------------------------------------------------------------- the commands, run on a small scale
+
+
+def made_small(words: list[str], values: dict[str, str]) -> list[str]:
+    """The words with other values for some flags; a flag that is not among the words stays away."""
+    return [values.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+
+
+def test_the_demo_does_what_it_says(tmp_path):
+    """demo.sh's own three commands, with a corpus and a horizon of seconds, in an empty folder."""
+    (tmp_path / "corpus.txt").write_text("def read_line(file):\n    return file.readline()\n\n\n" * 300)
+    outputs = []
+    for script, *words in commands_in(ROOT / "demo.sh"):
+        words = ["corpus.txt" if word == "--demo" else word for word in words]
+        done = run(script.removesuffix(".py"), *made_small(words, {"--max_steps": "40"}), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done)
+    assert "next: python train.py" in outputs[0].stdout
+    assert "next: python generate.py" in outputs[1].stdout
+    assert outputs[2].stdout.startswith("def read_")
+    assert "tok/s" in outputs[2].stderr
+
+
+def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the_pages_say(tmp_path):
+    """The README's laptop recipe on a smaller corpus and horizon, then evaluating, exporting and drawing it."""
+    (tmp_path / "tinyshakespeare.txt").write_text(VERSE * 60)
+    (tmp_path / "held-out.txt").write_text(VERSE * 5)
+    readme = commands_in(ROOT / "README.md")
+    recipe = [words for words in readme if {"tinyshakespeare.txt", "--n_layer", "ROMEO:"} & {*words}]
+    assert [words[0] for words in recipe] == ["pretokenize.py", "train.py", "generate.py"]
+    uses = [
+        ["evaluate.py", "--ckpt", "out", "--text", "held-out.txt"],
+        ["export.py", "--ckpt", "out", "--output", "my-gpt2", "--format", "huggingface", "--dtype", "bf16"],
+    ]
+    shown = [words for page in PAGES for words in commands_in(page)]
+    assert all(use in shown for use in uses)
+    small = {"--max_steps": "12", "--warmup_steps": "4", "--eval_batches": "2", "--vocab_size": "300"}
+    for script, *words in [*recipe, *uses, ["plot.py", "out", "--text"]]:
+        done = run(script.removesuffix(".py"), *made_small(words, small), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "my-gpt2/model.safetensors").exists()
+    logged = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert any("bits_per_byte" in line for line in logged)
