@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs what the tests need, in .venv unless a virtual environment is active, and runs them.
+# Installs what the tests need, in .venv unless a virtual environment is active, and runs them, one process per core.
 set -euo pipefail
 cd "$(dirname "$0")"
 if [ -z "${VIRTUAL_ENV:-}" ]; then
     [ -d .venv ] || python3 -m venv .venv
     . .venv/bin/activate
 fi
-pip install -q -r requirements.txt pytest transformers gigatoken pyarrow zstandard gguf matplotlib accelerate tensorboard
-python -m pytest "$@"
+# An installed torch is kept; where there is none, pip takes the release that the tests ran on last.
+pip show -q torch 2> /dev/null || export PIP_CONSTRAINT=constraints.txt
+pip install -q -r requirements.txt -r tests/requirements.txt
+python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"

@@ -1,6 +1,7 @@
 """What the tests share: a multilingual tokenizer, a small corpus folder, tiny models whose every weight matters."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from model import GPT, GPTConfig
 from tests.helpers.forks import Forks
 from tokens.corpus import METADATA_FORMAT, METADATA_VERSION
 from tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each process, and so for those that the tests start
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 TEXTS = ["the cat sat on the mat and the dog ran to the sea",
          "caf\u00e9 na\u00efve \u00fcber \u00df \u0141\u00f3d\u017a",
