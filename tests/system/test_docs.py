@@ -17,7 +17,7 @@ import plot
 import pretokenize
 import train
 from common.errors import Exit
-from tests.helpers.commands import ROOT, run
+from tests.helpers.commands import ROOT
 
 READ_FLAGS = {
     "bench.py": bench.read_flags,
@@ -86,6 +86,17 @@ def test_every_page_and_picture_is_linked_and_every_picture_is_small():
     assert all(path.stat().st_size < 150_000 for path in pictures)
 
 
+def test_every_entry_of_the_log_is_in_its_index_and_has_a_question_a_command_one_table_and_an_outcome():
+    log = (ROOT / "LOG.md").read_text(encoding="utf-8")
+    index, *entries = re.split(r"\n## (?=\d{4}-\d\d-\d\d )", log)
+    titles = [entry.split("\n")[0] for entry in entries]
+    assert re.findall(r"^- \[(.+)\]\(#", index, re.MULTILINE) == titles
+    assert [title[:10] for title in titles] == sorted((title[:10] for title in titles), reverse=True)
+    for entry in entries:
+        assert re.findall(r"^\*\*(\w+)\.\*\*", entry, re.MULTILINE) == ["Question", "Command", "Outcome"], entry[:80]
+        assert len(re.findall(r"^\| -", entry, re.MULTILINE)) == 1, entry[:80]
+
+
 def test_the_readme_is_one_sitting():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
 
@@ -117,14 +128,14 @@ def made_small(words: list[str], values: dict[str, str]) -> list[str]:
     return [values.get(before, word) for before, word in zip(["", *words], words, strict=False)]
 
 
-def test_the_demo_does_what_it_says(tmp_path):
+def test_the_demo_does_what_it_says(tmp_path, forks):
     """demo.sh's own three commands, with a corpus and a horizon of seconds, in an empty folder."""
     (tmp_path / "corpus.txt").write_text("def read_line(file):\n    return file.readline()\n\n\n" * 300)
     outputs = []
     for script, *words in commands_in(ROOT / "demo.sh"):
         words = ["corpus.txt" if word == "--demo" else word for word in words]
-        done = run(script.removesuffix(".py"), *made_small(words, {"--max_steps": "40"}), cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = forks.run([script, *made_small(words, {"--max_steps": "40"})], cwd=tmp_path)
+        assert done.code == 0, done.stderr
         outputs.append(done)
     assert "next: python train.py" in outputs[0].stdout
     assert "next: python generate.py" in outputs[1].stdout
@@ -132,7 +143,7 @@ def test_the_demo_does_what_it_says(tmp_path):
     assert "tok/s" in outputs[2].stderr
 
 
-def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the_pages_say(tmp_path):
+def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the_pages_say(tmp_path, forks):
     """The README's laptop recipe on a smaller corpus and horizon, then evaluating, exporting and drawing it."""
     (tmp_path / "tinyshakespeare.txt").write_text(VERSE * 60)
     (tmp_path / "held-out.txt").write_text(VERSE * 5)
@@ -140,15 +151,19 @@ def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the
     recipe = [words for words in readme if {"tinyshakespeare.txt", "--n_layer", "ROMEO:"} & {*words}]
     assert [words[0] for words in recipe] == ["pretokenize.py", "train.py", "generate.py"]
     uses = [
+        ["pretokenize.py", "--verify", "data", "--peek", "3"],
+        ["generate.py", "--ckpt", "out", "--prompt", "ROMEO:", "--num_samples", "3", "--seed", "7"],
         ["evaluate.py", "--ckpt", "out", "--text", "held-out.txt"],
         ["export.py", "--ckpt", "out", "--output", "my-gpt2", "--format", "huggingface", "--dtype", "bf16"],
+        ["train.py", "--init_from", "gpt2", "--use_gpu", "--use_amp", "--compile", "--dropout", "0.1"],
     ]
     shown = [words for page in PAGES for words in commands_in(page)]
     assert all(use in shown for use in uses)
+    uses[-1] = ["train.py", "--init_from", "out", "--dropout", "0.1", "--epochs", "1", "--output_dir", "tuned"]
     small = {"--max_steps": "12", "--warmup_steps": "4", "--eval_batches": "2", "--vocab_size": "300"}
     for script, *words in [*recipe, *uses, ["plot.py", "out", "--text"]]:
-        done = run(script.removesuffix(".py"), *made_small(words, small), cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = forks.run([script, *made_small(words, small)], cwd=tmp_path)
+        assert done.code == 0, done.stderr
     assert (tmp_path / "my-gpt2/model.safetensors").exists()
     logged = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert any("bits_per_byte" in line for line in logged)
