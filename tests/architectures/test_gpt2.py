@@ -1,0 +1,93 @@
+"""architectures/gpt2.py: config, tensors and names against the network itself; misfits are refused by their field."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from architectures import gpt2
+from architectures.fields import InvalidCheckpoint
+from model import GPT, GPTConfig
+
+CONFIG = GPTConfig(400, 16, 2, 2, 32)
+
+
+# ---------------------------------------------------------------- config.json
+
+
+def test_the_config_comes_back_as_it_was():
+    config = replace(CONFIG, tie_weights=False, activation="gelu", layer_norm_epsilon=1e-6, dropout=0.1)
+    assert gpt2.from_hf_config(gpt2.to_hf_config(config, 7)) == config
+
+
+def test_absent_fields_are_those_of_transformers():
+    assert gpt2.from_hf_config({"model_type": "gpt2"}) == GPTConfig(dropout=0.1)
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"n_layer": 10**9}, "n_layer is 1000000000, not a whole number from 1 to 1,024"),
+    ({"n_layer": 0}, "n_layer is 0"), ({"n_head": -1}, "n_head is -1"), ({"n_embd": "32"}, "n_embd is '32'"),
+    ({"vocab_size": 400.0}, "vocab_size is 400.0"), ({"vocab_size": 10**400}, "vocab_size is 1000"),
+    ({"n_positions": True}, "n_positions is True"), ({"n_positions": [16]}, r"n_positions is \[16\]"),
+    ({"n_embd": 33}, "n_embd 33 is not a multiple of n_head 2"), ({"n_inner": 64}, "n_inner is 64; only 128"),
+    ({"activation_function": "relu"}, "activation_function is 'relu'"),
+    ({"activation_function": ["gelu"]}, r"activation_function is \['gelu'\]"),
+    ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon is 'small'"),
+    ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"), ({"resid_pdrop": -1}, "resid_pdrop is -1"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not true or false"),
+    ({"add_cross_attention": True}, "add_cross_attention is True")], ids=lambda value: str(value)[:60])
+def test_a_config_that_is_not_computed_exactly_is_refused_by_its_field(fields, reason):
+    with pytest.raises(InvalidCheckpoint, match=reason) as caught:
+        gpt2.from_hf_config({**gpt2.to_hf_config(CONFIG, 0), **fields})
+    assert len(str(caught.value)) < 300
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def test_the_names_on_disk_are_gpt2s_without_any_wrappers(make_model):
+    model = make_model()
+    names = set(gpt2.to_hf_tensors(model.config, model.state_dict()))
+    assert names == {name for name, _ in GPT(model.config).named_parameters()}
+    assert all(name.startswith("transformer.") for name in names)
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias": False}, {"tie_weights": False}], ids=str)
+def test_tensors_come_back_as_they_were_without_padding(make_model, changes):
+    model = make_model(**changes)
+    config, tensors = model.config, model.state_dict()
+    on_disk = gpt2.to_hf_tensors(config, tensors)
+    assert on_disk["transformer.h.0.mlp.c_fc.weight"].shape == (32, 128)
+    assert on_disk["transformer.h.0.mlp.c_fc.bias"].shape == (128,)
+    found = gpt2.from_hf_tensors(config, on_disk)
+    assert {name: list(tensor.shape) for name, tensor in found.items()} == gpt2.shapes(config)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, tensors[name][:len(tensor)]), name
+
+
+def test_biases_that_are_not_zero_stay_among_the_tensors_of_a_model_without_biases(make_model):
+    stored = {"transformer.ln_f.bias": torch.ones(32), "transformer.h.0.ln_1.bias": torch.zeros(32)}
+    assert list(gpt2.from_hf_tensors(replace(CONFIG, bias=False), stored)) == ["transformer.ln_f.bias"]
+
+
+def test_a_shorter_model_takes_the_first_positions(make_model):
+    model = make_model()
+    found = gpt2.from_hf_tensors(replace(model.config, seq_length=8), gpt2.to_hf_tensors(model.config,
+                                                                                         model.state_dict()))
+    assert torch.equal(found["transformer.wpe.weight"], model.get_parameter("transformer.wpe.weight")[:8])
+
+
+# ---------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias": False, "tie_weights": False}], ids=str)
+def test_the_parts_of_decoding_are_the_networks_weights_each_once(changes):
+    config = replace(CONFIG, **changes)
+    parts = {}
+    for layer in range(config.n_layer):
+        parts |= gpt2.decoding_layer(config, layer)
+    for name in {gpt2.EMBEDDING, gpt2.POSITIONS, gpt2.FINAL_NORM, gpt2.head_name(config)}:
+        parts[name] = tuple(gpt2.shapes(config)[f"{name}.weight"])
+    assert {f"{name}.weight": list(shape) for name, shape in parts.items()} == {
+        name: shape for name, shape in gpt2.shapes(config).items() if name.endswith(".weight")}

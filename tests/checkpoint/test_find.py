@@ -1,0 +1,172 @@
+"""checkpoint/find.py: the folder that is meant is found, and anything else is refused with its name and the cure."""
+
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from checkpoint.find import check_same, find_resume, newest_sound, not_leading_to, read_checkpoint, resolve, steps_in
+from checkpoint.huggingface import load_model
+from checkpoint.verify import verify
+from common.errors import Exit, UserError
+from model import GPTConfig
+from tests.helpers.checkpoints import flip, hugging_face_folder, no_warning, refused
+
+CPU = torch.device("cpu")
+
+
+def test_checkpoints_are_ordered_by_number_and_strangers_are_not_among_them(folder):
+    for name in ("checkpoint-1000 (1)", "checkpoint-01", "checkpoint-", "checkpoint-x", ".tmp-checkpoint-7-1", "notes"):
+        shutil.copytree(folder / "checkpoint-900", folder / name)
+    (folder / "checkpoint-2000").mkdir()  # without a manifest
+    (folder / "checkpoint-3000").write_text("a file")
+    assert list(steps_in(folder)) == [1000, 900]
+    assert steps_in(folder / "nowhere") == {}
+    assert resolve(folder, no_warning).name == "checkpoint-1000"
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_when_all_are_damaged_the_run_ends_with_each_reason(folder):
+    for step in (900, 1000):
+        flip(folder / f"checkpoint-{step}" / "model.safetensors")
+    with refused(r"no sound checkpoint in .*checkpoint-1000: model.safetensors .*; checkpoint-900: .*Nothing was "
+                 "deleted") as caught:
+        newest_sound(folder, lambda _: None)
+    assert caught.value.code == Exit.CHECKPOINT
+    with refused("is damaged: model.safetensors") as caught:
+        resolve(folder / "checkpoint-900", no_warning)
+    assert caught.value.code == Exit.CHECKPOINT
+
+
+def test_a_folder_with_training_state_but_no_manifest_was_never_finished(folder):
+    (folder / "checkpoint-1000" / "manifest.json").unlink()
+    with refused("was never finished") as caught:
+        resolve(folder / "checkpoint-1000", no_warning)
+    assert caught.value.code == Exit.CHECKPOINT
+    assert resolve(folder, no_warning).name == "checkpoint-900"
+
+
+def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):
+    def reader(path):
+        if path.name == "checkpoint-1000":
+            shutil.rmtree(path)
+        return load_model(path, CPU)
+
+    assert read_checkpoint(folder, no_warning, reader).config == GPTConfig(400, 16, 2, 2, 32)
+    with refused(r"model\.safetensors") as caught:  # the folder that is still there is damaged
+        read_checkpoint(folder, no_warning, lambda path: ((path / "model.safetensors").unlink(), reader(path)))
+    assert caught.value.code == Exit.CHECKPOINT
+
+
+def test_a_reader_of_weights_does_not_read_the_optimizer(folder):
+    flip(folder / "checkpoint-1000" / "optimizer.safetensors")
+    assert resolve(folder, no_warning, to_train=False).name == "checkpoint-1000"
+    flip(folder / "checkpoint-1000" / "model.safetensors")
+    assert resolve(folder, lambda _: None, to_train=False).name == "checkpoint-900"
+
+
+# ---------------------------------------------------------------- what is not a checkpoint
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("it-went-off",)
+
+
+def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = folder / "checkpoint-900"
+    (path / "model.safetensors").unlink()
+    monkeypatch.setattr("architectures.gpt2.GPT", None)  # nor is any model built
+    for protocol in (2, 4):
+        (path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol))
+        with refused("its weights are a pickle .pytorch_model.bin., which can run code and is never opened"):
+            load_model(path, CPU)
+        with refused("is a file: a pickle") as caught:
+            resolve(path / "pytorch_model.bin", no_warning)
+        assert caught.value.code == Exit.CHECKPOINT
+    torch.save({}, tmp_path / "ckpt.pt")
+    with refused("is a file: a pickle"):
+        resolve(tmp_path / "ckpt.pt", no_warning)
+    assert not (tmp_path / "it-went-off").exists()
+
+
+@pytest.mark.parametrize(("content", "what"), [((20240326).to_bytes(4, "little") * 64, "is a file in llm.c's format"),
+                                               (b"hello", "is a file"), (b"", "is a file")])
+def test_a_file_is_no_checkpoint(tmp_path, content, what):
+    (tmp_path / "model.bin").write_bytes(content)
+    with refused(f"{what}. A checkpoint is a folder"):
+        resolve(tmp_path / "model.bin", no_warning)
+
+
+@pytest.mark.parametrize(("file", "why"), [
+    (None, "holds no checkpoint. Train a model first: python train.py"), ("ckpt.pt", "holds ckpt.pt, a pickle"),
+    ("pytorch_model.bin", "holds pytorch_model.bin, a pickle"),
+    ("model.safetensors", "has model.safetensors but no config.json, which says what model it is")])
+def test_a_folder_without_checkpoints_says_what_it_holds(tmp_path, file, why):
+    if file:
+        (tmp_path / file).write_bytes(b"")
+    with refused(why):
+        resolve(tmp_path, no_warning)
+
+
+def test_a_path_to_nothing_or_to_a_device_is_refused(tmp_path):
+    with refused("does not exist"):
+        resolve(tmp_path / "nowhere", no_warning)
+    os.mkfifo(tmp_path / "pipe")
+    with refused("is neither a file nor a folder"):
+        resolve(tmp_path / "pipe", no_warning)
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def test_auto_takes_the_newest_or_none(folder, tmp_path):
+    assert find_resume("auto", tmp_path / "new", False, no_warning) is None
+    for requested in ("auto", str(folder)):
+        found = find_resume(requested, folder, False, no_warning)
+        assert found is not None
+        assert (found[0].name, found[1]["step"]) == ("checkpoint-1000", 1000)
+
+
+def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_path):
+    found = find_resume(str(folder), tmp_path / "new", False, no_warning)
+    assert found is not None
+    assert found[0] == folder / "checkpoint-1000"
+    for requested in (sound / "checkpoint-900", folder / "checkpoint-900"):
+        with refused(r"holds checkpoints that do not lead to checkpoint-900: checkpoint-1000.*--overwrite") as caught:
+            find_resume(str(requested), folder, False, no_warning)
+        assert caught.value.code == Exit.CHECKPOINT
+        found = find_resume(str(requested), folder, True, no_warning)
+        assert found is not None
+        assert found[0] == requested
+        assert found[1]["step"] == 900
+    assert [p.name for p in not_leading_to(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
+    assert len(not_leading_to(folder, sound / "checkpoint-1000", 1000)) == 2
+    assert len(not_leading_to(folder, None, 0)) == 2
+
+
+def test_a_hugging_face_folder_cannot_be_resumed(tmp_path):
+    hugging_face_folder(tmp_path / "hf")
+    assert resolve(tmp_path / "hf", no_warning) == tmp_path / "hf"
+    with refused("Only a checkpoint of train.py can be resumed") as caught:
+        find_resume(str(tmp_path / "hf"), tmp_path / "out", False, no_warning)
+    assert caught.value.code == Exit.CHECKPOINT
+
+
+def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
+    state = verify(sound / "checkpoint-900")
+    config, shallow = make_model().config, make_model(n_layer=1).config
+    check_same(state, config, "a", "b", False)
+    check_same(state, config, "other", "b", True)
+    for args, code, why in (
+            ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here"),
+            ((config, "other", "b", False), Exit.DATA, "on other tokens .*--allow_new_data"),
+            ((config, "a", "other", True), Exit.DATA, "with another tokenizer .sha256 b, here other")):
+        with pytest.raises(UserError, match=why) as caught:
+            check_same(state, *args)
+        assert caught.value.code == code

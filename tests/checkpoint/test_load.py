@@ -1,0 +1,87 @@
+"""checkpoint/load.py: what is saved comes back bit for bit, whatever the optimizer keeps."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoint.contents import Tensors
+from checkpoint.load import load_training
+from checkpoint.save import save
+from checkpoint.verify import verify
+from common.errors import Exit
+from tests.helpers.checkpoints import ADAMW_STATE, refused
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), 1e-3)
+
+
+def assert_same_state(model, optimizer, other, restored) -> None:
+    """Weights and the optimizer's state of the two are equal, types too."""
+    for (name, here), there in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(here, there), name
+        assert optimizer.state[here].keys() == restored.state[there].keys()
+        for key, value in optimizer.state[here].items():
+            assert torch.equal(value, restored.state[there][key]), (name, key)
+            assert value.dtype == restored.state[there][key].dtype
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias": False, "tie_weights": False}], ids=str)
+def test_everything_comes_back_bit_for_bit(make_checkpoint, make_model, tmp_path, changes):
+    path, model, optimizer = make_checkpoint(tmp_path, **changes)
+    noise = torch.rand(5)  # the next numbers after the save
+    state = verify(path)
+    assert state["step"] == 1
+    assert state["data"] == {"train_sha256": "a", "tokenizer_sha256": "b"}
+    other = make_model(99, **changes)
+    restored = adamw(other)
+    assert load_training(path, other, restored, ADAMW_STATE) == []
+    assert torch.equal(torch.rand(5), noise)
+    assert_same_state(model, optimizer, other, restored)
+
+
+def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
+    model, other = make_model(), make_model(99)
+    optimizer, restored = (torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in (model, other))
+    model(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
+    optimizer.step()
+    path = save(tmp_path, 1, model.config, Tensors.of(model, optimizer), {}, None, None, "")
+    with refused("step.transformer.wte.weight is missing; .*--reset_optimizer"):
+        load_training(path, other, adamw(other), ADAMW_STATE)
+    load_training(path, other, restored, {"momentum_buffer": lambda p: list(p.shape)})
+    assert_same_state(model, optimizer, other, restored)
+
+
+def test_an_optimizer_can_start_without_its_state(make_checkpoint, make_model, tmp_path):
+    path, model, _ = make_checkpoint(tmp_path)
+    other = make_model(99)
+    restored = adamw(other)
+    assert load_training(path, other, restored, ADAMW_STATE, reset_optimizer=True) == [
+        "the optimizer starts without its state (--reset_optimizer)"]
+    assert not restored.state
+    for here, there in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize(("name", "value", "why"), [
+    ("rng.cpu", torch.zeros(3), "rng.cpu or rng.cuda is not the state of a random-number generator"),
+    ("step.transformer.ln_f.weight", torch.tensor(-1.0), "step.transformer.ln_f.weight is -1, not 0 or more"),
+    ("step.transformer.ln_f.weight", torch.tensor(torch.nan), "step.transformer.ln_f.weight is nan, not 0 or more"),
+    ("exp_avg.transformer.ln_f.weight", torch.zeros(31), r"has shape \[31\], the model \[32\]"),
+    ("exp_avg_sq.transformer.ln_f.weight", torch.zeros(32).half(), "holds F16, not F32")], ids=str)
+def test_a_state_that_does_not_fit_is_refused_and_none_of_it_is_used(folder, make_model, name, value, why):
+    path, other = folder / "checkpoint-900", make_model(99)
+    tensors = load_file(path / "optimizer.safetensors")
+    save_file({**tensors, name: value}, path / "optimizer.safetensors")
+    restored = adamw(other)
+    with refused(why) as caught:
+        load_training(path, other, restored, ADAMW_STATE)
+    assert caught.value.code == Exit.CHECKPOINT
+    assert not restored.state or name == "rng.cpu"
+
+
+def test_the_state_of_another_model_cannot_be_resumed(sound, make_model):
+    other = make_model(n_layer=1)
+    with refused("is not part of this model") as caught:
+        load_training(sound / "checkpoint-900", other, adamw(other), ADAMW_STATE)
+    assert caught.value.code == Exit.CHECKPOINT

@@ -1,0 +1,140 @@
+"""checkpoint/save.py: bytes are those of safetensors, a failed write leaves nothing, only finite values are saved."""
+
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from architectures.gpt2 import to_hf_tensors
+from checkpoint import save as room
+from checkpoint import verify as verify_room
+from checkpoint.contents import Tensors
+from checkpoint.save import NotFinite, Saver, Snapshot, save, write_file
+from checkpoint.verify import verify
+from tests.helpers.checkpoints import flip, names_in
+
+
+def test_a_step_saved_again_replaces_the_older(make_checkpoint, tmp_path):
+    make_checkpoint(tmp_path, 5, stays=False)
+    path, _, _ = make_checkpoint(tmp_path, 5, stays=True)
+    assert verify(path)["stays"] is True
+    assert names_in(tmp_path) == ["checkpoint-5"]
+
+
+def test_the_bytes_are_those_that_safetensors_writes(make_checkpoint, tmp_path):
+    path, model, optimizer = make_checkpoint(tmp_path)
+    tensors = Tensors.of(model, optimizer)
+    for name, part in (("model", to_hf_tensors(model.config, tensors.model)),
+                       ("optimizer", load_file(path / "optimizer.safetensors"))):
+        save_file({name: tensor.contiguous() for name, tensor in part.items()}, tmp_path / "theirs", {"format": "pt"})
+        assert (path / f"{name}.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(("module", "broken", "calls_that_work"), [
+    (room, "sync", 0), (room, "sync", 1), (room, "write_tensors", 0), (room, "write_tensors", 1),
+    (room, "write_file", 0), (room, "write_file", 1), (room, "write_file", 5), (room, "write_file", 8),
+    (verify_room, "sha256_of", 0), (verify_room, "sha256_of", 7)])
+def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_model, sound, folder, monkeypatch, module,
+                                                                         broken, calls_that_work):
+    works, calls = getattr(module, broken), []
+
+    def full(*args, **kwargs):
+        calls.append(args)
+        if len(calls) > calls_that_work:
+            raise OSError(28, "No space left on device")
+        return works(*args, **kwargs)
+
+    model = make_model()
+    tensors = Tensors.of(model, torch.optim.AdamW(model.parameters()))
+    monkeypatch.setattr(module, broken, full)
+    for step in (1000, 1100):  # one over an older checkpoint of the step, one new
+        calls.clear()
+        with pytest.raises(OSError, match="No space left on device"):
+            save(folder, step, model.config, tensors, {}, '{"added_tokens": []}', 0, "card")
+        assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
+    monkeypatch.undo()
+    for step in (900, 1000):
+        assert verify(folder / f"checkpoint-{step}") == verify(sound / f"checkpoint-{step}")
+
+
+def test_a_tensor_that_reads_back_differently_is_a_failed_write(make_checkpoint, tmp_path, monkeypatch):
+    def faulty(path, content):
+        entry = write_file(path, content)
+        if path.name == "model.safetensors":
+            flip(path)
+        return entry
+
+    monkeypatch.setattr(room, "write_file", faulty)
+    with pytest.raises(OSError, match=r"reads back differently: model\.safetensors does not have"):
+        make_checkpoint(tmp_path)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_never_saved(make_model, tmp_path, value):
+    model = make_model()
+    tensors = Tensors.of(model, torch.optim.AdamW(model.parameters()))
+    with torch.no_grad():
+        model.get_parameter("transformer.wpe.weight")[0, 0] = value
+    with pytest.raises(NotFinite, match=r"transformer\.wpe\.weight"):
+        save(tmp_path, 1, model.config, tensors, {}, None, None, "")
+    assert names_in(tmp_path) == []
+
+
+# ---------------------------------------------------------------- copies, and the thread that writes
+
+
+def test_a_snapshot_is_a_copy_that_training_does_not_change(make_model):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
+    optimizer.step()
+    live, snapshot = Tensors.of(model, optimizer), Snapshot()
+    before = {name: tensor.clone() for name, tensor in {**live.model, **live.training}.items()}
+    for _ in range(2):  # the second one takes the same memory
+        taken = snapshot.take(live)
+        copies = {**taken.model, **taken.training}
+        with torch.no_grad():
+            for tensor in live.model.values():
+                tensor.fill_(7.0)
+        assert copies.keys() == before.keys()
+        for name, tensor in copies.items():
+            assert torch.equal(tensor, before[name]), name
+            assert tensor.dtype == before[name].dtype
+        model.load_state_dict({name: before[name] for name in live.model})
+
+
+def test_where_memory_cannot_be_pinned_the_copy_is_a_plain_one(monkeypatch):
+    asked, empty = [], torch.empty
+
+    def refuse(*shape, pin_memory=False, **kwargs):
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*shape, **kwargs)
+
+    snapshot = Snapshot()
+    monkeypatch.setattr(torch, "empty", refuse)
+    snapshot.reserve(1000, pinned=True)
+    assert asked == [True, False]
+    tensors = Tensors({"a": torch.arange(5.0)}, {"b": torch.ones(3)})
+    assert torch.equal(snapshot.take(tensors).model["a"], torch.arange(5.0))
+
+
+def test_one_save_at_a_time_and_its_error_comes_to_the_loop():
+    saver, gate = Saver(), threading.Event()
+    saver.start(lambda: gate.wait(60))
+    assert saver.is_busy
+    assert saver.take(wait=False) is None
+    assert saver.is_busy
+    gate.set()
+    assert saver.take(wait=True) is True
+    saver.start(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        saver.take(wait=True)
+    assert not saver.is_busy
+    saver.close()

@@ -1,0 +1,51 @@
+"""What the tests of checkpoints share: refusals, damage, a folder as transformers writes it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import UserError
+
+# What AdamW keeps for a parameter.
+ADAMW_STATE = {"step": lambda p: [], "exp_avg": lambda p: list(p.shape), "exp_avg_sq": lambda p: list(p.shape)}
+
+
+def no_warning(message: str) -> None:
+    """A warn function for what must not warn."""
+    raise AssertionError(message)
+
+
+def refused(match: str):
+    """Expects a UserError whose message matches."""
+    return pytest.raises(UserError, match=match)
+
+
+def edit(path: Path, **fields) -> None:
+    """Changes fields of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def flip(path: Path) -> None:
+    """Flips one bit of a file, always the same for a file's name."""
+    content, rng = bytearray(path.read_bytes()), random.Random(path.name)
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The sorted names of what a folder holds."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def hugging_face_folder(folder: Path, tie: bool = True):
+    """Writes a tiny GPT-2 by transformers' save_pretrained and returns its model."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(3)
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=16, n_embd=32, n_layer=2, n_head=2,
+                                        bos_token_id=0, eos_token_id=0, tie_word_embeddings=tie)).eval()
+    theirs.save_pretrained(folder)
+    return theirs
