@@ -41,8 +41,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "matrices, the smallest weights, set to zero", "only as it is")
     g = parser.group("how the text is read")
     g.flag("--text_field", text("NAME"), "text", "field of a JSON line or table that holds the text")
-    g.flag("--document_separator", flags.Kind(unescaped, "text that is not empty", "TEXT"), None,
-           r"text between documents of a plain file; \n is a newline", "a file is one document")
+    g.flag("--document_separator", flags.escaped(), None,
+           r"text between documents of a text file; \n is a newline, \t a tab, \\ a backslash",
+           "each file is one document")
     g.flag("--stride", whole(1), None, "tokens by which a window moves on; fewer: more context, slower", "half of T")
     g = parser.group("machine")
     g.flag("--batch_size", whole(1), None, "windows of T tokens per forward, more of shorter ones; halve it on "
@@ -54,13 +55,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--json", text(), None, "file for all figures", "none")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
-
-
-def unescaped(text: str) -> str:
-    r"""Text that is not empty, in which \n and \t are what they are in Python. Raises ValueError."""
-    if not text or "\0" in text:
-        raise ValueError(text)
-    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def check(args: argparse.Namespace) -> list[str]:
@@ -111,9 +105,9 @@ from common.signals import Signals, Stopped
 from common.words import count, duration, printable
 from machine import device
 from model import GPT
-from pretokenization.blocks import Reading, blocks, parts_of
-from pretokenization.documents import Findings, content_of, documents_in
-from pretokenization.sources import Source, find_sources
+from pretokenization.blocks import Findings, Reading, parts_of
+from pretokenization.files import Source
+from pretokenization.sources import blocks_of, documents_of, find_sources
 from tokens.tokenizer import end_of_text_id, tokenizer_of, vocabulary_of
 
 READ_AHEAD = 1024  # windows among which those of like length are put together
@@ -284,14 +278,13 @@ class Documents:
     def windows(self) -> Iterator[Window]:
         """The windows of all documents. Raises UserError (exit 3) for what cannot be read, Stopped at a signal."""
         parts: list[bytes] = []
-        for block in blocks(0, self._source, self._reading):
+        for block in blocks_of(0, self._source, self._reading):
             self._run.signals.look()
-            content = content_of(block, [self._source])
-            _, contents = documents_in(block, content, self._reading, self.found)
+            _, contents = documents_of(block, [self._source], self._reading, self.found)
             self._share_read = block.on_disk / max(1, self._source.num_bytes)
             for document in contents:
-                parts += parts_of(document, self._reading.places)
-                if block.kind != "part" or block.last:
+                parts += parts_of(document, self._reading)
+                if not block.is_part or block.last:
                     yield from self._of_document(parts)
                     parts = []
 

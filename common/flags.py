@@ -96,6 +96,18 @@ def text(unit: str = "PATH") -> Kind:
     return Kind(parse, "text that is not empty", unit)
 
 
+def escaped(unit: str = "TEXT") -> Kind:
+    r"""Text that is not empty, in which \n, \t and \\ stand for a newline, a tab and a backslash."""
+    characters = {"n": "\n", "t": "\t", "\\": "\\"}
+
+    def parse(value: str) -> str:
+        if not value or "\0" in value:
+            raise ValueError(value)
+        return re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value)
+
+    return Kind(parse, "text that is not empty", unit)
+
+
 # ---------------------------------------------------------------- the parser
 
 

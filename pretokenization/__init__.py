@@ -1,7 +1,8 @@
-"""Text to token files, in the order the text takes.
+"""Text to token files, in the order that the text takes; start with pretokenize.py, which calls the stages.
 
-sources    files, folders, archives, pipes; blocks: a few megabytes each; documents: what a block holds
-vocabulary, encode       a tokenizer is trained; text becomes ids
-workers, reader, passes  processes read blocks and answer; the passes put the answers together
-store, assemble, shards  token files on their way to the disk, put together, committed
+files > blocks > text_files, json_lines, parquet > sources: one file's bytes; what all kinds of input share; one file
+    for each kind of input; which files are read (the table KINDS is in sources.py)
+engines > store > workers > passes > vocabulary: text becomes ids; the output folder with its journal; processes that
+    read blocks; the passes over the text; the tokenizer, given or trained
+assemble, verify: the token files put together and committed, also from shards; looking inside a finished folder
 """

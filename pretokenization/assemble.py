@@ -1,7 +1,14 @@
-"""Putting the outcome together, committing it, and looking inside a finished folder."""
+"""The first and the last stage: does it fit on the disk? Split and duplicates settled, files laid out, committed.
+
+And for many machines: a shard is committed with shard.json, and read back to be put together with the others.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,64 +21,87 @@ from common.errors import Exit, UserError
 from common.files import sha256_of, sync
 from common.progress import Progress
 from common.signals import Signals
-from common.words import printable, several
-from pretokenization.job import Job, mend
+from common.words import printable, several, size
+from pretokenization.files import Source
+from pretokenization.passes import Job, adjusted
 from pretokenization.store import SPLITS, TokenWriter, Written, blocks_of_tokens, copy_documents, first_ones
-from tokens.corpus import METADATA_FORMAT, METADATA_VERSION, Corpus, open_corpus, read_metadata, scan
-from tokens.layouts import (
-    DTYPES,
-    LLMC_HEADER_BYTES,
-    WRITTEN,
-    Part,
-    TokenStream,
-    document_ends,
-    llmc_header,
-    write_megatron_index,
-)
-from tokens.tokenizer import Vocabulary, load_tokenizer, vocab_size_of
+from tokens.corpus import METADATA_FORMAT, METADATA_VERSION, read_metadata, scan
+from tokens.layouts import DTYPES, LLMC_HEADER_BYTES, Part, dtype_for, llmc_header, write_megatron_index
+from tokens.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from argparse import Namespace
 
+try:
+    import resource
+except ImportError:  # Windows, where the peak of memory is not printed
+    resource = None
+
+PROGRAM_VERSION = 2  # of the bytes that are written: a run that another version began is not continued
 MAX_SOURCES_LISTED = 1000
 LLMC_SHARD_TOKENS = 10**8
+BYTES_PER_TOKEN = 2.5  # of text, at least, when the disk space is estimated
+SPARE_BYTES = 2**26
+MAX_SHARDS = 10**6  # --shard takes numbers of six digits
+
+Totals = Mapping[str, Mapping[str, int]]  # of each split: tokens, documents, bytes, largest_id
 
 
-# ---------------------------------------------------------------- putting the outcome together
+# ---------------------------------------------------------------- before anything is written
 
 
+def plan_of(args: Namespace, sources: Sequence[Source], vocabulary: Vocabulary | None) -> str:
+    """A hash of everything that decides the bytes that are written."""
+    elsewhere = ("files", "tokenizer_file", "output_dir", "shard")
+    without_effect = ("overwrite", "num_workers", "engine", "debug", "peek")
+    flags = {key: value for key, value in sorted(vars(args).items()) if key not in (*elsewhere, *without_effect)}
+    what = [PROGRAM_VERSION, flags, vocabulary.content if vocabulary else "",
+            [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
-def put_together(job: Job, places: Sequence[Path], dtype: str) -> tuple[Path, Mapping[str, Mapping[str, int]]]:
-    """All shards' documents as one set, in order: the split mended, doubles dropped if asked.
 
-    Where nothing is to be changed the files stay what they are. Returns where the set lies, and each split's totals.
+def fingerprint_of(plan: str, shard: tuple[int, int] | None, engine: str, sources: Sequence[Source]) -> str:
+    """A hash of everything that an earlier run must have had in common with this one to be continued."""
+    times = [source.modified_ns for source in sources]
+    return hashlib.sha256(f"{plan} {shard} {engine} {times}".encode()).hexdigest()
+
+
+def check_disk(job: Job, vocabulary: Vocabulary | None) -> None:
+    """Raises UserError (exit 5) if the tokens will hardly fit: one for every 2.5 bytes of text, and 64 MiB to spare."""
+    args, folder = job.args, job.folder
+    expected_ids = vocabulary.size if vocabulary else 0 if args.vocab_size == "auto" else args.vocab_size
+    itemsize = DTYPES[dtype_for(expected_ids, args.format)].itemsize
+    num_copies = 1 + (args.format == "llmc" or args.shard_tokens is not None or args.dedup)
+    needed = int(job.text.file_bytes / BYTES_PER_TOKEN * itemsize * num_copies) + SPARE_BYTES
+    free = shutil.disk_usage(folder.path).free
+    if needed > free:
+        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {size(free)} are free, about {size(needed)} are "
+                                      f"needed ({itemsize * num_copies} bytes for every {BYTES_PER_TOKEN} bytes of "
+                                      "text). Free some space, or give another --output_dir.")
+
+
+# ---------------------------------------------------------------- one set of documents
+
+
+def put_together(job: Job, places: Sequence[Path], dtype: str) -> tuple[Path, Totals]:
+    """The documents of all places as one set, in order: the split adjusted, duplicates left out if requested.
+
+    Where nothing needs to change the files stay as they are. Returns where the set lies, and each split's totals.
     """
     written = {split: [Written.open(place, split, dtype) for place in places] for split in SPLITS}
     hashes = [part.documents["hash"] for parts in written.values() for part in parts if len(part.documents)]
     lowest = min((int(h.min()) for h in hashes), default=0)
-    job.split = mend(job.split, lowest, max((int(h.max()) for h in hashes), default=-1))
-    limit = np.uint64(job.split.threshold)
-    masks: dict[str, list[tuple[Written, np.ndarray]]] = {split: [] for split in SPLITS}
-    dropped = 0
-    for split, parts in written.items():
-        keep = [np.ones(len(part.documents), bool) for part in parts]
-        if job.args.dedup:
-            keep = first_ones([np.asarray(part.documents["hash"]) for part in parts])
-            dropped += sum(int((~mask).sum()) for mask in keep)
-        for part, mask in zip(parts, keep, strict=True):
-            in_val = np.full(len(mask), split == "val")
-            if job.split.cut_byte is None:
-                in_val = part.documents["hash"] < limit
-            masks["train"].append((part, mask & ~in_val))
-            masks["val"].append((part, mask & in_val))
-    if job.args.dedup:
-        job.progress.say(f"doubles left out: {several(dropped, 'document')}")
-    as_it_is = list(places) == [job.folder.work] and all(
+    highest = max((int(h.max()) for h in hashes), default=-1)
+    job.split = adjusted(job.split, lowest, highest)
+    masks = chosen_documents(job, written)
+    is_as_written = list(places) == [job.folder.work] and all(
         bool(mask.all()) if part.path.stem == split else not mask.any()
         for split, chosen in masks.items() for part, mask in chosen)
-    if as_it_is:
-        return job.folder.work, job.journal["encoded"]["splits"]
-    new = job.folder.work / "new"  # apart, so that a run killed here can do it again
+    if is_as_written:
+        assert job.journal.encoded is not None
+        return job.folder.work, job.journal.encoded["splits"]
+
+    new = job.folder.work / "new"  # a folder apart, so that a run killed here can do it again
     new.mkdir(exist_ok=True)
     totals = {}
     for split in SPLITS:
@@ -83,158 +113,267 @@ def put_together(job: Job, places: Sequence[Path], dtype: str) -> tuple[Path, Ma
     return new, totals
 
 
-def lay_out(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype: str) -> dict[str, list[Path]]:
-    """The files of each split in the layout asked for, still in the work folder; those of the native one are there."""
-    layout, new, files = job.args.format, job.folder.work / "new", {}
-    shard_tokens = job.args.shard_tokens or (LLMC_SHARD_TOKENS if layout == "llmc" else None)
+def chosen_documents(job: Job, written: Mapping[str, list[Written]]) -> dict[str, list[tuple[Written, np.ndarray]]]:
+    """For each split the written parts, in order, each with a mask of the documents that belong to the split."""
+    chosen: dict[str, list[tuple[Written, np.ndarray]]] = {split: [] for split in SPLITS}
+    limit = np.uint64(job.split.threshold)
+    num_dropped = 0
+    for split, parts in written.items():
+        keep = [np.ones(len(part.documents), bool) for part in parts]
+        if job.args.dedup:
+            keep = first_ones([np.asarray(part.documents["hash"]) for part in parts])
+            num_dropped += sum(int((~mask).sum()) for mask in keep)
+        for part, mask in zip(parts, keep, strict=True):
+            in_val = np.full(len(mask), split == "val")
+            if job.split.cut_byte is None:
+                in_val = part.documents["hash"] < limit
+            chosen["train"].append((part, mask & ~in_val))
+            chosen["val"].append((part, mask & in_val))
+    if job.args.dedup:
+        job.progress.say(f"duplicates left out: {several(num_dropped, 'document')}")
+    return chosen
+
+
+# ---------------------------------------------------------------- the layout, and the commit
+
+
+def lay_out(job: Job, place: Path, totals: Totals, dtype: str) -> dict[str, list[Path]]:
+    """The files of each split in the layout requested, still in the work folder."""
+    layout, new = job.args.format, job.folder.work / "new"
     new.mkdir(exist_ok=True)
+    shard_tokens = job.args.shard_tokens or (LLMC_SHARD_TOKENS if layout == "llmc" else None)
+    files = {}
     for split in SPLITS:
-        total, path, numpy_dtype = totals[split]["tokens"], place / f"{split}.bin", DTYPES[dtype]
         if not totals[split]["documents"]:
             continue
-        files[split] = [path]
-        if shard_tokens is not None:
-            files[split] = []
-            for number, start in enumerate(range(0, total, shard_tokens), int(layout == "llmc" and split == "train")):
-                stop = min(total, start + shard_tokens)
-                name = f"tokens_{split}_{number:06}.bin" if layout == "llmc" else f"{split}_{number:06}.bin"
-                files[split].append(new / name)
-                with (new / name).open("wb") as file:
-                    file.write(llmc_header(stop - start, dtype) if layout == "llmc" else b"")
-                    for tokens in blocks_of_tokens(path, numpy_dtype, start, stop):
-                        job.signals.look()
-                        file.write(tokens.tobytes())
+        path = place / f"{split}.bin"
+        if shard_tokens is None:
+            files[split] = [path]
+        else:
+            files[split] = cut_into_files(job, path, split, totals[split]["tokens"], shard_tokens, dtype)
         if layout == "megatron":
-            ends = Written.open(place, split, dtype).ends
             index = new / f"{split}.megatron"
             with index.open("wb") as file:
-                write_megatron_index(file, ends, dtype)
+                write_megatron_index(file, Written.open(place, split, dtype).ends, dtype)
             files[split].append(index)
         elif layout == "native":
             files[split].append(place / f"{split}.idx")
     return files
 
 
-def commit(job: Job, place: Path, totals: Mapping[str, Mapping[str, int]], dtype: str, vocabulary: Vocabulary,
+def cut_into_files(job: Job, path: Path, split: str, num_tokens: int, shard_tokens: int, dtype: str) -> list[Path]:
+    """A split as several files of at most shard_tokens tokens."""
+    is_llmc = job.args.format == "llmc"
+    first_number = 1 if is_llmc and split == "train" else 0  # llm.c keeps number 0 for validation
+    files = []
+    for number, start in enumerate(range(0, num_tokens, shard_tokens), first_number):
+        stop = min(num_tokens, start + shard_tokens)
+        name = f"tokens_{split}_{number:06}.bin" if is_llmc else f"{split}_{number:06}.bin"
+        files.append(job.folder.work / "new" / name)
+        with files[-1].open("wb") as file:
+            file.write(llmc_header(stop - start, dtype) if is_llmc else b"")
+            for tokens in blocks_of_tokens(path, DTYPES[dtype], start, stop):
+                job.signals.look()
+                file.write(tokens.tobytes())
+    return files
+
+
+def commit(job: Job, place: Path, totals: Totals, dtype: str, vocabulary: Vocabulary,
            trained_here: bool) -> dict[str, Any]:
-    """Reads all files back, gives them their names, and writes metadata.json; returns it."""
+    """Reads all files back, gives them their names, and writes metadata.json; returns it.
+
+    Raises UserError (exit 5) if a file reads back differently from what was written.
+    """
     files = lay_out(job, place, totals, dtype)
     splits: dict[str, Any] = {}
-    names = {"tokenizer.json": "tokenizer.json"}  # as it will be called: where it lies in the work folder
+    names = {"tokenizer.json": "tokenizer.json"}  # the final name -> the place in the work folder
     for split, paths in files.items():
-        described = []
         for path in paths:
-            job.signals.look()
             name = f"{split}.idx" if path.suffix == ".megatron" else path.name
             names[name] = path.relative_to(job.folder.work).as_posix()
-            if path.suffix != ".bin":
-                continue
-            sync(path)
-            status, header = path.stat(), LLMC_HEADER_BYTES if job.args.format == "llmc" else 0
-            num_tokens = (status.st_size - header) // DTYPES[dtype].itemsize
-            sha256 = scan(Part(path, dtype, num_tokens, header), vocabulary.size)
-            described.append({"name": name, "tokens": num_tokens, "file_bytes": status.st_size,
-                              "modified_ns": status.st_mtime_ns, "sha256": sha256})
+        described = [described_file(job, path, dtype, vocabulary.size) for path in paths if path.suffix == ".bin"]
         if sum(file["tokens"] for file in described) != totals[split]["tokens"]:
-            raise UserError(Exit.MACHINE, f"{job.folder.shown}: {split} reads back otherwise than written. Check the "
-                                          "disk, or take another --output_dir.")
+            raise UserError(Exit.MACHINE, f"{job.folder.shown}: {split} reads back differently from what was written. "
+                                          "Check the disk, or give another --output_dir.")
         splits[split] = {key: totals[split][key] for key in ("tokens", "documents", "bytes", "largest_id")}
-        if len(described) == 1 and job.args.format != "llmc" and described[0]["name"] == f"{split}.bin":
+        is_one_file = len(described) == 1 and described[0]["name"] == f"{split}.bin"
+        if is_one_file and job.args.format != "llmc":
             splits[split] |= {key: described[0][key] for key in ("file_bytes", "modified_ns", "sha256")}
         else:
             splits[split]["files"] = described
-    sources = [Path(source.shown).name for source in job.sources]
+
+    sources = [Path(source.shown).name for source in job.text.sources]
     if job.args.demo:
         sources = [f"Python {sys.version.split()[0]} standard library"]
     metadata = {
-        "format": METADATA_FORMAT, "version": METADATA_VERSION, "layout": job.args.format,
-        "vocab_size": vocabulary.size, "largest_id": max(total["largest_id"] for total in totals.values()),
-        "end_of_text_id": vocabulary.end_id, "end_of_text": vocabulary.end, "dtype": dtype, "splits": splits,
+        "format": METADATA_FORMAT,
+        "version": METADATA_VERSION,
+        "layout": job.args.format,
+        "vocab_size": vocabulary.size,
+        "largest_id": max(total["largest_id"] for total in totals.values()),
+        "end_of_text_id": vocabulary.end_id,
+        "end_of_text": vocabulary.end,
+        "dtype": dtype,
+        "splits": splits,
         "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / "tokenizer.json")},
-        "sources": sources[:MAX_SOURCES_LISTED], "num_sources": len(sources), "split_rule": job.split.rule,
-        "created": time.strftime("%Y-%m-%d", time.gmtime())}
+        "sources": sources[:MAX_SOURCES_LISTED],
+        "num_sources": len(sources),
+        "split_rule": job.split.rule,
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
     job.folder.commit(job.journal, names, metadata)
     return metadata
 
 
-# ---------------------------------------------------------------- looking inside
+def described_file(job: Job, path: Path, dtype: str, vocab_size: int) -> dict[str, Any]:
+    """What metadata.json records of a token file, read back from the disk."""
+    job.signals.look()
+    sync(path)
+    status = path.stat()
+    header_bytes = LLMC_HEADER_BYTES if job.args.format == "llmc" else 0
+    num_tokens = (status.st_size - header_bytes) // DTYPES[dtype].itemsize
+    return {
+        "name": path.name,
+        "tokens": num_tokens,
+        "file_bytes": status.st_size,
+        "modified_ns": status.st_mtime_ns,
+        "sha256": scan(Part(path, dtype, num_tokens, header_bytes), vocab_size),
+    }
 
 
+def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
+    """The closing block: counts, seconds, memory, and the command to type next."""
+    progress, splits = job.progress, metadata["splits"]
+    sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
+    val_bytes = splits.get("val", {}).get("bytes", 0)
+    share = f"{100 * val_bytes / max(1, sums['bytes']):.2g}% of the text" if val_bytes else "no val.bin is written"
+    progress.say(f"validation: {job.split.rule}: {share}")
+    for key, value in sums.items():
+        parts = ", ".join(f"{split} {total[key]:,}" for split, total in sorted(splits.items()))
+        progress.say(f"{key}: {value:,} ({parts})")
+    progress.say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
+                 f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}")
+    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in job.seconds.items() if spent > 0.05)
+    progress.say(f"seconds: {seconds:.1f}{f' ({stages})' * bool(stages)}\nMB/s: {sums['bytes'] / 1e6 / seconds:.2f}")
+    if resource is not None:
+        unit = 1 if sys.platform == "darwin" else 1024
+        here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+        progress.say(f"peak memory: {size(here)}{f', the largest worker {size(child)}' * bool(child)}")
+    progress.say(f"output: {job.folder.shown}")
+    where = "" if str(job.folder.path) == "data" else f" --data_dir {shlex.quote(job.folder.shown)}"
+    progress.say(f"next: python train.py{where}")
 
-def read_set(folder: Path) -> tuple[Corpus, dict[str, Any], Tokenizer]:
-    """A finished folder: its token files, metadata and tokenizer. Raises UserError (exit 3)."""
-    metadata = read_metadata(folder / "metadata.json")
-    corpus = open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json")
-    return corpus, metadata, load_tokenizer(folder / "tokenizer.json")
+
+# ---------------------------------------------------------------- shards, made by many machines
 
 
-def verify(folder: Path, signals: Signals, progress: Progress) -> None:
-    """Checks all that a finished folder says of itself. Raises UserError (exit 3) at the first thing that is not so."""
-    shown = printable(str(folder))
-    corpus, metadata, tokenizer = read_set(folder)
-    if metadata.get("format") != METADATA_FORMAT or metadata.get("vocab_size") != vocab_size_of(tokenizer):
-        raise UserError(Exit.DATA, f"{shown}/metadata.json is not one that pretokenize.py wrote with this tokenizer: "
-                                   f"vocab_size is {metadata.get('vocab_size')!r}, the tokenizer has "
-                                   f"{vocab_size_of(tokenizer):,} ids. Run pretokenize.py again.")
-    told = metadata.get("tokenizer")
-    if not isinstance(told, dict) or told.get("sha256") != corpus.tokenizer_sha256:
-        raise UserError(Exit.DATA, f"{shown}/tokenizer.json is not the one the tokens were made with: its sha256 is "
-                                   "not that of metadata.json. Run pretokenize.py again.")
-    for split, stream in (("train", corpus.train), ("val", corpus.val)):
-        if stream is None:
-            continue
-        recorded = metadata["splits"].get(split)
-        if not isinstance(recorded, dict) or not isinstance(recorded.get("documents"), int):
-            raise UserError(Exit.DATA, f"{shown}/metadata.json: splits.{split} holds no number of documents. Run "
-                                       "pretokenize.py again.")
-        for part, told in zip(stream.parts, recorded.get("files") or [recorded], strict=True):
-            with progress.phase(f"reading {part.path.name}"):
+def shard_folder(output_dir: Path, shard: int, num_shards: int) -> Path:
+    """Where one shard lies."""
+    return output_dir / f"shard-{shard:05}-of-{num_shards:05}"
+
+
+def commit_shard(job: Job, shard: tuple[int, int], plan: str, dtype: str) -> dict[str, Any]:
+    """Gives a shard's files their names, and writes shard.json last; returns it.
+
+    plan is the fingerprint of the command and its files, which all shards of a set have in common.
+    """
+    assert job.journal.encoded is not None
+    totals = job.journal.encoded["splits"]
+    names, files = {}, {}
+    for name in ("tokenizer.json", *(f"{split}.{ending}" for split in SPLITS for ending in ("bin", "idx", "docs"))):
+        path = job.folder.work / name
+        names[name] = name
+        files[name] = {"file_bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    sources = job.text.sources
+    metadata = {
+        "format": "gpt-token-shard",
+        "version": PROGRAM_VERSION,
+        "plan": plan,
+        "shard": shard[0],
+        "num_shards": shard[1],
+        "dtype": dtype,
+        "val_fraction": job.args.val_fraction,
+        "files": files,
+        "splits": totals,
+        "num_sources": len(sources),
+        "sources": [Path(source.shown).name for source in sources][:MAX_SOURCES_LISTED],
+    }
+    job.folder.commit(job.journal, names, metadata)
+
+    num_tokens = sum(total["tokens"] for total in totals.values())
+    job.progress.say(f"shard {shard[0]} of {shard[1]}: {several(num_tokens, 'token')}, output: {job.folder.shown}")
+    job.progress.say("next, when all shards are there: python pretokenize.py --finalize --output_dir "
+                     f"{shlex.quote(printable(str(job.folder.path.parent)))}")
+    return metadata
+
+
+def read_shards(output_dir: Path, signals: Signals, progress: Progress) -> tuple[list[Path], list[dict[str, Any]]]:
+    """The folders of all shards in order and their shard.json, checked byte for byte.
+
+    Raises UserError (exit 3) for shards that are missing, damaged or do not belong together.
+    """
+    found = sorted(path for path in output_dir.glob("shard-*-of-*") if (path / "shard.json").is_file())
+    shards = [read_shard(path) for path in found]
+    refuse_incomplete(output_dir, found, shards)
+    for path, fields in zip(found, shards, strict=True):
+        with progress.phase(f"checking {path.name}"):
+            for name, recorded in fields["files"].items():
                 signals.look()
-                if sha256_of(part.path) != told.get("sha256"):
-                    raise UserError(Exit.DATA, f"{printable(str(part.path))}: its sha256 is not that of metadata.json, "
-                                               "so its bytes have changed. Run pretokenize.py again.")
-                scan(part, corpus.vocab_size)
-        documents, files = recorded["documents"], several(len(stream.parts), "file")
-        layout = metadata.get("layout", "native")
-        ends = document_ends(folder / f"{split}.bin", WRITTEN[layout], stream.length)
-        if ends is None and layout in ("native", "megatron"):
-            raise UserError(Exit.DATA, f"{shown}/{split}.idx is not there. Run pretokenize.py again.")
-        if ends is not None:
-            check_ends(f"{shown}/{split}", ends, documents, stream, corpus.end_of_text_id)
-        progress.say(f"{split}: {stream.length:,} tokens, {documents:,} documents, {files}: sizes, sha256, ids"
-                     f"{', document ends' * (ends is not None)} as recorded")
-    progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
+                file = path / Path(name).name
+                has_size = file.is_file() and file.stat().st_size == recorded.get("file_bytes")
+                if not has_size or sha256_of(file) != recorded.get("sha256"):
+                    raise UserError(Exit.DATA, f"{printable(str(file))} is not what was written: its size or sha256 is "
+                                               "not the one in shard.json. Run that shard again.")
+    return found, shards
 
 
-def check_ends(name: str, ends: np.ndarray, documents: int, stream: TokenStream,
-               end_id: int | None) -> None:
-    """Raises UserError (exit 3) unless each document ends, in order, with the end-of-text id."""
-    if len(ends) != documents or (documents and int(ends[-1]) != stream.length):
-        last = int(ends[-1]) if len(ends) else 0
-        raise UserError(Exit.DATA, f"{name}.idx: {len(ends):,} documents up to token {last:,}, not {documents:,} up to "
-                                   f"{stream.length:,}. Run pretokenize.py again.")
-    done = 0
-    for part in stream.parts:
-        tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
-        for first in range(0, part.length, 2**24):
-            block = tokens[first:first + 2**24]
-            low = int(np.searchsorted(ends, done + first, "right"))
-            high = int(np.searchsorted(ends, done + first + len(block), "right"))
-            mine = ends[low:high].astype(np.int64) - done - first - 1
-            if not (block[mine] == end_id).all():
-                raise UserError(Exit.DATA, f"{name}.idx: documents {low:,} to {high:,} do not end where the "
-                                           f"end-of-text id {end_id} stands. Run pretokenize.py again.")
-        done += part.length
+def read_shard(path: Path) -> dict[str, Any]:
+    """The shard.json of a shard's folder. Raises UserError (exit 3) if commit_shard did not write it."""
+    fields, shown = read_metadata(path / "shard.json"), printable(str(path))
+    if fields.get("format") != "gpt-token-shard" or fields.get("version") != PROGRAM_VERSION:
+        raise UserError(Exit.DATA, f"{shown}/shard.json was not written by this version of the program. Run that shard "
+                                   "again.")
+    if invalid := invalid_field(fields):
+        raise UserError(Exit.DATA, f"{shown}/shard.json: {invalid} is {printable(repr(fields.get(invalid)))[:60]}, "
+                                   "which is not possible. Run that shard again.")
+    return fields
 
 
-def peek(folder: Path, number: int, progress: Progress) -> None:
-    """Shows the first documents of a finished folder, decoded, each up to 400 characters."""
-    corpus, _, tokenizer = read_set(folder)
-    part = corpus.train.parts[0]
-    ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, 2**22), offset=part.offset_bytes)
-    ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist() or [len(ids)]
-    start = 0
-    for count, end in enumerate(ends, 1):
-        shown = tokenizer.decode(ids[start:min(end, start + 400)].tolist(), skip_special_tokens=False)
-        progress.say(f"document {count}, {end - start:,} tokens: {printable(shown[:400])}" + "..." * (len(shown) > 400))
-        start = end + 1
+def invalid_field(fields: Mapping[str, Any]) -> str | None:
+    """The first field of a shard.json that is not of the type, or not in the range, that commit_shard gives it."""
+
+    def is_whole(value: Any, stop: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < stop
+
+    number, dtype, share = fields.get("num_shards"), fields.get("dtype"), fields.get("val_fraction")
+    files, sources = fields.get("files"), fields.get("sources")
+    checks = {
+        "plan": isinstance(fields.get("plan"), str),
+        "num_shards": is_whole(number, MAX_SHARDS) and number != 0,
+        "shard": is_whole(number, MAX_SHARDS) and is_whole(fields.get("shard"), number or 0),
+        "dtype": isinstance(dtype, str) and dtype in DTYPES,
+        "val_fraction": isinstance(share, int | float) and 0 <= share < 1,
+        "files": isinstance(files, dict) and all(isinstance(recorded, dict) for recorded in files.values()),
+        "sources": isinstance(sources, list) and all(isinstance(source, str) for source in sources),
+    }
+    return next((key for key, is_valid in checks.items() if not is_valid), None)
+
+
+def refuse_incomplete(output_dir: Path, found: Sequence[Path], shards: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError (exit 3) unless these are all the shards of one command."""
+    shown = printable(str(output_dir))
+    if not shards:
+        raise UserError(Exit.DATA, f"{shown} holds no shard. Run pretokenize.py FILE --tokenizer_file T --shard 0/N "
+                                   "first.")
+    plans = {(fields["plan"], fields["num_shards"]) for fields in shards}
+    if len(plans) > 1:
+        raise UserError(Exit.DATA, f"{shown} holds shards of {len(plans)} different commands or texts "
+                                   f"({', '.join(path.name for path in found[:4])}, ...). Remove those that do not "
+                                   "belong.")
+    number = shards[0]["num_shards"]
+    missing = sorted(set(range(number)) - {fields["shard"] for fields in shards})
+    if missing:
+        raise UserError(Exit.DATA, f"{shown} lacks {len(missing):,} of {number:,} shards: "
+                                   f"{', '.join(map(str, missing[:8]))}{', ...' * (len(missing) > 8)}. Run "
+                                   f"--shard {missing[0]}/{number} first.")

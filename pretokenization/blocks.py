@@ -1,35 +1,312 @@
-"""A source in blocks of a few megabytes, which depend on the text alone, never on who reads them or how many."""
+"""What all kinds of input share: blocks, the findings of reading one, and the places where text may be cut.
+
+A block is a few megabytes of one source: whole lines of JSON, whole documents of a text file, rows of a table, or a
+part of a document that is too long for one block. Blocks depend on the text alone, never on which process reads them
+or on how many there are. Blocks of a plain file hold no text, only the place where it lies.
+"""
 
 from __future__ import annotations
 
-import mmap
 import re
-import tempfile
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from common.errors import Exit, UserError, optional
-from common.words import printable
-from pretokenization.long_json import JSON_SPACE, PART_BYTES, decoded, long_text
-from pretokenization.sources import MARK, WINDOW_BYTES, Feed, Source
-
-BLOCK_BYTES = 2**22
-LONG_LINE_BYTES = 2**25  # a longer line of JSON is never held as a whole
-# ---------------------------------------------------------------- places to cut
+from common.errors import Exit, UserError
+from common.progress import Progress
+from common.words import printable, several
+from pretokenization.files import MARK, Feed, Source
 
 # GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
-# Latin letter, digit, kana or Chinese character and a mark (scripts without spaces need that): whatever stands around,
-# the pieces have the same ids as the whole. Python's \S is stricter than the pre-tokenizer's, which is the safe side.
+# Latin letter, digit, kana or Chinese character and a punctuation mark (scripts without spaces need the latter).
+# Whatever stands around such a place, the two pieces have the same ids as the whole. Python's \S is stricter than the
+# pre-tokenizer's, which is the safe side.
 SAFE_PLACE = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
                         "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
-# Other pre-tokenizers let a mark take the newlines after it; hardly any lets a token run on over a space.
+# Other pre-tokenizers let a punctuation mark take the newlines after it; hardly any lets a token run on over a space.
 SPACE = re.compile(r"\S(?= )")
+FIRST_WIDTH = 256  # of the tail that is searched for a place to cut; then 16 times more
+
+
+@dataclass(frozen=True)
+class Limits:
+    """From which sizes on text is cut, and how often progress is recorded. Other limits give the same ids.
+
+    Tests take smaller ones, so that a small text takes every way that a large one does.
+    """
+
+    block_bytes: int = 2**22
+    part_bytes: int = 2**20  # a longer document is cut into parts, each ending where the cut changes no id
+    window_bytes: int = 2**16  # read at a time when looking for the end of a line or document
+    long_line_bytes: int = 2**25  # a longer line of JSON is never held in memory as a whole
+    span_bytes: int = 2**26  # the largest stretch of a file that is given to one shard as a whole
+    fast_sample_bytes: int = 10_000_000  # the smallest sample of which gigatoken trains a tokenizer
+    journal_seconds: float = 2.0  # between two notes of how far the encoding has come
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How text is to be read: what the flags say about it, and where documents may be cut."""
+
+    text_field: str = "text"
+    separator: str | None = None
+    strict: bool = False  # stop at bytes that are not UTF-8
+    min_chars: int = 0
+    any_tokenizer: bool = False  # the tokenizer may split text at other places than GPT-2's
+    scratch: Path | None = None  # a folder for what is too long to hold; None: the system's
+    limits: Limits = LIMITS
+
+    @property
+    def places(self) -> re.Pattern[str]:
+        """The places where a document may be cut without changing its ids."""
+        return SPACE if self.any_tokenizer else SAFE_PLACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of bytes of a source's text, or of its rows: whole documents, or a part of one document."""
+
+    source: int  # the index of the source
+    offset: int
+    length: int
+    content: Any = None  # bytes, or a list of rows; None: the bytes lie in the file
+    is_part: bool = False
+    first: bool = True  # of a part: the document begins with it
+    last: bool = True  # of a part: the document ends with it
+    in_val: bool | None = None  # of a part: whether the document is for validation; None: its hash will tell
+    on_disk: int = 0  # bytes of the source's file that are done with this block
+    fault: str = ""  # why a long line of JSON holds no document
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True if the block is not the whole of its document."""
+        return self.is_part and not (self.first and self.last)
+
+
+@dataclass
+class Findings:
+    """What reading one block brought up; places are relative to the block."""
+
+    unit: str = "line"  # what the text is counted in: line or row
+    newlines: int = 0
+    separators: int = 0
+    replaced: int = 0
+    valid: int = 0  # characters beyond ASCII that were valid, counted in blocks with replaced ones
+    shows_encoding: bool = False  # the text of a file or of a long line: mostly replaced, it is Latin-1
+    first_replaced: tuple[int, int, str] | None = None  # byte, line, why
+    bad_lines: int = 0
+    first_bad_line: tuple[int, str] | None = None  # line, why
+    short_documents: int = 0
+
+    def bad_line(self, number: int, why: str) -> None:
+        """Counts a line of JSON, or a row, that holds no document."""
+        self.bad_lines += 1
+        self.first_bad_line = self.first_bad_line or (number, why)
+
+    def replace(self, content: bytes, error: UnicodeDecodeError, at: int, line: int) -> str:
+        """The text of bytes that are not all UTF-8: invalid ones become U+FFFD and are counted."""
+        why = f"0x{content[error.start]:02x} ({error.reason})"
+        self.first_replaced = self.first_replaced or (
+            at + error.start, line + content.count(b"\n", 0, error.start), why)
+        text = content.decode(errors="replace")
+        original = content.count("\ufffd".encode())
+        self.replaced += text.count("\ufffd") - original
+        self.valid += len(text) - len(text.encode("ascii", "ignore")) - text.count("\ufffd") + original
+        return text
+
+
+@dataclass
+class Report:
+    """The findings of all blocks so far, in order, with names and places as the user knows them.
+
+    What is counted is kept in the journal of a run.
+    """
+
+    sources: Sequence[Source]
+    reading: Reading
+    has_fields: bool = True  # there is a source that --text_field applies to
+    replaced: int = 0
+    first_replaced: str = ""
+    latin_1: list[str] = field(default_factory=list)
+    bad_lines: int = 0
+    first_bad_line: str = ""
+    short_documents: int = 0
+    separators: int = 0
+    now_source: int = -1
+    now_lines: int = 0
+    now_replaced: int = 0
+    now_valid: int = 0
+
+    def state(self) -> dict[str, Any]:
+        """All that add() has counted, for a later Report(sources, reading, has_fields, **state)."""
+        return {key: value for key, value in vars(self).items() if key not in ("sources", "reading", "has_fields")}
+
+    def add(self, block: Block, found: Findings) -> None:
+        """Counts the findings of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
+        if block.source != self.now_source:
+            self.end_source()
+            self.now_source = block.source
+            self.now_lines = self.now_replaced = self.now_valid = 0
+
+        name = self.sources[block.source].shown
+        if found.first_replaced:
+            byte, line, why = found.first_replaced
+            place = f"byte {byte:,}, {found.unit} {self.now_lines + line + 1:,} of {name}"
+            if self.reading.strict:
+                raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out --strict_utf8 "
+                                           "to have such bytes replaced.")
+            self.first_replaced = self.first_replaced or (f"{place}, {why}" if byte else place)
+        if found.first_bad_line:
+            line, why = found.first_bad_line
+            place = f"{found.unit} {self.now_lines + line + 1:,} of {name}"
+            self.first_bad_line = self.first_bad_line or f"{place} {why}"
+
+        self.replaced += found.replaced
+        self.bad_lines += found.bad_lines
+        self.short_documents += found.short_documents
+        self.separators += found.separators
+        self.now_lines += found.newlines
+        if found.shows_encoding:
+            self.now_replaced += found.replaced
+            self.now_valid += found.valid
+
+    def end_source(self) -> None:
+        """Judges the source that ends: in damaged UTF-8 most characters are valid, in Latin-1 hardly any."""
+        if self.now_source >= 0 and self.now_replaced > 4 * self.now_valid:
+            self.latin_1.append(self.sources[self.now_source].shown)
+
+    def say(self, progress: Progress) -> None:
+        """Prints what was replaced or skipped in the text, and which flags had no effect."""
+        reading = self.reading
+        if self.replaced:
+            progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(self.replaced, 'place')}, the first: "
+                          f"{self.first_replaced}")
+        if self.latin_1:
+            name, others = self.latin_1[0], len(self.latin_1) - 1
+            progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: this seems to be Latin-1 or similar, as "
+                          "hardly any character beyond ASCII is valid UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 "
+                          f"{shlex.quote(name)} > utf8.txt")
+        if self.bad_lines:
+            progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
+                          f"{self.first_bad_line}")
+        if self.short_documents:
+            short = f" of fewer than {reading.min_chars:,} characters" if reading.min_chars > 1 else ""
+            progress.say(f"skipped: {several(self.short_documents, 'document' if short else 'blank document')}{short}")
+        if reading.separator is not None and not self.separators:
+            progress.warn(f"--document_separator {reading.separator!r} does not occur in any text file")
+        if reading.text_field != "text" and not self.has_fields:
+            progress.warn(f"--text_field {printable(reading.text_field)} has no effect: no .jsonl file is read")
+
+    def nothing_there(self) -> UserError:
+        """The error for text without a document."""
+        names = ", ".join(Path(source.shown).name for source in self.sources[:3])
+        names += ", ..." * (len(self.sources) > 3)
+        why = "Apart from blanks it holds less than 2 bytes. Give a file with text."
+        if self.bad_lines:
+            why = f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give --text_field."
+        return UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """What a kind of input is recognised by: a file's name and its first bytes."""
+
+    shown: str  # the name in messages
+    name: str  # in lower case
+    bare_name: str  # the same without the ending of a packed file
+    is_piped: bool  # it came from stdin and has no name to tell by
+    raw: bytes  # the first bytes on the disk
+    head: bytes  # the first bytes of the text, unpacked
+
+    @property
+    def typed(self) -> str:
+        """The name as one would type it in a shell."""
+        return shlex.quote(self.shown)
+
+
+class Kind(Protocol):
+    """A kind of input. A new one is a class with these members in a file of its own, and an entry in sources.KINDS."""
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The endings of the names that are taken from a folder."""
+        ...
+
+    @property
+    def is_text(self) -> bool:
+        """True if a file must be UTF-8: then UTF-16, pictures, archives and the like are refused."""
+        ...
+
+    @property
+    def has_fields(self) -> bool:
+        """True if --text_field names where a document lies."""
+        ...
+
+    def recognises(self, look: FirstLook) -> bool:
+        """True for a file of this kind. Raises UserError (exit 3) for one that is broken."""
+        ...
+
+    def is_in_folder(self, name: str, is_packed: bool) -> bool:
+        """True for a name, in lower case and without a packed file's ending, that is taken from a folder."""
+        ...
+
+    def ending(self, reading: Reading) -> bytes:
+        """The bytes after which the next document begins, wherever they stand; none if shards cannot share a file."""
+        ...
+
+    def is_single_document(self, reading: Reading) -> bool:
+        """True if a file is one document whatever it holds, so that its end can be kept for validation."""
+        ...
+
+    def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
+               cut: int | None) -> Iterator[Block]:
+        """The blocks whose documents begin from byte start on and before stop.
+
+        cut is for a text that is a single document: the byte from which on it is kept for validation.
+        """
+        ...
+
+    def documents(self, block: Block, content: Any, reading: Reading,
+                  found: Findings) -> tuple[list[str], list[bytes]]:
+        """The documents of a block as text and as UTF-8; of a part of a document, its text alone."""
+        ...
+
+
+# ---------------------------------------------------------------- finding places in a source
+
+
+def after(feed: Feed, what: bytes, at: int, window_bytes: int, limit: int | None = None) -> tuple[int, bool]:
+    """Where the first what that begins from place at on ends, and True; else where the search ended, and False."""
+    length = window_bytes + len(what)
+    while True:
+        window = feed.window(at, length)
+        found = window.find(what)
+        if found >= 0:
+            return at + found + len(what), True
+        if len(window) < length:
+            return at + len(window), False
+        at += len(window) - len(what) + 1
+        if limit is not None and at >= limit:
+            return at, False
+
+
+def first_document(feed: Feed, ending: bytes, start: int, window_bytes: int) -> int:
+    """Where the first document begins from byte start on; at the front after the byte order mark, if there is one."""
+    if start:
+        return after(feed, ending, max(0, start - len(ending)), window_bytes)[0]
+    return len(MARK) if feed.window(0, len(MARK)) == MARK else 0
+
+
+# ---------------------------------------------------------------- cutting a long document
 
 
 def begun_character(content: bytes) -> int:
-    """How many bytes at the end may be the beginning of a character that goes on in the next block: 0 to 3."""
+    """How many bytes at the end may begin a character that goes on in the next block: 0 to 3."""
     for back in range(1, min(3, len(content)) + 1):
         lead = content[-back]
         if lead >= 0xC0:
@@ -41,7 +318,7 @@ def begun_character(content: bytes) -> int:
 
 def last_place(content: bytes, places: re.Pattern[str] = SAFE_PLACE) -> int:
     """The last place where UTF-8 may be cut without changing its ids; 0 if there is none."""
-    width = 256
+    width = FIRST_WIDTH
     while True:
         start = max(0, len(content) - width)
         while start and start < len(content) and content[start] & 0xC0 == 0x80:
@@ -56,277 +333,21 @@ def last_place(content: bytes, places: re.Pattern[str] = SAFE_PLACE) -> int:
 
 
 def part_end(content: bytes, places: re.Pattern[str]) -> int:
-    """Where a part of a document ends that begins with these PART_BYTES: at their last safe place.
+    """Where a part ends that begins with this content, as long as a part may be: at the last safe place.
 
-    If there is none the cut is hard, at a whole character. As a part begins at the last safe place or hard cut before
-    it, a run without a safe place is cut every PART_BYTES from its own beginning, wherever in the document it stands.
+    Without a safe place the cut is hard, between two characters. As a part begins at the last safe place or hard cut
+    before it, a run without a safe place is cut at multiples of the part's length counted from the beginning of the
+    run, wherever in the document it stands.
     """
     return last_place(content, places) or len(content) - begun_character(content)
 
 
-def parts_of(content: bytes, places: re.Pattern[str]) -> list[bytes]:
-    """A whole document, in UTF-8, as parts of at most PART_BYTES."""
+def parts_of(content: bytes, reading: Reading) -> list[bytes]:
+    """A whole document, in UTF-8, as parts of at most limits.part_bytes."""
+    part_bytes, places = reading.limits.part_bytes, reading.places
     parts, start = [], 0
-    while len(content) - start > PART_BYTES:
-        end = start + part_end(content[start:start + PART_BYTES], places)
+    while len(content) - start > part_bytes:
+        end = start + part_end(content[start:start + part_bytes], places)
         parts.append(content[start:end])
         start = end
     return [*parts, content[start:]] if parts else [content]
-
-
-# ---------------------------------------------------------------- blocks
-
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How text is to be read: what the flags say of it, and where documents may be cut."""
-
-    text_field: str = "text"
-    separator: str | None = None
-    strict: bool = False
-    min_chars: int = 0
-    any_tokenizer: bool = False  # one that may split text in other places than GPT-2's
-    scratch: Path | None = None  # a folder for what is too long to hold; None: the system's
-
-    @property
-    def places(self) -> re.Pattern[str]:
-        return SPACE if self.any_tokenizer else SAFE_PLACE
-
-
-@dataclass(frozen=True)
-class Block:
-    """A run of bytes of a source's text, or of its rows: lines, documents, or a part of one document."""
-
-    source: int
-    kind: str  # lines, documents, rows, part
-    offset: int
-    length: int
-    content: Any = None  # bytes; for rows a list; None: the bytes lie in the file
-    first: bool = True  # a part: the document begins with it, ends with it
-    last: bool = True
-    in_val: bool | None = None  # a part: where the document belongs, None: its hash will tell
-    on_disk: int = 0  # bytes of the source's file that are done with this block
-    of_line: bool = False  # a part: of a document that is a field of a line of JSON
-
-
-def blocks(index: int, source: Source, reading: Reading, start: int = 0, stop: int | None = None,
-           cut: int | None = None) -> Iterator[Block]:
-    """The blocks of a source; with start and stop those whose lines or documents begin between these bytes.
-
-    cut is for a text that is a single document: the byte from which on it is kept for validation.
-    """
-    try:
-        if source.kind == "parquet":
-            yield from row_blocks(index, source, reading)
-            return
-        with Feed(source) as feed:
-            ending = b"\n" if source.kind == "lines" else (reading.separator or "").encode()
-            if start:
-                start, _ = after(feed, ending, max(0, start - len(ending)))
-            elif feed.window(0, len(MARK)) == MARK:
-                start = len(MARK)
-            if source.kind == "lines":
-                yield from line_blocks(index, feed, reading, start, stop)
-            elif reading.separator is not None:
-                yield from separated_blocks(index, feed, reading, ending, start, stop)
-            else:
-                yield from parts_of_source(index, feed, reading, start, cut)
-    except OSError as error:
-        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while reading. Run again.") from error
-
-
-def after(feed: Feed, what: bytes, at: int, limit: int | None = None) -> tuple[int, bool]:
-    """The place after the first what that begins at or after a place, and True; else where the search ended, False."""
-    length = WINDOW_BYTES + len(what)
-    while True:
-        window = feed.window(at, length)
-        found = window.find(what)
-        if found >= 0:
-            return at + found + len(what), True
-        if len(window) < length:
-            return at + len(window), False
-        at += len(window) - len(what) + 1
-        if limit is not None and at >= limit:
-            return at, False
-
-
-def line_blocks(index: int, feed: Feed, reading: Reading, start: int, stop: int | None) -> Iterator[Block]:
-    """Blocks of whole lines. A line that is too long becomes parts of its document."""
-    while stop is None or start < stop:
-        feed.forget(start)
-        aim = start + BLOCK_BYTES if stop is None else min(start + BLOCK_BYTES, stop)
-        end, is_line = after(feed, b"\n", aim - 1, start + LONG_LINE_BYTES)
-        if not is_line and not feed.window(end, 1):
-            end = start + len(feed.window(start, end - start))  # the file ends here, or before
-        elif not is_line:
-            end = start + feed.window(start, aim - start).rfind(b"\n") + 1
-            if end == start:
-                start = yield from long_line(index, feed, reading, start)
-                continue
-        if end == start:
-            return
-        yield Block(index, "lines", start, end - start, feed.take(start, end), on_disk=feed.on_disk or end)
-        start = end
-
-
-def separated_blocks(index: int, feed: Feed, reading: Reading, separator: bytes, start: int,
-                     stop: int | None) -> Iterator[Block]:
-    """Blocks of whole documents with the separators after them; a document that is too long is cut into parts."""
-    while stop is None or start < stop:
-        feed.forget(start)
-        aim = BLOCK_BYTES if stop is None else min(BLOCK_BYTES, stop - start + len(separator) - 1)
-        content = feed.window(start, aim)
-        rest = content.split(separator)[-1]
-        if len(content) < BLOCK_BYTES and not feed.window(start + len(content), 1):
-            if content:
-                yield Block(index, "documents", start, len(content), content, on_disk=feed.on_disk or start)
-            return
-        if len(rest) < len(content):
-            start += len(content) - len(rest)
-            yield Block(index, "documents", start - len(content) + len(rest), len(content) - len(rest),
-                        content[:len(content) - len(rest)], on_disk=feed.on_disk or start)
-            continue
-        begin = start
-        while True:
-            content = feed.window(start, PART_BYTES + len(separator))
-            found = content.find(separator)
-            if found < 0 and len(content) > PART_BYTES:
-                end = part_end(content[:PART_BYTES], reading.places)
-                yield Block(index, "part", start, end, content[:end], start == begin, False,
-                            on_disk=feed.on_disk or start)
-                start += end
-                feed.forget(start)
-                continue
-            end = found + len(separator) if found >= 0 else len(content)
-            yield Block(index, "part", start, end, content[:end], start == begin, True, on_disk=feed.on_disk or start)
-            start += end
-            break
-
-
-def parts_of_source(index: int, feed: Feed, reading: Reading, start: int, cut: int | None) -> Iterator[Block]:
-    """A whole source as one document, or as two if it is cut: parts of it."""
-    begin = start
-    cut = None if cut is None else cut + begin
-    while True:
-        content = feed.window(start, PART_BYTES + 1)
-        while cut is not None and 0 < cut - start < len(content) and content[cut - start] & 0xC0 == 0x80:
-            cut += 1  # forward to the next character
-        in_val = None if cut is None else start >= cut
-        aim = PART_BYTES if cut is None or in_val else min(PART_BYTES, cut - start)
-        ends_here = aim < PART_BYTES or start + aim == cut
-        if len(content) <= PART_BYTES and not ends_here:
-            end = start + len(content)
-            yield Block(index, "part", start, len(content), feed.take(start, end), start == begin, True, in_val,
-                        feed.on_disk or end)
-            return
-        end = start + (aim if ends_here else part_end(content[:PART_BYTES], reading.places))
-        yield Block(index, "part", start, end - start, feed.take(start, end), start == begin, ends_here, in_val,
-                    feed.on_disk or end)
-        start = end
-        begin = start if ends_here else begin
-        feed.forget(start)
-
-
-def row_blocks(index: int, source: Source, reading: Reading) -> Iterator[Block]:
-    """Blocks of a Parquet file's rows. Raises UserError (exit 3) for a damaged file or a missing column."""
-    parquet = optional("pyarrow.parquet", source.shown)
-    try:
-        file = parquet.ParquetFile(source.path, memory_map=True)
-        names = list(file.schema_arrow.names)
-        if reading.text_field not in names:
-            raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
-                                       f"{printable(', '.join(names))[:200]}. Give --text_field.")
-        num_rows, held, held_bytes = 0, [], 0
-        total = max(1, file.metadata.num_rows)
-
-        def block() -> Block:
-            return Block(index, "rows", num_rows - len(held), len(held), held,
-                         on_disk=source.num_bytes * num_rows // total)
-
-        for batch in file.iter_batches(64, columns=[reading.text_field]):
-            for value in batch.column(0).to_pylist():
-                num_rows += 1
-                held.append(value)
-                held_bytes += len(value) if isinstance(value, str | bytes) else 0
-                if held_bytes >= BLOCK_BYTES:
-                    yield block()
-                    held, held_bytes = [], 0
-        yield block()
-    except (OSError, ValueError) as error:  # pyarrow's own errors are both
-        why = printable(str(error))[:120].rstrip(".")
-        raise UserError(Exit.DATA, f"{source.shown} is damaged: {why}. Give a whole copy.") from error
-
-
-def long_line(index: int, feed: Feed, reading: Reading, start: int) -> Iterator[Block]:
-    """One line of JSON as the parts of its document; returns where the next line begins. One that is none is a block
-    of one line, which the reader of the block will count."""
-    end = start
-    with tempfile.TemporaryFile(dir=reading.scratch) as file:  # a packed line cannot be read twice
-        while True:
-            window = feed.window(end, WINDOW_BYTES * 16)
-            line = window[:window.find(b"\n") + 1] or window
-            file.write(line)
-            end += len(line)
-            feed.forget(end)
-            if not window or line.endswith(b"\n"):
-                break
-        file.flush()
-        on_disk = feed.on_disk or end
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as line:
-            if JSON_SPACE.fullmatch(line):
-                yield Block(index, "lines", start, end - start, b"\n", on_disk=on_disk)
-                return end
-            span = long_text(line, reading.text_field)
-            if isinstance(span, str):
-                yield Block(index, "lines", start, end - start, b"", on_disk=on_disk, first=False,
-                            last=span == "is not JSON")
-                return end
-            held, first = b"", True
-            for content in decoded(line, *span):
-                held += content or b""
-                while len(held) > PART_BYTES:
-                    cut = part_end(held[:PART_BYTES], reading.places)
-                    yield Block(index, "part", start, cut, held[:cut], first, False, on_disk=on_disk, of_line=True)
-                    held, first = held[cut:], False
-            yield Block(index, "part", start, len(held), held, first, True, on_disk=on_disk, of_line=True)
-    return end
-
-
-# ---------------------------------------------------------------- shares of the work
-
-SPAN_BYTES = 2**26
-
-
-@dataclass(frozen=True)
-class Span:
-    """A share of a source: the lines or documents that begin between these bytes; stop None: to its end."""
-
-    source: int
-    start: int = 0
-    stop: int | None = None
-
-
-def spans_of(sources: Sequence[Source], reading: Reading, shard: int = 0, num_shards: int = 1) -> list[Span]:
-    """The spans of one of several shards: contiguous, of even size as far as sources can be cut, the same everywhere.
-
-    Lines of JSON can be cut, and text with a separator that cannot overlap itself; archives and tables cannot.
-    """
-    separator = reading.separator or ""
-    overlaps = any(separator.endswith(separator[:length]) for length in range(1, len(separator)))
-    num_bytes = sum(source.num_bytes for source in sources)
-    longest = min(SPAN_BYTES, max(2**20, num_bytes // (8 * num_shards)))
-    spans: list[tuple[Span, int]] = []
-    for index, source in enumerate(sources):
-        can_cut = not source.packing and (source.kind == "lines" or bool(
-            source.kind == "text" and separator and not overlaps))
-        step = longest if can_cut and num_shards > 1 else max(1, source.num_bytes)
-        for start in range(0, max(1, source.num_bytes), step):
-            stop = start + step if start + step < source.num_bytes else None
-            spans.append((Span(index, start, stop), min(step, source.num_bytes - start)))
-    total, before, chosen = max(1, sum(num_bytes for _, num_bytes in spans)), 0, []
-    for span, num_bytes in spans:
-        if min(num_shards - 1, (2 * before + num_bytes) * num_shards // (2 * total)) == shard:
-            chosen.append(span)
-        before += num_bytes
-    return chosen

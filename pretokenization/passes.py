@@ -1,56 +1,219 @@
-"""The passes over the text: to find out what there is, to sample it, to encode it.
+"""One run's passes over the text: to survey it, to sample it for the tokenizer, to encode it.
 
-Worker processes read blocks and answer what is asked of them; this process puts the answers together, in order.
+Worker processes read the blocks and answer for each; this process puts the answers together, in order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.errors import Exit, UserError
 from common.progress import Progress
-from common.words import printable, several
-from pretokenization.blocks import Block, Reading, Span
-from pretokenization.documents import Findings, Report, content_of, documents_in
-from pretokenization.encode import Differs, fence_ranges
-from pretokenization.job import Job, Meter, Split, mend, split_of_one
-from pretokenization.reader import Answer, Reader, hash_of, is_heavy, is_part
-from pretokenization.sources import MARK, Feed, Source
-from pretokenization.store import DOCUMENT, SPLITS, TokenWriter
-from pretokenization.workers import Workers
+from common.signals import Signals
+from common.words import duration, several
+from pretokenization.blocks import Block, Findings, Reading, Report
+from pretokenization.engines import Differs, fence_ranges
+from pretokenization.files import MARK, Feed, Source
+from pretokenization.sources import KINDS, Span, blocks_of, documents_of
+from pretokenization.store import DOCUMENT, SPLITS, Folder, Journal, TokenWriter
+from pretokenization.workers import Answer, Reader, Setup, Task, Workers, hash_of, is_heavy
 from tokens.tokenizer import Vocabulary
 
-JOURNAL_SECONDS = 2.0
-NO_ENDS, NO_DOCUMENTS = np.zeros(0, np.int64), np.zeros(0, DOCUMENT)
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+SAY_SECONDS = 5.0  # between lines of progress where there is no bar
+NO_ENDS = np.zeros(0, np.int64)
+NO_DOCUMENTS = np.zeros(0, DOCUMENT)
+
+
+class Meter:
+    """Bytes done out of a total: moves the bar, or prints a line every few seconds; each step looks for a signal."""
+
+    def __init__(self, progress: Progress, signals: Signals, doing: str, total_bytes: int, bar: bool = False):
+        self.progress = progress
+        self.signals = signals
+        self.doing = doing
+        self.total = max(1, total_bytes)
+        self.on_bar = bar and progress.on_terminal
+        self.began = time.monotonic()
+        self.began_at = 0
+        self.done = 0
+        self.pause = 0.1 if self.on_bar else SAY_SECONDS
+        self.next = self.began + self.pause
+        if bar:
+            progress.bar(total_bytes, 0, "B", scale=True)
+
+    def at(self, done: int) -> None:
+        """So many bytes of the files are done. Raises Stopped after a signal."""
+        self.signals.look()
+        self.began_at = self.began_at if self.done else done  # an earlier run did the first ones
+        self.done = max(self.done, done)
+        now = time.monotonic()
+        if now >= self.next:
+            self.next = now + self.pause
+            per_second = max(1.0, (self.done - self.began_at) / (now - self.began))
+            line = (f"{self.doing} {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | "
+                    f"{per_second / 1e6:.1f} MB/s | {duration((self.total - self.done) / per_second)} left")
+            self.progress.at(self.done, "" if self.on_bar else line)
+
+
+# ---------------------------------------------------------------- the split into training and validation
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which part of the text is kept for validation, and the rule in words, as metadata.json records it.
+
+    Either documents whose hash is below the threshold, or, of a single document, everything from a byte on.
+    """
+
+    rule: str
+    threshold: int = 0
+    cut_byte: int | None = None
+
+
+def split_by_hash(val_fraction: float) -> Split:
+    """Whole documents by hash: the same for each document whatever other documents there are."""
+    if val_fraction == 0:
+        return Split("none, as asked")
+    return Split(f"documents whose sha256 / 2^256 is below {val_fraction:g}", int(val_fraction * 2**64))
+
+
+def adjusted(split: Split, lowest: int, highest: int) -> Split:
+    """The split once the hashes of all documents are known: neither part is empty while two documents differ.
+
+    lowest and highest are the hashes' bounds; highest is -1 if there is no document.
+    """
+    if not split.threshold or highest < 0:
+        return split
+    if lowest == highest:
+        return replace(split, rule="none, the documents are all the same", threshold=0)
+    if lowest >= split.threshold:
+        return replace(split, rule=split.rule + "; there are none, so the one nearest to it", threshold=lowest + 1)
+    if highest < split.threshold:
+        return replace(split, rule=split.rule + ", but the last that is left", threshold=highest)
+    return split
+
+
+def split_of_one(num_bytes: int, val_fraction: float, last_character_bytes: int = 1) -> Split:
+    """A single document: its tail is kept for validation."""
+    cut = max(1, int(num_bytes * (1 - val_fraction)))
+    if val_fraction == 0:
+        return Split("none, as asked", 0, num_bytes)
+    if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
+        return Split("none, the text is too short", 0, num_bytes)
+    return Split(f"the tail of the only document, from byte {cut:,} on", 0, cut)
+
+
+# ---------------------------------------------------------------- one run
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is read, and how: the files, the spans of them that this run reads, and what the flags say about them."""
+
+    sources: list[Source]
+    spans: list[Span]
+    reading: Reading
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the files on the disk, of this shard."""
+        return sum(self._bytes_of(span) for span in self.spans)
+
+    @property
+    def is_single_document(self) -> bool:
+        """True for a text that is one document whatever it holds."""
+        return len(self.sources) == 1 and KINDS[self.sources[0].kind].is_single_document(self.reading)
+
+    @property
+    def has_fields(self) -> bool:
+        """True if there is a file that --text_field applies to."""
+        return any(KINDS[source.kind].has_fields for source in self.sources)
+
+    def blocks(self, split: Split) -> Iterator[Block]:
+        """All blocks, in order; on_disk counts from the first byte of the first span."""
+        before = 0
+        for span in self.spans:
+            source = self.sources[span.source]
+            for block in blocks_of(span.source, source, self.reading, span.start, span.stop, split.cut_byte):
+                yield replace(block, on_disk=before + block.on_disk - span.start)
+            before += self._bytes_of(span)
+
+    def _bytes_of(self, span: Span) -> int:
+        return (span.stop or self.sources[span.source].num_bytes) - span.start
+
+
+@dataclass
+class Job:
+    """One run: its flags, what it reads and how that is split, where it writes and how far it has come."""
+
+    args: Namespace
+    text: Text
+    split: Split
+    folder: Folder
+    journal: Journal
+    num_workers: int
+    signals: Signals
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+
+    @property
+    def num_documents(self) -> int:
+        """The documents that were encoded."""
+        assert self.journal.encoded is not None
+        return sum(state["documents"] for state in self.journal.encoded["splits"].values())
+
+    def setup(self, task: Task, **more: Any) -> Setup:
+        """What the workers must know."""
+        return Setup(self.text.sources, self.text.reading, task, self.split.threshold, **more)
+
+    def meter(self, doing: str, bar: bool = False) -> Meter:
+        """A meter of the bytes of this run's files."""
+        return Meter(self.progress, self.signals, doing, self.text.file_bytes, bar)
+
+    def report(self, state: Mapping[str, Any] | None = None) -> Report:
+        """A report on this run's text, or the one that an earlier run began."""
+        return Report(self.text.sources, self.text.reading, self.text.has_fields, **(state or {}))
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """While inside, the heartbeat names the stage and its seconds are counted."""
+        began = time.monotonic()
+        with self.progress.phase(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0) + time.monotonic() - began
 
 
 class LongDocument:
-    """A document that came in several parts: its hash, and whether it is to stay."""
+    """A document that comes in several parts: its hash, and whether it is kept. state is kept in the journal."""
 
-    def __init__(self, reading: Reading, state: Mapping[str, Any] | None = None):
-        self.reading, self.digest = reading, hashlib.sha256()
+    def __init__(self, text: Text, state: Mapping[str, Any] | None = None):
+        self.text = text
+        self.digest = hashlib.sha256()
         self.state: dict[str, Any] = {"bytes": 0, "characters": 0, "is_blank": True, **(state or {})}
 
-    def add(self, block: Block, answer: Answer, sources: Sequence[Source]) -> None:
-        """Takes in the next part."""
+    def add(self, block: Block, answer: Answer) -> None:
+        """Counts the next part, and hashes it if the hash decides where the document belongs."""
         self.state["characters"] += answer.characters
         self.state["is_blank"] = self.state["is_blank"] and answer.is_blank
         self.state["bytes"] += int(sum(documents["bytes"].sum() for documents in answer.documents.values()))
         if block.in_val is None:
-            content = content_of(block, sources)
-            self.digest.update(documents_in(block, content, self.reading, Findings())[1][0])
+            _, contents = documents_of(block, self.text.sources, self.text.reading, Findings())
+            self.digest.update(contents[0])
 
     @property
-    def stays(self) -> bool:
-        return not self.state["is_blank"] and self.state["characters"] >= self.reading.min_chars
+    def is_kept(self) -> bool:
+        """False for a document that is blank or too short."""
+        return not self.state["is_blank"] and self.state["characters"] >= self.text.reading.min_chars
 
     @property
     def record(self) -> np.ndarray:
@@ -58,205 +221,20 @@ class LongDocument:
         return np.array([(hash_of(self.digest), self.state["bytes"])], DOCUMENT)
 
 
-@dataclass
-class Survey:
-    """What a first reading found out: how much text there is, and the hashes of documents that came in parts."""
-
-    report: Report
-    num_documents: int = 0
-    num_bytes: int = 0
-    train_bytes: int = 0
-    lowest: tuple[int, int] = 2**64, 0  # the lowest hash, and the bytes of its documents
-    highest: tuple[int, int] = -1, 0
-    long_hashes: list[int] = field(default_factory=list)
-
-    def add(self, documents: np.ndarray, threshold: int) -> None:
-        """Takes in DOCUMENT records."""
-        hashes, sizes = documents["hash"], documents["bytes"]
-        self.num_documents += len(documents)
-        self.num_bytes += int(sizes.sum())
-        self.train_bytes += int(sizes[hashes >= np.uint64(threshold)].sum())
-        for choose, end in ((min, int(hashes.min())), (max, int(hashes.max()))) if len(documents) else ():
-            known = self.lowest if choose is min else self.highest
-            mine = end, int(sizes[hashes == np.uint64(end)].sum())
-            known = (end, known[1] + mine[1]) if end == known[0] else choose(known, mine)
-            self.lowest, self.highest = (known, self.highest) if choose is min else (self.lowest, known)
+# ---------------------------------------------------------------- a single document
 
 
-def survey(job: Job) -> Survey:
-    """Reads all once; the split is mended, so that it is the one the ids will be written by."""
-    found, document = Survey(Report(job.sources, job.reading.strict)), LongDocument(job.reading)
-    meter = Meter(job.progress, job.signals, "read", job.file_bytes)
-    with Workers(job.num_workers, Reader, job.setup("survey"), job.signals) as workers:
-        for block, answer in workers.answers(job.blocks(), is_heavy):
-            found.report.add(block, answer.found)
-            meter.at(block.on_disk)
-            if not is_part(block):
-                for documents in answer.documents.values():
-                    found.add(documents, job.split.threshold)
-                continue
-            document = LongDocument(job.reading) if block.first else document
-            document.add(block, answer, job.sources)
-            if block.last:
-                found.long_hashes.append(int(document.record["hash"][0]))
-                found.report.short_documents += not document.stays
-                if document.stays:
-                    found.add(document.record, job.split.threshold)
-    found.report.end_source()
-    mended = mend(job.split, found.lowest[0], found.highest[0])
-    if mended.threshold > job.split.threshold:  # the nearest to it
-        found.train_bytes = found.num_bytes - found.lowest[1]
-    elif mended.threshold < job.split.threshold:  # all documents are the same, or all but the last
-        found.train_bytes = found.highest[1] if mended.threshold else found.num_bytes
-    job.split = mended if found.num_documents > 1 else job.split
-    if job.split.cut_byte is not None:
-        found.train_bytes = job.split.cut_byte
-    return found
-
-
-def write_sample(job: Job, path: Path, share: float, long_hashes: Iterable[int]) -> int:
-    """Writes a share of the training text into a file, evenly spread; returns its bytes."""
-    meter, hashes, num_bytes = Meter(job.progress, job.signals, "sampled", job.file_bytes), iter(long_hashes), 0
-
-    def decided() -> Iterator[Block]:
-        in_val = False
-        for block in job.blocks():
-            if is_part(block) and block.in_val is None:
-                in_val = next(hashes, 2**64) < job.split.threshold if block.first else in_val
-                block = replace(block, in_val=in_val)
-            yield block
-
-    with path.open("wb", buffering=2**22) as file, Workers(
-            job.num_workers, Reader, job.setup("sample", share=share), job.signals) as workers:
-        for block, answer in workers.answers(decided(), is_heavy):
-            meter.at(block.on_disk)
-            num_bytes += file.write(answer.sample)
-    return num_bytes
-
-
-def encode(job: Job, vocabulary: Vocabulary, engine_name: str, dtype: str) -> Report:
-    """Writes the ids of each split, going on where the journal ends. Raises engine.Differs if the engine does."""
-    state = job.journal.get("encoded", {"blocks": 0, "splits": {}, "document": None})
-    report = Report(job.sources, job.reading.strict, **state.get("report", {}))
-    if state["blocks"]:
-        job.progress.say(f"going on after {several(state['blocks'], 'block')} of an earlier run")
-    writers = {split: TokenWriter(job.folder.work, split, dtype, state["splits"].get(split)) for split in SPLITS}
-    meter = Meter(job.progress, job.signals, "encoded", job.file_bytes, bar=True)
-    fence = fence_ranges(job.progress.say) if engine_name == "gigatoken" else ()
-    setup = job.setup("encode", vocabulary=vocabulary, engine=engine_name, fence=fence, dtype=dtype)
-    done, saved = state["blocks"], time.monotonic()
-    document = LongDocument(job.reading, state["document"])
-
-    def fresh() -> Iterator[Block]:
-        for number, block in enumerate(job.blocks()):
-            if number >= state["blocks"]:
-                yield block
-            else:
-                job.signals.look()
-
-    def note() -> None:
-        job.journal["encoded"] = {"blocks": done, "splits": {split: w.state for split, w in writers.items()},
-                                  "document": document.state, "report": report.state()}
-
-    try:
-        with Workers(job.num_workers, Reader, setup, job.signals) as workers:
-            for block, answer in workers.answers(fresh(), is_heavy):
-                if answer.difference:
-                    raise Differs(answer.difference)
-                report.add(block, answer.found)
-                meter.at(block.on_disk)
-                done += 1
-                if not is_part(block):
-                    for split, ids in answer.ids.items():
-                        writers[split].add(ids, answer.ends[split], answer.documents[split])
-                else:
-                    home = writers[SPLITS[bool(block.in_val)]]
-                    document = LongDocument(job.reading, {"before": dict(home.state)}) if block.first else document
-                    document.add(block, answer, job.sources)
-                    for ids in answer.ids.values():
-                        home.add(ids, NO_ENDS, NO_DOCUMENTS)
-                    if block.last:
-                        settle(document, home, writers, report, job.split)
-                # The hash of a document that came in parts cannot be put down: it is begun anew.
-                may_pause = not is_part(block) or block.last or block.in_val is not None
-                if may_pause and time.monotonic() - saved > JOURNAL_SECONDS:
-                    for writer in writers.values():
-                        writer.sync()
-                    note()
-                    job.folder.write_journal(job.journal)
-                    saved = time.monotonic()
-        report.end_source()
-        note()  # on the disk with the commit
-    finally:
-        for writer in writers.values():
-            writer.close()
-    return report
-
-
-def settle(document: LongDocument, home: TokenWriter, writers: Mapping[str, TokenWriter], report: Report,
-           split: Split) -> None:
-    """The last part of a long document is written: now its hash and its length say where it belongs, if anywhere."""
-    belongs: TokenWriter | None = home
-    if split.cut_byte is None and int(document.record["hash"][0]) < split.threshold:
-        belongs = writers["val"]
-    if not document.stays:
-        belongs = None
-        report.short_documents += 1
-    if belongs is not home:
-        home.take_back(document.state["before"], belongs)
-    if belongs is not None:
-        belongs.add(np.zeros(0, belongs.dtype), np.zeros(1, np.int64), document.record)
-
-
-# ---------------------------------------------------------------- the command, in the order of events
-
-
-
-def report_findings(report: Report, reading: Reading, progress: Progress) -> None:
-    """Says what was replaced, skipped or recognised in the text, and which wish had no effect."""
-    if report.replaced:
-        progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(report.replaced, 'place')}, the first: "
-                      f"{report.first_replaced}")
-    if report.latin_1:
-        name, others = report.latin_1[0], len(report.latin_1) - 1
-        progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: Latin-1 or the like, it seems: beyond ASCII "
-                      f"hardly anything is UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(name)} > utf8.txt")
-    if report.bad_lines:
-        progress.warn(f"skipped: {several(report.bad_lines, 'line')} of JSON, the first: {report.first_bad_line}")
-    if report.short_documents:
-        short = f" of fewer than {reading.min_chars:,} characters" if reading.min_chars > 1 else ""
-        progress.say(f"skipped: {several(report.short_documents, 'document' if short else 'blank document')}{short}")
-    if reading.separator is not None and not report.separators:
-        progress.warn(f"--document_separator {reading.separator!r} does not occur in any text file")
-    if reading.text_field != "text" and not any(source.kind != "text" for source in report.sources):
-        progress.warn(f"--text_field {printable(reading.text_field)} has no effect: no .jsonl file is read")
-
-
-def nothing_there(report: Report) -> UserError:
-    """What to say of text without a document."""
-    names = ", ".join(Path(source.shown).name for source in report.sources[:3]) + ", ..." * (len(report.sources) > 3)
-    why = "Without what is blank it holds less than 2 bytes. Give a file with text."
-    if report.bad_lines:
-        why = f"{several(report.bad_lines, 'line')} skipped, the first: {report.first_bad_line}. Give --text_field."
-    return UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")
-
-
-def take_only_document(job: Job) -> None:
-    """The only document of a text that might have held many becomes a file of its own, to be split at a byte."""
-    path = job.folder.work / "only"
-    with Workers(1, Reader, job.setup("text"), job.signals) as workers, path.open("wb") as file:
-        for _, answer in workers.answers(job.blocks(), is_heavy):
-            file.write(answer.sample)
-    status = path.stat()
-    job.sources, job.spans = [Source(path, job.sources[0].shown, status.st_size, status.st_mtime_ns)], [Span(0)]
-    job.reading = replace(job.reading, separator=None)
-    measure(job)
+def measure(job: Job) -> None:
+    """Sets the split of a text that is a single document, for which its length must be known."""
+    with job.stage("measuring"):
+        num_bytes, last = unpacked_bytes(job.text.sources[0], job.meter("measured"))
+    job.split = split_of_one(num_bytes, job.args.val_fraction, last)
 
 
 def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
     """The bytes of a source's text, without a byte order mark, and those of its last character."""
     with Feed(source) as feed:
-        mark = len(MARK) if feed.window(0, 3) == MARK else 0
+        mark = len(MARK) if feed.window(0, len(MARK)) == MARK else 0
         end = 0 if source.packing else max(0, source.num_bytes - 4)
         tail = b""
         while block := feed.window(end, 2**20):
@@ -267,8 +245,211 @@ def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
     return end - mark, last
 
 
-def measure(job: Job) -> None:
-    """A single document's split: its length must be known before."""
-    with job.stage("measuring"):
-        size, last = unpacked_bytes(job.sources[0], Meter(job.progress, job.signals, "measured", job.file_bytes))
-    job.split = split_of_one(size, job.args.val_fraction, last)
+def take_only_document(job: Job) -> None:
+    """Makes the only document of a text that might have held several a file of its own, to be split at a byte."""
+    path = job.folder.work / "only"
+    with Workers(1, Reader, job.setup(Task.JOIN), job.signals) as workers, path.open("wb") as file:
+        for _, answer in workers.answers(job.text.blocks(job.split), is_heavy):
+            file.write(answer.text)
+    status = path.stat()
+    source = Source(path, job.text.sources[0].shown, status.st_size, status.st_mtime_ns)
+    job.text = Text([source], [Span(0)], replace(job.text.reading, separator=None))
+    measure(job)
+
+
+# ---------------------------------------------------------------- the survey
+
+
+@dataclass
+class Survey:
+    """What a first reading found: how much text there is, and the hashes of documents that came in parts."""
+
+    report: Report
+    num_documents: int = 0
+    num_bytes: int = 0
+    train_bytes: int = 0
+    lowest: tuple[int, int] = 2**64, 0  # the lowest hash, and the bytes of its documents
+    highest: tuple[int, int] = -1, 0
+    long_hashes: list[int] = field(default_factory=list)
+
+    def add(self, documents: np.ndarray, threshold: int) -> None:
+        """Counts DOCUMENT records."""
+        if not len(documents):
+            return
+        hashes, sizes = documents["hash"], documents["bytes"]
+        self.num_documents += len(documents)
+        self.num_bytes += int(sizes.sum())
+        self.train_bytes += int(sizes[hashes >= np.uint64(threshold)].sum())
+        lowest, highest = int(hashes.min()), int(hashes.max())
+        if lowest <= self.lowest[0]:
+            before = self.lowest[1] if lowest == self.lowest[0] else 0
+            self.lowest = lowest, before + int(sizes[hashes == np.uint64(lowest)].sum())
+        if highest >= self.highest[0]:
+            before = self.highest[1] if highest == self.highest[0] else 0
+            self.highest = highest, before + int(sizes[hashes == np.uint64(highest)].sum())
+
+
+def survey(job: Job) -> Survey:
+    """Reads all of the text once, and adjusts the split, so that it is the one by which the ids will be written."""
+    found, document = Survey(job.report()), LongDocument(job.text)
+    meter = job.meter("read")
+    with Workers(job.num_workers, Reader, job.setup(Task.SURVEY), job.signals) as workers:
+        for block, answer in workers.answers(job.text.blocks(job.split), is_heavy):
+            found.report.add(block, answer.found)
+            meter.at(block.on_disk)
+            if not block.is_incomplete:
+                for documents in answer.documents.values():
+                    found.add(documents, job.split.threshold)
+                continue
+            document = LongDocument(job.text) if block.first else document
+            document.add(block, answer)
+            if block.last:
+                found.long_hashes.append(int(document.record["hash"][0]))
+                found.report.short_documents += not document.is_kept
+                if document.is_kept:
+                    found.add(document.record, job.split.threshold)
+    found.report.end_source()
+
+    split = adjusted(job.split, found.lowest[0], found.highest[0])
+    if split.threshold > job.split.threshold:  # the document nearest to it is for validation
+        found.train_bytes = found.num_bytes - found.lowest[1]
+    elif split.threshold < job.split.threshold:  # all documents are the same, or all but the last are for validation
+        found.train_bytes = found.highest[1] if split.threshold else found.num_bytes
+    if found.num_documents > 1:
+        job.split = split
+    if job.split.cut_byte is not None:
+        found.train_bytes = job.split.cut_byte
+    return found
+
+
+def write_sample(job: Job, path: Path, share: float, long_hashes: Iterable[int]) -> int:
+    """Writes a share of the training text into a file, evenly spread over the text; returns its bytes."""
+    meter, hashes, num_bytes = job.meter("sampled"), iter(long_hashes), 0
+
+    def decided() -> Iterator[Block]:
+        """The blocks, of which those of long documents know whether they are for validation."""
+        in_val = False
+        for block in job.text.blocks(job.split):
+            if block.is_incomplete and block.in_val is None:
+                in_val = next(hashes, 2**64) < job.split.threshold if block.first else in_val
+                block = replace(block, in_val=in_val)
+            yield block
+
+    setup = job.setup(Task.SAMPLE, share=share)
+    with path.open("wb", buffering=2**22) as file, Workers(job.num_workers, Reader, setup, job.signals) as workers:
+        for block, answer in workers.answers(decided(), is_heavy):
+            meter.at(block.on_disk)
+            num_bytes += file.write(answer.text)
+    return num_bytes
+
+
+# ---------------------------------------------------------------- encoding
+
+
+class Encoding:
+    """The ids of each split while they are written, and how far that is: what the journal records."""
+
+    def __init__(self, job: Job, dtype: str):
+        state = job.journal.encoded or {"blocks": 0, "splits": {}, "document": None}
+        self.job = job
+        self.num_blocks = state["blocks"]
+        self.report = job.report(state.get("report"))
+        self.document = LongDocument(job.text, state["document"])
+        self.writers = {split: TokenWriter(job.folder.work, split, dtype, state["splits"].get(split))
+                        for split in SPLITS}
+        self.saved = time.monotonic()
+
+    def blocks_left(self) -> Iterator[Block]:
+        """The blocks that are not yet encoded."""
+        done_before = self.num_blocks
+        for number, block in enumerate(self.job.text.blocks(self.job.split)):
+            if number >= done_before:
+                yield block
+            else:
+                self.job.signals.look()
+
+    def add(self, block: Block, answer: Answer) -> None:
+        """Writes the ids of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
+        self.report.add(block, answer.found)
+        self.num_blocks += 1
+        if not block.is_incomplete:
+            for split, ids in answer.ids.items():
+                self.writers[split].add(ids, answer.ends[split], answer.documents[split])
+            return
+
+        home = self.writers[SPLITS[bool(block.in_val)]]
+        if block.first:
+            self.document = LongDocument(self.job.text, {"before": dict(home.state)})
+        self.document.add(block, answer)
+        for ids in answer.ids.values():
+            home.add(ids, NO_ENDS, NO_DOCUMENTS)
+        if block.last:
+            self._end_document(home)
+
+    def _end_document(self, home: TokenWriter) -> None:
+        """After a long document's last part its hash and its length say where it belongs, if anywhere."""
+        document, split = self.document, self.job.split
+        belongs: TokenWriter | None = home
+        if split.cut_byte is None and int(document.record["hash"][0]) < split.threshold:
+            belongs = self.writers["val"]
+        if not document.is_kept:
+            belongs = None
+            self.report.short_documents += 1
+        if belongs is not home:
+            home.take_back(document.state["before"], belongs)
+        if belongs is not None:
+            belongs.add(np.zeros(0, belongs.dtype), np.zeros(1, np.int64), document.record)
+
+    def record(self) -> None:
+        """Puts how far the encoding has come into the journal."""
+        self.job.journal.encoded = {
+            "blocks": self.num_blocks,
+            "splits": {split: writer.state for split, writer in self.writers.items()},
+            "document": self.document.state,
+            "report": self.report.state(),
+        }
+
+    def save_now_and_then(self, block: Block) -> None:
+        """Every few seconds all that was written is synced to the disk, and then the journal.
+
+        Not within a document whose hash decides where it belongs: the hash of a part cannot be recorded. A run that is
+        killed begins such a document again.
+        """
+        can_save = not block.is_incomplete or block.last or block.in_val is not None
+        if can_save and time.monotonic() - self.saved > self.job.text.reading.limits.journal_seconds:
+            for writer in self.writers.values():
+                writer.sync()
+            self.record()
+            self.job.folder.write_journal(self.job.journal)
+            self.saved = time.monotonic()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for writer in self.writers.values():
+            writer.close()
+
+
+def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
+    """Writes the ids of each split into the work folder, continuing where the journal ends.
+
+    Raises Differs if the engine gives other ids than tokenizers.
+    """
+    encoding = Encoding(job, dtype)
+    if encoding.num_blocks:
+        job.progress.say(f"continuing after {several(encoding.num_blocks, 'block')} of an earlier run")
+    meter = job.meter("encoded", bar=True)
+    fence = fence_ranges(job.progress.say) if engine == "gigatoken" else ()
+    setup = job.setup(Task.ENCODE, vocabulary=vocabulary, engine=engine, fence=fence, dtype=dtype)
+    try:
+        with Workers(job.num_workers, Reader, setup, job.signals) as workers:
+            for block, answer in workers.answers(encoding.blocks_left(), is_heavy):
+                if answer.difference:
+                    raise Differs(answer.difference)
+                encoding.add(block, answer)
+                meter.at(block.on_disk)
+                encoding.save_now_and_then(block)
+        encoding.report.end_source()
+        encoding.record()  # it reaches the disk with the commit
+    finally:
+        encoding.close()
+    return encoding.report

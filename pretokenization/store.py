@@ -1,4 +1,4 @@
-"""Token files on their way to the disk: written in a work folder, put together from several, committed as a whole."""
+"""The output folder while it is filled: token files that can be cut back, a journal, and one commit of the whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +25,37 @@ try:
     import fcntl
 except ImportError:  # Windows, where two runs into one folder are not told apart
     fcntl = None
-WORK = ".pretokenize"  # in the output folder, while it is filled
+
+WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
 LOCK = ".pretokenize.lock"
 SPLITS = ("train", "val")
 DOCUMENT = np.dtype([("hash", "<u8"), ("bytes", "<u8")])
 OUTPUTS = re.compile(r"tokenizer\.json|(train|val)\.(bin|idx|docs)|(tokens_)?(train|val)_\d{6}\.bin")
 COPIED_TOKENS = 2**23
+HASHES_AT_ONCE = 2**22
 
 
 class TokenWriter:
-    """One split while it is written: its ids, the ends of its documents, a DOCUMENT record of each; can be cut back."""
+    """One split while it is written: its ids, the ends of its documents, a DOCUMENT record of each.
+
+    state holds the totals. With the state of an earlier writer the files are cut back to what they held then.
+    """
 
     def __init__(self, folder: Path, split: str, dtype: str, state: Mapping[str, int] | None = None):
-        self.path, self.dtype = folder / f"{split}.bin", DTYPES[dtype]
+        self.path = folder / f"{split}.bin"
+        self.dtype = DTYPES[dtype]
         self.state = dict(state or {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1})
+        lengths = {
+            "bin": self.state["tokens"] * self.dtype.itemsize,
+            "idx": self.state["documents"] * 8,
+            "docs": self.state["documents"] * DOCUMENT.itemsize,
+        }
         self.files = {}
-        for kind, length in (("bin", self.state["tokens"] * self.dtype.itemsize), ("idx", 8 * self.state["documents"]),
-                             ("docs", DOCUMENT.itemsize * self.state["documents"])):
-            path = folder / f"{split}.{kind}"
-            self.files[kind] = path.open("r+b" if state else "w+b", buffering=2**22)
-            self.files[kind].truncate(length)
-            self.files[kind].seek(length)
+        for ending, length in lengths.items():
+            file = (folder / f"{split}.{ending}").open("r+b" if state else "w+b", buffering=2**22)
+            file.truncate(length)
+            file.seek(length)
+            self.files[ending] = file
 
     def add(self, ids: np.ndarray, ends: np.ndarray, documents: np.ndarray) -> None:
         """Appends ids; ends are those of the documents that end within them, counted from the first of these ids."""
@@ -58,19 +68,19 @@ class TokenWriter:
         state["documents"] += len(documents)
         state["bytes"] += int(documents["bytes"].sum())
 
-    def take_back(self, state: Mapping[str, int], other: TokenWriter | None) -> None:
-        """Takes the ids since then back, and gives them to the other writer if there is one; no document has ended."""
+    def take_back(self, state: Mapping[str, int], other: TokenWriter | None, at_once: int = COPIED_TOKENS) -> None:
+        """Removes the ids added since that state, in which no document has ended; the other writer gets them."""
         self.files["bin"].flush()
         start = state["tokens"]
         if other is not None:
-            for ids in blocks_of_tokens(self.path, self.dtype, start, self.state["tokens"]):
+            for ids in blocks_of_tokens(self.path, self.dtype, start, self.state["tokens"], at_once):
                 other.add(ids, np.zeros(0, np.int64), np.zeros(0, DOCUMENT))
         self.files["bin"].truncate(start * self.dtype.itemsize)
         self.files["bin"].seek(start * self.dtype.itemsize)
         self.state = dict(state)
 
     def sync(self) -> None:
-        """All that was added is on the disk."""
+        """Waits until all that was added is on the disk."""
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -81,25 +91,57 @@ class TokenWriter:
             file.close()
 
 
+@dataclass
+class Journal:
+    """How far a run has come, for the next run of the same command; empty fields are left out of the file."""
+
+    fingerprint: str = ""  # of the command, its files and the program
+    trained: dict[str, Any] | None = None  # the tokenizer is in the work folder: the split and the report of the survey
+    encoded: dict[str, Any] | None = None  # blocks done, what each split holds, a document that goes on, the report
+    only: bool = False  # the text turned out to be one document, which is split at a byte
+    commit: dict[str, Any] | None = None  # all is written: the names of the files and their metadata
+
+    @staticmethod
+    def of(content: object) -> Journal:
+        """The journal that a file holds; an empty one for anything else."""
+        known = content if isinstance(content, dict) else {}
+        return Journal(**{key.name: known[key.name] for key in fields(Journal) if key.name in known})
+
+    def content(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @property
+    def has_progress(self) -> bool:
+        """True if a run of the same command can continue from here."""
+        return bool(self.trained or self.encoded or self.commit)
+
+
 class Folder:
-    """The output folder while it is filled: one run at a time, all in a work folder, one commit. A context manager."""
+    """The output folder while it is filled: one run at a time, all files in a work folder, one commit.
+
+    A context manager. mark is the file that is written last and makes the set complete.
+    """
 
     def __init__(self, path: Path, mark: str = "metadata.json"):
-        self.path, self.shown, self.mark, self.work = path, printable(str(path)), mark, path / WORK
-        self.made = not path.exists()
-        self.keep = False  # what is in the work folder, for the next run
+        self.path = path
+        self.shown = printable(str(path))
+        self.mark = mark
+        self.work = path / WORK
+        self.was_made = not path.exists()
+        self.keep = False  # the work folder, for the next run
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.lock = (path / LOCK).open("a+")
             if fcntl is not None:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # dies with its process
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
             self.work.mkdir(exist_ok=True)
         except BlockingIOError as error:
-            raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or take "
+            raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or give "
                                        "another --output_dir.") from error
         except OSError as error:
             raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {error.strerror}. Give a folder that can be "
-                                          "written.") from error
+                                          "written to.") from error
 
     def __enter__(self) -> Folder:
         return self
@@ -109,75 +151,76 @@ class Folder:
             if not self.keep:
                 shutil.rmtree(self.work, ignore_errors=True)
             (self.path / LOCK).unlink(missing_ok=True)
-            if self.made:
+            if self.was_made:
                 self.path.rmdir()  # fails, as it should, once it holds anything
         self.lock.close()
 
     def refuse_old(self, overwrite: bool) -> None:
-        """Raises UserError (exit 3) if finished outputs are there and may not be replaced."""
+        """Raises UserError (exit 3) if there are finished outputs, which may not be replaced."""
         there = sorted(entry.name for entry in self.path.iterdir()
                        if entry.name in ("metadata.json", "shard.json") or OUTPUTS.fullmatch(entry.name))
         if there and not overwrite:
             shown = ", ".join(there[:4]) + f" and {len(there) - 4} more" * (len(there) > 4)
-            raise UserError(Exit.DATA, f"--output_dir {self.shown} holds {shown} already. Give --overwrite to replace "
+            raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {shown}. Give --overwrite to replace "
                                        "them, or another --output_dir.")
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """While inside, a full disk and its like are named (exit 5)."""
+        """While inside, a full disk and similar errors of the system become a UserError (exit 5)."""
         try:
             yield
         except OSError as error:
             free = size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
-            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some, or take "
-                                          "another --output_dir; what is done is kept.") from error
-
-    def read_journal(self, fingerprint: str) -> dict[str, Any]:
-        """What an earlier run of the same command left; one of another is swept away."""
-        journal = self.peek_journal()
-        if journal.get("fingerprint") == fingerprint:
-            return journal
-        self.sweep()
-        return {"fingerprint": fingerprint}
+            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some space, "
+                                          "or give another --output_dir; finished work is kept.") from error
 
     def sweep(self) -> None:
-        """Empties the work folder, but for what came through the pipe."""
+        """Empties the work folder, except for what came through stdin."""
         for entry in self.work.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != "stdin":
                 entry.unlink()
 
-    def peek_journal(self) -> dict[str, Any]:
-        """The journal, whoever left it; empty if there is none."""
+    # ------------------------------------------------------------ the journal
+
+    def peek_journal(self) -> Journal:
+        """The journal in the work folder, whichever command left it; an empty one if there is none."""
         try:
-            journal = json.loads((self.work / "journal.json").read_text(encoding="utf-8"))
+            return Journal.of(json.loads((self.work / "journal.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError):
-            return {}
-        return journal if isinstance(journal, dict) else {}
+            return Journal()
 
-    def has_progress(self) -> bool:
-        """True if a next run of the same command could go on with what is in the work folder."""
-        return bool(self.peek_journal().keys() & {"trained", "encoded", "commit"})
+    def read_journal(self, fingerprint: str) -> Journal:
+        """The journal that an earlier run of the same command left; what another command left is removed."""
+        journal = self.peek_journal()
+        if journal.fingerprint == fingerprint:
+            return journal
+        self.sweep()
+        return Journal(fingerprint)
 
-    def write_journal(self, journal: Mapping[str, Any]) -> None:
-        """Whole or not at all."""
-        write_whole(self.work / "journal.json", json.dumps(journal) + "\n")
+    def write_journal(self, journal: Journal) -> None:
+        """Writes the journal, whole or not at all."""
+        write_whole(self.work / "journal.json", json.dumps(journal.content()) + "\n")
 
-    def commit(self, journal: Mapping[str, Any], names: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
-        """Gives the work folder's files their names, and writes the mark last.
+    # ------------------------------------------------------------ the commit
 
-        From the removal of the old mark on the folder holds no set until the new one is there. A run that is killed in
-        between is ended by the next one from the journal.
+    def commit(self, journal: Journal, names: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
+        """Gives the work folder's files their final names, and writes the mark last.
+
+        names: the final name of each file -> its place in the work folder. From the removal of the old mark on, the
+        output folder holds no complete set until the new mark is there. If the run is killed in between, the next run
+        finishes the commit from the journal.
         """
-        for name in names.values():
-            sync(self.work / name)
+        for place in names.values():
+            sync(self.work / place)
         sync(self.work)
-        self.write_journal({**journal, "commit": {"names": dict(names), "metadata": metadata}})
-        self.end_commit(names, metadata)
+        journal.commit = {"names": dict(names), "metadata": metadata}
+        self.write_journal(journal)
+        self.finish_commit(names, metadata)
 
-    def end_commit(self, names: Mapping[str, str], metadata: Mapping[str, Any]) -> bool:
-        """The renames, as far as they are still to be made; False if a file is in neither place."""
+    def finish_commit(self, names: Mapping[str, str], metadata: Mapping[str, Any]) -> bool:
+        """Makes the renames that are not yet made; False if a file is in neither place."""
         lying = {name: self.work / place for name, place in names.items() if (self.work / place).is_file()}
         if not all(name in lying or (self.path / name).is_file() for name in names):
             return False
@@ -193,13 +236,12 @@ class Folder:
         return True
 
 
-# ---------------------------------------------------------------- putting the outcome together
-
+# ---------------------------------------------------------------- reading back what was written
 
 
 @dataclass
 class Written:
-    """One split as it was written in one place: its token file, its documents."""
+    """One split as it was written in one place: its token file, the ends of its documents, their DOCUMENT records."""
 
     path: Path
     dtype: np.dtype
@@ -208,29 +250,32 @@ class Written:
 
     @staticmethod
     def open(folder: Path, split: str, dtype: str) -> Written:
-        """Opens the files; raises UserError (exit 3) if they do not fit together."""
-        path, num_bytes = folder / f"{split}.bin", DTYPES[dtype].itemsize
+        """Opens the files. Raises UserError (exit 3) if they do not fit together."""
+        path = folder / f"{split}.bin"
+        ends, documents = np.zeros(0, np.uint64), np.zeros(0, DOCUMENT)
         try:
-            ends = np.memmap(path.with_suffix(".idx"), "<u8", "r") if path.with_suffix(".idx").stat().st_size else None
-            documents = np.memmap(path.with_suffix(".docs"), DOCUMENT, "r") if ends is not None else None
+            if path.with_suffix(".idx").stat().st_size:  # an empty file cannot be mapped
+                ends = np.memmap(path.with_suffix(".idx"), "<u8", "r")
+                documents = np.memmap(path.with_suffix(".docs"), DOCUMENT, "r")
             length = path.stat().st_size
         except (OSError, ValueError) as error:
             raise UserError(Exit.DATA, f"{printable(str(path))}: {printable(str(error))[:120]}. Run that shard again."
                             ) from error
-        ends = np.zeros(0, np.uint64) if ends is None else ends
-        documents = np.zeros(0, DOCUMENT) if documents is None else documents
-        if len(ends) != len(documents) or length != num_bytes * (int(ends[-1]) if len(ends) else 0):
-            raise UserError(Exit.DATA, f"{printable(str(path))} has {length:,} bytes and {len(documents):,} documents; "
-                                       f"its .idx says otherwise. Run that shard again.")
+        expected = DTYPES[dtype].itemsize * (int(ends[-1]) if len(ends) else 0)
+        if len(ends) != len(documents) or length != expected:
+            raise UserError(Exit.DATA, f"{printable(str(path))} has {length:,} bytes and {len(documents):,} documents, "
+                                       f"not {expected:,} and {len(ends):,} as its .idx says. Run that shard again.")
         return Written(path, DTYPES[dtype], ends, documents)
 
 
-def first_ones(hashes: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """For each array of hashes which did not occur before: a share of all values at a time, in bounded memory."""
-    num = sum(map(len, hashes))
+def first_ones(hashes: Sequence[np.ndarray], at_once: int = HASHES_AT_ONCE) -> list[np.ndarray]:
+    """For each array of hashes, which of them did not occur before.
+
+    The values are looked at in ranges of about at_once hashes, so that the memory is bounded.
+    """
     keep = [np.ones(len(part), bool) for part in hashes]
     offsets = np.cumsum([0, *map(len, hashes)])
-    num_ranges = num // 2**22 + 1
+    num_ranges = sum(map(len, hashes)) // at_once + 1
     bounds = [2**64 * i // num_ranges for i in range(num_ranges + 1)]
     for low, high in itertools.pairwise(bounds):
         chosen = [np.flatnonzero((part >= np.uint64(low)) & (part <= np.uint64(high - 1))) for part in hashes]
@@ -243,30 +288,30 @@ def first_ones(hashes: Sequence[np.ndarray]) -> list[np.ndarray]:
     return keep
 
 
-def copy_documents(part: Written, mask: np.ndarray, writer: TokenWriter, signals: Signals) -> None:
-    """Appends the documents that the mask has chosen, 16 MB of neighbours at a time."""
+def copy_documents(part: Written, mask: np.ndarray, writer: TokenWriter, signals: Signals,
+                   at_once: int = COPIED_TOKENS) -> None:
+    """Appends the documents that the mask chooses to the writer, neighbours together, about 16 MB at a time."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     for first, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         while first < stop:
             signals.look()
             start = int(part.ends[first - 1]) if first else 0
-            until = int(np.searchsorted(part.ends[first:stop], np.uint64(start + COPIED_TOKENS), "right")) + first
+            until = int(np.searchsorted(part.ends[first:stop], np.uint64(start + at_once), "right")) + first
             until = max(first + 1, min(stop, until))
             end = int(part.ends[until - 1])
-            with part.path.open("rb") as file:
-                file.seek(start * part.dtype.itemsize)
-                for at in range(start, end, COPIED_TOKENS):
-                    length = min(COPIED_TOKENS, end - at)
-                    ids = np.fromfile(file, part.dtype, length)
-                    is_last = at + length == end
-                    ends = (part.ends[first:until].astype(np.int64) - at) if is_last else np.zeros(0, np.int64)
-                    writer.add(ids, ends, part.documents[first:until] if is_last else np.zeros(0, DOCUMENT))
+            at = start
+            for ids in blocks_of_tokens(part.path, part.dtype, start, end, at_once):
+                is_last = at + len(ids) == end
+                ends = (part.ends[first:until].astype(np.int64) - at) if is_last else np.zeros(0, np.int64)
+                writer.add(ids, ends, part.documents[first:until] if is_last else np.zeros(0, DOCUMENT))
+                at += len(ids)
             first = until
 
 
-def blocks_of_tokens(path: Path, dtype: np.dtype, start: int, stop: int) -> Iterator[np.ndarray]:
-    """The tokens from start to stop of a raw file, 16 MB at a time."""
+def blocks_of_tokens(path: Path, dtype: np.dtype, start: int, stop: int,
+                     at_once: int = COPIED_TOKENS) -> Iterator[np.ndarray]:
+    """The tokens from start to stop of a raw file, at most at_once (16 MB) at a time."""
     with path.open("rb") as file:
         file.seek(start * dtype.itemsize)
-        for at in range(start, stop, COPIED_TOKENS):
-            yield np.fromfile(file, dtype, min(COPIED_TOKENS, stop - at))
+        for at in range(start, stop, at_once):
+            yield np.fromfile(file, dtype, min(at_once, stop - at))

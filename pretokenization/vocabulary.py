@@ -1,4 +1,7 @@
-"""A sample of text into a tokenizer: by the tokenizers library, and by gigatoken where it proves equal."""
+"""The tokenizer a run encodes with: an existing one, or one trained on a sample of the text.
+
+Two libraries train the same tokenizer: tokenizers, and gigatoken where that is certain.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,104 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pretokenization.encode import Encoder, Fence
-from tokens.tokenizer import END_OF_TEXT, byte_alphabet, parse, vocabulary_of
+from common.files import write_whole
+from pretokenization.engines import Encoder, Fence, fence_ranges
+from pretokenization.passes import Job, Split, Survey, survey, take_only_document, write_sample
+from pretokenization.workers import SEPARATOR, in_child
+from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
 
-if TYPE_CHECKING:
-    pass
+FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
+NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 
-SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 has this byte
-LONGEST_RUN = 1000
-IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
-SMALLEST_SAMPLE = 10_000_000  # below, gigatoken's trainer may be the slower one: it loses itself in ties
+
+# ---------------------------------------------------------------- for one run
+
+
+def given_vocabulary(path: str) -> Vocabulary:
+    """An existing tokenizer. Raises UserError (exit 3)."""
+    return vocabulary_of(load_tokenizer(path))
+
+
+def trained_vocabulary(job: Job) -> Vocabulary:
+    """The new tokenizer: the one that an earlier run of the same command trained, or one trained now."""
+    trained, path = job.journal.trained, job.folder.work / "tokenizer.json"
+    if trained is not None and path.is_file():
+        job.progress.say("the tokenizer was trained by an earlier run")
+        if trained["split"]["cut_byte"] is not None and job.split.cut_byte is None:
+            take_only_document(job)
+        job.split = Split(**trained["split"])
+        return vocabulary_of(load_tokenizer(path))
+
+    with job.stage("reading"):
+        known = survey(job)
+    if known.num_bytes < 2:
+        raise known.report.nothing_there()
+    if known.num_documents == 1 and job.split.cut_byte is None and job.split.threshold:
+        take_only_document(job)
+        known = replace(known, long_hashes=[], train_bytes=job.split.cut_byte or known.num_bytes)
+    return new_vocabulary(job, known)
+
+
+def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
+    """A tokenizer trained on a sample of the training part; it is then tokenizer.json in the work folder."""
+    args, progress = job.args, job.progress
+    train_bytes = known.train_bytes
+    sample_bytes = min(train_bytes, args.train_sample_bytes)
+    requested = args.vocab_size
+    if requested == "auto":
+        requested = auto_vocab_size(train_bytes)
+        progress.say(f"vocabulary: {requested:,} ids, for {train_bytes / 1e6:,.1f} MB of training text "
+                     "(32,000 from 100 MB on)")
+    progress.say(f"training the tokenizer on {sample_bytes:,} bytes"
+                 f"{', spread evenly over the text' * (sample_bytes < train_bytes)}")
+
+    path = job.folder.work / "sample"
+    with job.folder.writing(), job.stage("sampling"):
+        sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes), known.long_hashes)
+    possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
+    with job.stage("training the tokenizer"):
+        content = ""
+        least_bytes = job.text.reading.limits.fast_sample_bytes
+        if choose_trainer(args.engine, sample_bytes, possible, least_bytes) == "gigatoken":
+            fence = fence_ranges(progress.say)
+            content = in_child(job.signals, train_fast, path, possible, args.min_frequency, fence,
+                               seconds=max(30.0, sample_bytes / 2e6))
+        content = content or in_child(job.signals, train, path, possible, args.min_frequency)
+    path.unlink()
+
+    vocabulary = vocabulary_of(parse(content))
+    if vocabulary.size < requested:
+        progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair occurs "
+                     f"{args.min_frequency:,} times")
+    with job.folder.writing():
+        write_whole(job.folder.work / "tokenizer.json", content)
+    job.journal.trained = {"split": asdict(job.split), "report": known.report.state()}
+    job.folder.write_journal(job.journal)
+    return vocabulary
+
+
+def auto_vocab_size(train_bytes: int) -> int:
+    """32,000 ids from 100 MB on; below, bytes^0.75 in multiples of 128: 5,632 at 10 MB, 1,024 at 1 MB; 512 at least."""
+    return min(32_000, max(512, round(32_000 * (train_bytes / 1e8) ** 0.75 / 128) * 128))
 
 
 # ---------------------------------------------------------------- training
 
 
+def choose_trainer(requested: str, sample_bytes: int, vocab_size: int, fast_sample_bytes: int) -> str:
+    """The engine to train with: gigatoken where it is installed and the sample is large enough to have few ties.
 
-def choose_trainer(wish: str, sample_bytes: int, vocab_size: int) -> str:
-    """The engine to train with: gigatoken where it is installed and the sample is large enough to be free of ties."""
-    if wish == "tokenizers" or importlib.util.find_spec("gigatoken") is None:
+    With many ties gigatoken's trainer may be the slower one.
+    """
+    if requested == "tokenizers" or importlib.util.find_spec("gigatoken") is None:
         return "tokenizers"
-    return "gigatoken" if sample_bytes >= max(SMALLEST_SAMPLE, 1000 * vocab_size) else "tokenizers"
+    least = max(fast_sample_bytes, FAST_BYTES_PER_ID * vocab_size)
+    return "gigatoken" if sample_bytes >= least else "tokenizers"
 
 
 def train(sample: Path, vocab_size: int, min_frequency: int) -> str:
@@ -50,27 +125,31 @@ def train(sample: Path, vocab_size: int, min_frequency: int) -> str:
 
 
 def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequence[tuple[int, int]]) -> str:
-    """The same by gigatoken: the JSON that train() would give, or an empty string where that is not certain.
+    """The same by gigatoken: the JSON that train() would return, or an empty string where that is not certain.
 
-    It has no least frequency and does not know when to stop; but counts fall from merge to merge, so if the last pair
-    occurs often enough, all do.
+    gigatoken has no least frequency and does not know when to stop. But counts fall from merge to merge, so if the
+    last pair occurs often enough, all do.
     """
     import gigatoken
 
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # it prints; this process has nothing to say
+    os.dup2(quiet, 1)  # gigatoken prints; this process has nothing to say
     os.dup2(quiet, 2)
     guard = Fence(fence)
     if any(guard.holds(text) for text in sampled(sample)):
         return ""
     _, merges = gigatoken.train_bpe(str(sample), vocab_size, [END_OF_TEXT], "huggingface", SEPARATOR)
-    if len(merges) != vocab_size - 257 or len({left + right for left, right in merges}) != len(merges):
+    has_all = len(merges) == vocab_size - NUM_FIRST_IDS
+    if not has_all or len({left + right for left, right in merges}) != len(merges):
         return ""
+
     content = tokenizer_json(merges)
-    encoder, found = Encoder(vocabulary_of(parse(content)), "gigatoken", tuple(fence)), 0
+    encoder = Encoder(vocabulary_of(parse(content)), "gigatoken", tuple(fence))
+    num_found = 0
     for text in sampled(sample):
-        found += int(np.count_nonzero(encoder._fast([text], [False])[0] == vocab_size - 1))
-        if found >= min_frequency or not merges:
+        ids, _ = encoder.encode_by_gigatoken([text], [False])
+        num_found += int(np.count_nonzero(ids == vocab_size - 1))
+        if num_found >= min_frequency or not merges:
             return content
     return ""
 
@@ -86,30 +165,16 @@ def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
 
     pairs = [(spelt(left), spelt(right)) for left, right in merges]
     tokens = [END_OF_TEXT, *sorted(alphabet), *(left + right for left, right in pairs)]
+    end_of_text = {"id": 0, "content": END_OF_TEXT, "single_word": False, "lstrip": False, "rstrip": False,
+                   "normalized": False, "special": True}
     level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
-    fields = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": 0, "content": END_OF_TEXT, "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": True}],
-        "pre_tokenizer": {**level, "add_prefix_space": False}, "decoder": {**level, "add_prefix_space": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": {token: number for number, token in enumerate(tokens)}, "merges": pairs}}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+             "vocab": {token: number for number, token in enumerate(tokens)}, "merges": pairs}
+    fields = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [end_of_text], "normalizer": None,
+              "pre_tokenizer": {**level, "add_prefix_space": False}, "post_processor": None,
+              "decoder": {**level, "add_prefix_space": True}, "model": model}
     return Tokenizer.from_str(json.dumps(fields)).to_str(pretty=True)
-
-
-def short_runs(content: bytes) -> bytes:
-    """A text and a SEPARATOR; one with a very long run in slices: a trainer's time grows with the square of a run.
-
-    A run is seen by its covering LONGEST_RUN bytes counted from the front: from twice that length on it always does.
-    """
-    aligned = len(content) // LONGEST_RUN * LONGEST_RUN
-    blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, LONGEST_RUN)
-    if (blank.any(1) & ~blank.all(1)).all():
-        return content + SEPARATOR
-    text = content.decode()
-    slices = [text[at:at + LONGEST_RUN] for at in range(0, len(text), LONGEST_RUN)]
-    return b"".join(piece.encode() + SEPARATOR for piece in slices)
 
 
 def sampled(path: Path) -> Iterator[bytes]:

@@ -1,7 +1,12 @@
-"""Processes that answer questions in order, and work that a signal can end."""
+"""Worker processes: how questions reach them and answers come back, in order; and what they do with a block of text.
+
+At the end: other work that a signal must be able to end.
+"""
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import math
 import multiprocessing
 import signal
@@ -10,11 +15,30 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
 from common.errors import Exit, UserError
 from common.signals import Signals
+from pretokenization.blocks import Block, Findings, Reading, last_place, parts_of
+from pretokenization.engines import encoder_for
+from pretokenization.files import Source
+from pretokenization.sources import documents_of
+from pretokenization.store import DOCUMENT, SPLITS
+from tokens.layouts import DTYPES
+from tokens.tokenizer import Vocabulary
+
+ON_THE_WAY = 4  # questions for each worker
+LOAD = 2  # of one worker; a heavy question weighs as much, another one half of it
+SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 holds this byte
+LONGEST_RUN = 1000
+IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
+
+
+# ---------------------------------------------------------------- processes that answer questions
 
 
 class Answers(Protocol):
@@ -24,73 +48,35 @@ class Answers(Protocol):
 
 
 def context() -> Any:
-    """How processes are begun: as copies where that is safe, which spares them their imports."""
+    """How processes are started: forked where that is safe, which spares them their imports."""
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
-def _leave_signals_to_the_parent() -> None:
-    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _told(error: BaseException) -> tuple[Exit | None, str]:
-    """An error as it goes through a pipe: code and message of a user's, the traceback of a bug."""
-    if isinstance(error, UserError):
-        return error.code, str(error)
-    if isinstance(error, MemoryError):
-        return Exit.MACHINE, "out of memory on the host. Use fewer --num_workers, or a smaller --train_sample_bytes."
-    return None, "".join(traceback.format_exception(error))
-
-
-def _raise(told: tuple[Exit | None, str]) -> NoReturn:
-    code, message = told
-    if code is None:
-        raise RuntimeError(f"in another process: {message.strip().splitlines()[-1]}\n{message}")
-    raise UserError(code, message)
-
-
-def _serve(questions: Any, answers: Any, make: Callable[[Any], Answers], setup: Any, not_ours: Sequence[Any]) -> None:
-    """A worker process: answers questions until their pipe ends."""
-    _leave_signals_to_the_parent()
-    for other in not_ours:  # else it would not end with the parent
-        other.close()
-    worker: Answers | None = None
-    try:
-        while True:
-            number, question = questions.recv()
-            try:
-                worker = worker or make(setup)
-                told = number, worker.answer(question), None
-            except OSError as error:
-                told = number, None, (Exit.MACHINE, f"{error}. Run again; it goes on where it was.")
-            except BaseException as error:  # a panic of a Rust library is no Exception
-                told = number, None, _told(error)
-            answers.send(told)
-    except (EOFError, OSError):
-        pass
-
-
 class Workers:
-    """Processes that answer questions; one alone is this process itself. A context manager."""
+    """Processes that answer questions; a single one is this process itself. A context manager."""
 
     def __init__(self, number: int, make: Callable[[Any], Answers], setup: Any, signals: Signals):
-        self.make, self.setup, self.signals = make, setup, signals
+        self.make = make
+        self.setup = setup
+        self.signals = signals
         self.processes: list[Any] = []
         self.pipes: list[Any] = []  # where answers come out
-        self.to: dict[Any, Any] = {}  # where the questions of the worker that answers there go in
+        self.to: dict[Any, Any] = {}  # where the questions for the worker that answers there go in
         for _ in range(number if number > 1 else 0):
-            their_questions, questions = context().Pipe(duplex=False)
-            answers, their_answers = context().Pipe(duplex=False)  # faster than one that goes both ways
-            not_theirs = [*self.pipes, *self.to.values(), questions, answers]
-            process = context().Process(target=_serve, args=(their_questions, their_answers, make, setup, not_theirs),
-                                        daemon=True)
-            process.start()
-            their_questions.close()
-            their_answers.close()
-            self.pipes.append(answers)
-            self.to[answers] = questions
-            self.processes.append(process)
+            self._start()
+
+    def _start(self) -> None:
+        their_questions, questions = context().Pipe(duplex=False)
+        answers, their_answers = context().Pipe(duplex=False)  # two pipes are faster than one that goes both ways
+        not_theirs = [*self.pipes, *self.to.values(), questions, answers]
+        process = context().Process(target=_serve, daemon=True,
+                                    args=(their_questions, their_answers, self.make, self.setup, not_theirs))
+        process.start()
+        their_questions.close()
+        their_answers.close()
+        self.pipes.append(answers)
+        self.to[answers] = questions
+        self.processes.append(process)
 
     def __enter__(self) -> Workers:
         return self
@@ -103,10 +89,10 @@ class Workers:
             process.join()
 
     def answers(self, questions: Iterable[Any], is_heavy: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
-        """The questions with their answers, in order; at most four to a worker are on their way.
+        """The questions with their answers, in order; at most four for each worker are on their way.
 
-        A heavy question goes to an idle worker alone: were both ends of a pipe to write at once, both would wait for
-        ever. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
+        A heavy question goes to an idle worker only: if both ends of a pipe wrote at once, both would wait for ever.
+        Raises Stopped after a signal, UserError (exit 5) when a worker dies.
         """
         if not self.pipes:
             worker = self.make(self.setup)
@@ -114,15 +100,17 @@ class Workers:
                 self.signals.look()
                 yield question, worker.answer(question)
             return
+
         waiting: dict[int, Any] = {}
         ready: dict[int, Any] = {}
         load = dict.fromkeys(self.pipes, 0)
         source, sent, done = iter(questions), 0, 0
         question = next(source, None)
         while question is not None or waiting:
-            while question is not None and sent - done < 4 * len(self.pipes):
-                pipe, weight = min(load, key=lambda pipe: load[pipe]), 2 if is_heavy(question) else 1
-                if load[pipe] + weight > 2:
+            # send
+            while question is not None and sent - done < ON_THE_WAY * len(self.pipes):
+                pipe, weight = min(load, key=lambda pipe: load[pipe]), LOAD if is_heavy(question) else 1
+                if load[pipe] + weight > LOAD:
                     break
                 waiting[sent] = question
                 try:
@@ -131,6 +119,8 @@ class Workers:
                     raise self._died(pipe) from error
                 load[pipe] += weight
                 sent, question = sent + 1, next(source, None)
+
+            # receive
             for pipe in connection.wait([pipe for pipe in self.pipes if load[pipe]], 0.1):
                 try:
                     number, answer, error = pipe.recv()  # type: ignore[union-attr]
@@ -138,8 +128,10 @@ class Workers:
                     raise self._died(pipe) from cause
                 if error is not None:
                     _raise(error)
-                load[pipe] -= 2 if is_heavy(waiting[number]) else 1
+                load[pipe] -= LOAD if is_heavy(waiting[number]) else 1
                 ready[number] = answer
+
+            # hand out in order
             self.signals.look()
             while done in ready:
                 yield waiting.pop(done), ready.pop(done)
@@ -148,27 +140,226 @@ class Workers:
     def _died(self, pipe: Any) -> UserError:
         process = self.processes[self.pipes.index(pipe)]
         process.join(5)
-        return UserError(Exit.MACHINE, f"a worker process died (exit {process.exitcode}); -9 is the system's answer to "
-                                       "a lack of memory. Run again with fewer --num_workers; it goes on where it was.")
+        return UserError(Exit.MACHINE, f"a worker process died (exit {process.exitcode}); -9 means that the system "
+                                       "ended it for lack of memory. Run the command again with fewer --num_workers; "
+                                       "it continues where it was.")
 
 
-def _call(pipe: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+def _serve(questions: Any, answers: Any, make: Callable[[Any], Answers], setup: Any, not_ours: Sequence[Any]) -> None:
+    """A worker process: answers questions until their pipe is closed."""
     _leave_signals_to_the_parent()
+    for other in not_ours:  # if this process held them open it would not end with the parent
+        other.close()
+    worker: Answers | None = None
     try:
-        pipe.send((work(*arguments), None))
-    except BaseException as error:  # a panic of a Rust library is no Exception
-        pipe.send((None, _told(error)))
+        while True:
+            number, question = questions.recv()
+            try:
+                worker = worker or make(setup)
+                reply = number, worker.answer(question), None
+            except OSError as error:
+                reply = number, None, (Exit.MACHINE, f"{error}. Run the command again; it continues where it was.")
+            except BaseException as error:  # a panic of a Rust library is no Exception
+                reply = number, None, _sendable(error)
+            answers.send(reply)
+    except (EOFError, OSError):
+        pass
+
+
+def _leave_signals_to_the_parent() -> None:
+    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _sendable(error: BaseException) -> tuple[Exit | None, str]:
+    """An error as it goes through a pipe: the code and message of a UserError, the traceback of a bug."""
+    if isinstance(error, UserError):
+        return error.code, str(error)
+    if isinstance(error, MemoryError):
+        return Exit.MACHINE, "out of memory on the host. Use fewer --num_workers, or a smaller --train_sample_bytes."
+    return None, "".join(traceback.format_exception(error))
+
+
+def _raise(received: tuple[Exit | None, str]) -> NoReturn:
+    code, message = received
+    if code is None:
+        raise RuntimeError(f"in another process: {message.strip().splitlines()[-1]}\n{message}")
+    raise UserError(code, message)
+
+
+# ---------------------------------------------------------------- what a worker does with a block
+
+
+class Task(enum.Enum):
+    """What is asked about each block in a pass over the text."""
+
+    SURVEY = "survey"  # the documents' hashes and sizes
+    SAMPLE = "sample"  # a share of the training text, for the tokenizer
+    JOIN = "join"  # the documents' text as it is, to make a file of the only one
+    ENCODE = "encode"  # the ids
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker must know to answer for a block."""
+
+    sources: Sequence[Source]
+    reading: Reading
+    task: Task
+    threshold: int = 0  # documents whose hash is below it are for validation
+    share: float = 1.0  # of the training text, for SAMPLE
+    vocabulary: Vocabulary | None = None  # for ENCODE, as are the following
+    engine: str = "tokenizers"
+    fence: tuple[tuple[int, int], ...] = ()
+    dtype: str = "int16"
+
+
+@dataclass
+class Answer:
+    """What a block holds: DOCUMENT records by split, and what the task asks for."""
+
+    found: Findings
+    documents: dict[str, np.ndarray] = field(default_factory=dict)
+    characters: int = 0  # of a part of a document
+    is_blank: bool = True  # of a part of a document
+    text: bytes = b""  # for SAMPLE and JOIN
+    ids: dict[str, np.ndarray] = field(default_factory=dict)  # for ENCODE, by split, as are the ends of the documents
+    ends: dict[str, np.ndarray] = field(default_factory=dict)
+    difference: str = ""  # text for which the engine gave other ids than tokenizers
+
+
+class Reader:
+    """What each worker process does: it reads a block, and does with its documents what the task says."""
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self.encoder = None
+        if setup.vocabulary is not None:
+            self.encoder = encoder_for(setup.vocabulary, setup.engine, setup.fence)
+
+    def answer(self, block: Block) -> Answer:
+        """Reads a block and does the task."""
+        setup, answer = self.setup, Answer(Findings())
+        contents = self._contents(block, answer)
+        documents = np.zeros(len(contents), DOCUMENT)
+        documents["bytes"] = [len(content) for content in contents]
+        if not block.is_incomplete and block.in_val is None:
+            documents["hash"] = [hash_of(hashlib.sha256(content)) for content in contents]
+            in_val = documents["hash"] < np.uint64(setup.threshold)
+        else:
+            in_val = np.full(len(contents), bool(block.in_val))
+        answer.documents = {"train": documents[~in_val], "val": documents[in_val]}
+
+        if setup.task == Task.JOIN:
+            answer.text = b"".join(contents)
+        elif setup.task == Task.SAMPLE:
+            training = [content for content, is_val in zip(contents, in_val, strict=True) if not is_val]
+            answer.text = sample_of(training, setup.share, setup.reading)
+        elif setup.task == Task.ENCODE:
+            self._encode(block, contents, in_val, answer)
+        return answer
+
+    def _contents(self, block: Block, answer: Answer) -> list[bytes]:
+        """The documents of a block that are not too short, in UTF-8; or the text of a part."""
+        reading, found = self.setup.reading, answer.found
+        texts, contents = documents_of(block, self.setup.sources, reading, found)
+        if block.is_incomplete:
+            answer.characters = len(texts[0])
+            answer.is_blank = not texts[0].strip() and not block.in_val
+        elif block.in_val:  # the tail of a single document, which may be blank
+            contents = [content for content in contents if content]
+        else:
+            least = max(1, reading.min_chars)
+            contents = [content for text, content in zip(texts, contents, strict=True)
+                        if len(text) >= least and not text.isspace()]
+            found.short_documents = len(texts) - len(contents)
+        return contents
+
+    def _encode(self, block: Block, contents: list[bytes], in_val: np.ndarray, answer: Answer) -> None:
+        """Encodes the documents and sorts their ids by split."""
+        assert self.encoder is not None
+        if block.is_incomplete:
+            pieces, lasts = contents, [block.last]
+        else:
+            pieces, lasts = pieces_of(contents, self.setup.reading)
+        ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
+        ids = ids.astype(DTYPES[self.setup.dtype])
+        if not in_val.any() or in_val.all():
+            split = SPLITS[int(in_val.any())]
+            answer.ids, answer.ends = {split: ids}, {split: ends}
+            return
+
+        lengths, starts = np.diff(ends, prepend=0), np.concatenate([[0], ends[:-1]])
+        for split, mine in (("train", ~in_val), ("val", in_val)):
+            edges = np.flatnonzero(np.diff(np.concatenate([[False], mine, [False]])))  # of runs of documents
+            runs = zip(starts[edges[::2]], ends[edges[1::2] - 1], strict=True)
+            answer.ids[split] = np.concatenate([ids[start:end] for start, end in runs])
+            answer.ends[split] = np.cumsum(lengths[mine])
+
+
+def hash_of(digest: Any) -> int:
+    """A document's hash, from its sha256 object: the first 8 bytes, big-endian."""
+    return int.from_bytes(digest.digest()[:8], "big")
+
+
+def pieces_of(contents: list[bytes], reading: Reading) -> tuple[list[bytes], list[bool]]:
+    """Documents as pieces of at most limits.part_bytes, and which of the pieces end a document."""
+    if all(len(content) <= reading.limits.part_bytes for content in contents):
+        return contents, [True] * len(contents)
+    pieces, lasts = [], []
+    for content in contents:
+        parts = parts_of(content, reading)
+        pieces += parts
+        lasts += [False] * (len(parts) - 1) + [True]
+    return pieces, lasts
+
+
+def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:
+    """The first share of a block's training text: as blocks are small, all samples together are evenly spread."""
+    owed, chosen = sum(map(len, contents)) * share, []
+    for content in contents:
+        if len(content) > owed:
+            content = content[:last_place(content[:int(owed)], reading.places)]
+            chosen.append(content)
+            break
+        chosen.append(content)
+        owed -= len(content)
+    return b"".join(short_runs(content) for content in chosen if content)
+
+
+def short_runs(content: bytes) -> bytes:
+    """A text and a SEPARATOR; a text with a very long run in slices, with a SEPARATOR after each.
+
+    A trainer's time grows with the square of a run without blanks, or of blanks. A run is noticed if it covers
+    LONGEST_RUN bytes counted from the front: from twice that length on it always does.
+    """
+    aligned = len(content) // LONGEST_RUN * LONGEST_RUN
+    blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, LONGEST_RUN)
+    if (blank.any(1) & ~blank.all(1)).all():
+        return content + SEPARATOR
+    text = content.decode()
+    slices = [text[at:at + LONGEST_RUN] for at in range(0, len(text), LONGEST_RUN)]
+    return b"".join(piece.encode() + SEPARATOR for piece in slices)
+
+
+def is_heavy(block: Block) -> bool:
+    """True for a block that carries its text with it."""
+    return block.content is not None
+
+
+# ---------------------------------------------------------------- other work that a signal must be able to end
 
 
 def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:
-    """Runs what cannot look for signals itself in a process that can be ended, and whose memory ends with it.
+    """Runs work that cannot look for signals itself in a process, which can be ended and whose memory ends with it.
 
-    Returns what the work does, None when it takes longer than these seconds.
+    Returns what the work returns; None if it takes longer than these seconds. Raises Stopped after a signal.
     """
     began = time.monotonic()
-    anew = multiprocessing.get_context("spawn")  # a copy has the library's threads' locks, and not the threads
-    ours, theirs = anew.Pipe()
-    process = anew.Process(target=_call, args=(theirs, work, arguments), daemon=True)
+    fresh = multiprocessing.get_context("spawn")  # a fork has the locks of the library's threads, but not the threads
+    ours, theirs = fresh.Pipe()
+    process = fresh.Process(target=_call, args=(theirs, work, arguments), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -179,8 +370,8 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
         result, error = ours.recv()
     except (EOFError, OSError) as cause:
         process.join(5)
-        raise UserError(Exit.MACHINE, f"a process died (exit {process.exitcode}); -9 is the system's answer to a lack "
-                                      "of memory. Lower --train_sample_bytes.") from cause
+        raise UserError(Exit.MACHINE, f"a process died (exit {process.exitcode}); -9 means that the system ended it "
+                                      "for lack of memory. Lower --train_sample_bytes.") from cause
     finally:
         ours.close()
         process.terminate()
@@ -190,8 +381,19 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
     return result
 
 
+def _call(pipe: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    _leave_signals_to_the_parent()
+    try:
+        pipe.send((work(*arguments), None))
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        pipe.send((None, _sendable(error)))
+
+
 def in_thread(work: Callable[[], Any], signals: Signals) -> Any:
-    """Runs what cannot look for signals itself: Python's handlers wait as long as the main thread is in a library."""
+    """Runs work that cannot look for signals itself: while the main thread is in a library, Python's handlers wait.
+
+    Returns what the work returns, raises what it raises, and Stopped after a signal.
+    """
     outcome: list[Any] = [None, None]
 
     def run() -> None:

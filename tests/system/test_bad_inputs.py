@@ -508,7 +508,7 @@ PRETOKENIZE_FLAGS = [
     ("a sample beyond floating point", "text.txt --train_sample_bytes 1e999", "--train_sample_bytes '1e999'"),
     ("no workers", "text.txt --num_workers 0", "--num_workers '0'"),
     ("a share of the work that is not", "text.txt --shard 3/3", "--shard '3/3': must be i/N"),
-    ("a share without a tokenizer", "text.txt --shard 0/2", "--shard: needs --tokenizer_file"),
+    ("a share without a tokenizer", "text.txt --shard 0/2", "--shard: needs a --tokenizer_file"),
     ("an unknown layout", "text.txt --format zip", "--format 'zip': must be one of native"),
     ("a misspelt flag", "text.txt --vocabsize 300", "Did you mean --vocab_size?"),
     ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
@@ -555,19 +555,19 @@ CORPORA = [
     *((f"a .{kind} cut short", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
        write(f"x.txt.{kind}", packed(kind, WORDS)[:-9])) for kind in ("gz", "bz2", "xz")),
     ("a .gz of garbage", "x.gz", "x.gz is damaged", write("x.gz", b"\x1f\x8b" + bytes(99))),
-    ("a bomb", "x.txt.gz", "That is a bomb",
+    ("a bomb", "x.txt.gz", "as an archive bomb does",
      lambda place: (place / "x.txt.gz").write_bytes(packed("gz", bytes(2**20)) * 300)),
-    ("a bomb in .xz", "x.txt.xz", "That is a bomb",
+    ("a bomb in .xz", "x.txt.xz", "as an archive bomb does",
      lambda place: (place / "x.txt.xz").write_bytes(packed("xz", bytes(2**22)) * 80)),
-    ("lines without the field", "x.jsonl", "holds no text as 'text': it has body",
+    ("lines without the field", "x.jsonl", "has no text in field 'text': its fields are body",
      write("x.jsonl", '{"body": "a b c"}\n' * 9)),
-    ("lines without another field", "x.jsonl --text_field body", "holds no text as 'body': it has text. Give --text_fi"
-     "eld", write("x.jsonl", '{"text": "a b c"}\n' * 9)),
-    ("lines with a number for text", "x.jsonl", "holds no text as 'text'", write("x.jsonl", '{"text": 5}\n' * 9)),
+    ("lines without another field", "x.jsonl --text_field body", "has no text in field 'body': its fields are text. Give"
+     " --text_field", write("x.jsonl", '{"text": "a b c"}\n' * 9)),
+    ("lines with a number for text", "x.jsonl", "has no text in field 'text'", write("x.jsonl", '{"text": 5}\n' * 9)),
     ("broken lines", "x.jsonl", "is not JSON", write("x.jsonl", '{"text": "a b\n' * 9)),
     ("lists in lists in a line", "x.jsonl", "is not JSON", write("x.jsonl", deep("list"))),
     ("one JSON array", "x.json", "x.json is one JSON array", write("x.json", '[{"text": "a"}]')),
-    ("junk for a table", "x.parquet", "x.parquet is no Parquet file", write("x.parquet", "junk" * 99)),
+    ("junk for a table", "x.parquet", "x.parquet is not a Parquet file", write("x.parquet", "junk" * 99)),
     ("a table of junk", "x.parquet", "x.parquet", write("x.parquet", b"PAR1" + b"junk" * 99 + b"PAR1")),
 ]
 
@@ -583,7 +583,7 @@ def shards(**changes: Any) -> Setup:
 
 SHARDS = [
     ("no shards", "holds no shard", both()),
-    ("a shard of another version", "is not one of this program", shards(version=1)),
+    ("a shard of another version", "was not written by this version", shards(version=1)),
     ("a plan that is a list", "plan is []", shards(plan=[])),
     ("a number of shards in text", "num_shards is 'x'", shards(num_shards="x")),
     ("10^30 shards", "num_shards is 1000000000", shards(num_shards=10**30)),
@@ -606,13 +606,13 @@ def verified(**changes: Any) -> Setup:
 
 VERIFIED = [
     ("a folder that is not there", "none", "metadata none/metadata.json: No such file", both()),
-    ("tokens that have changed", "corpus", "its sha256 is not that of metadata.json", both(
+    ("tokens that have changed", "corpus", "its sha256 is not the one in metadata.json", both(
         change("corpus/train.bin", lambda held: held[2:] + held[:2]))),
-    ("a tokenizer that has changed", "corpus", "is not the one the tokens were made with",
+    ("a tokenizer that has changed", "corpus", "is not the one with which the tokens were made",
      change("corpus/tokenizer.json", lambda held: held + b"\n")),
-    ("documents without a number", "corpus", "holds no number of documents", verified(documents=GONE)),
+    ("documents without a number", "corpus", "records no number of documents", verified(documents=GONE)),
     ("too many documents", "corpus", "documents up to token", verified(documents=10**30)),
-    ("no document ends", "corpus", "train.idx is not there", drop("corpus/train.idx")),
+    ("no document ends", "corpus", "train.idx is missing", drop("corpus/train.idx")),
     ("document ends cut short", "corpus", "train.idx", cut("corpus/train.idx", 5)),
     ("files that are none", "corpus", "splits.train.files is []", verified(files=[])),
     ("a tokenizer's record that is text", "corpus", "is not the one", put(META, "tokenizer", "x")),

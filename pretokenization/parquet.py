@@ -1,0 +1,95 @@
+"""Parquet tables as input: each row of the column --text_field is a document. Needs the package pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from common.errors import Exit, UserError, optional
+from common.words import printable
+from pretokenization.blocks import Block, Findings, FirstLook, Reading
+from pretokenization.files import Source
+
+MAGIC = b"PAR1"
+ROWS_AT_ONCE = 64
+
+
+class Parquet:
+    """A Parquet file: each row is a document."""
+
+    endings = (".parquet",)
+    is_text = False
+    has_fields = True
+
+    def recognises(self, look: FirstLook) -> bool:
+        has_magic = look.raw.startswith(MAGIC)
+        if look.name.endswith(self.endings) and not has_magic:
+            raise UserError(Exit.DATA, f"{look.shown} is not a Parquet file (it begins with the bytes "
+                                       f"{look.raw[:4].hex(' ')}). Give a complete one.")
+        return has_magic
+
+    def is_in_folder(self, name: str, is_packed: bool) -> bool:
+        return name.endswith(self.endings) and not is_packed
+
+    def ending(self, reading: Reading) -> bytes:
+        return b""
+
+    def is_single_document(self, reading: Reading) -> bool:
+        return False
+
+    def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
+               cut: int | None) -> Iterator[Block]:
+        """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
+        parquet = optional("pyarrow.parquet", source.shown)
+        try:
+            file = parquet.ParquetFile(source.path, memory_map=True)
+            names = list(file.schema_arrow.names)
+            if reading.text_field not in names:
+                raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
+                                           f"{printable(', '.join(names))[:200]}. Give --text_field.")
+            yield from row_blocks(index, source, file, reading)
+        except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
+            why = printable(str(error))[:120].rstrip(".")
+            raise UserError(Exit.DATA, f"{source.shown} is damaged: {why}. Give a complete copy.") from error
+
+    def documents(self, block: Block, content: list[Any], reading: Reading,
+                  found: Findings) -> tuple[list[str], list[bytes]]:
+        found.unit = "row"
+        found.newlines = len(content)
+        texts = list(texts_of(content, reading, found))
+        return texts, [text.encode(errors="replace") for text in texts]
+
+
+def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Iterator[Block]:
+    """The rows of an opened ParquetFile in blocks."""
+    total = max(1, file.metadata.num_rows)
+    num_rows, held, held_bytes = 0, [], 0
+
+    def block() -> Block:
+        done = source.num_bytes * num_rows // total
+        return Block(index, num_rows - len(held), len(held), held, on_disk=done)
+
+    for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
+        for value in batch.column(0).to_pylist():
+            num_rows += 1
+            held.append(value)
+            held_bytes += len(value) if isinstance(value, str | bytes) else 0
+            if held_bytes >= reading.limits.block_bytes:
+                yield block()
+                held, held_bytes = [], 0
+    yield block()
+
+
+def texts_of(rows: list[Any], reading: Reading, found: Findings) -> Iterator[str]:
+    """The documents of rows; a row without one is counted."""
+    for number, value in enumerate(rows):
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError as error:
+                value = found.replace(value, error, 0, number)
+        if isinstance(value, str):
+            yield value
+        else:
+            what = "null" if value is None else type(value).__name__
+            found.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
