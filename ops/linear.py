@@ -25,11 +25,11 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Does nothing: the model draws all weights. PyTorch's own takes a second, or two on the meta device."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x weight' + bias. Compiled on a CPU, the bias joins the loop that follows instead of the matrix product."""
-        if self.bias is None or not is_compiling_for_cpu(x):
-            return linear(x, self.weight, self.bias)
-        y = linear(x, self.weight)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """input weight' + bias. Compiled on a CPU, the bias joins the loop that follows instead of the matrix product."""
+        if self.bias is None or not is_compiling_for_cpu(input):
+            return linear(input, self.weight, self.bias)
+        y = linear(input, self.weight)
         return (y.float() + self.bias).to(y.dtype)
 
 

@@ -1,1 +1,7 @@
-"""What train.py is made of; train.py itself has the loop."""
+"""What train.py is made of; the story, main and the loop, is train.py itself.
+
+Before the first step, in this order: recipe (every default with its reason; schedules, optimizers), memory and
+micro_batch (what fits, predicted and tried), checkpointing.plan_saving, plan (all of it in words), starting (weights,
+a checkpoint). While it trains: recovery (steps that fail), validation, checkpointing, monitor (log line, advice; curve,
+trackers). state holds what these share; parts is what a benchmark may replace.
+"""

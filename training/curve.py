@@ -21,7 +21,7 @@ def spread(values: Sequence[float]) -> float:
     return DEVIATION * median(abs(value - middle) for value in values)
 
 
-class Curve:
+class LossCurve:
     """The losses of a run, step by step; values that are not finite take no part."""
 
     def __init__(self, guessing: float):
@@ -53,30 +53,56 @@ class Curve:
         return said
 
     def advice(self, learning_rate: float, share_of_peak: float) -> str | None:
-        """What to change, and the figures it is read from; None for a healthy or a short curve.
+        """What to change, and the figures that say so; None for a healthy or a short curve.
 
         learning_rate is the peak; share_of_peak says where the schedule stands, from 0 to 1.
         """
         if len(self._middles) < FEWEST_BLOCKS:
             return None
-        half = f"Halve --learning_rate, to {learning_rate / 2:.2g}"
-        lowest, now = min(self._middles), median(self._middles[-4:])
-        at = (self._middles.index(lowest) + 1) * BLOCK
-        noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(BLOCK)  # of a median of BLOCK values
-        last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
+        # The standard error of a median of BLOCK normal values is 1.2533 deviations / sqrt(BLOCK).
+        noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(BLOCK)
+        return (self._oscillates(noise, learning_rate) or self._explodes(noise, learning_rate)
+                or self._stands_still(noise, learning_rate, share_of_peak))
+
+    @property
+    def _now(self) -> float:
+        return median(self._middles[-4:])
+
+    @property
+    def _last_third(self) -> list[float]:
+        return self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
+
+    def _oscillates(self, noise: float, learning_rate: float) -> str | None:
+        last, now = self._last_third, self._now
         moves = [b - a for a, b in pairwise(last)]
         swing, progress = fmean(map(abs, moves)), last[0] - now
         up = sum(move for move in moves if move > 0)
-        if swing > max(4 * noise, 0.02 * now) and up > 2 * abs(progress):
-            return (f"the loss oscillates: it swings by {swing:.3f} every {BLOCK} steps, where its noise explains "
-                    f"{noise:.3f}, and gained {progress:.3f} in {len(last) * BLOCK:,}. {half}, or double "
-                    "--gradient_accumulation_steps.")
-        if now > 1.1 * lowest + 6 * noise:
-            return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {len(self._middles) * BLOCK - at:,} steps "
-                    f"before. {half}, and resume from before the rise.")
+        if not (swing > max(4 * noise, 0.02 * now) and up > 2 * abs(progress)):
+            return None
+        return (f"the loss oscillates: it swings by {swing:.3f} every {BLOCK} steps, of which noise explains "
+                f"{noise:.3f}, and fell by {progress:.3f} in {len(last) * BLOCK:,} steps. "
+                f"{halve(learning_rate)}, or double --gradient_accumulation_steps.")
+
+    def _explodes(self, noise: float, learning_rate: float) -> str | None:
+        lowest, now = min(self._middles), self._now
+        if now <= 1.1 * lowest + 6 * noise:
+            return None
+        steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * BLOCK
+        return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
+                f"{halve(learning_rate)}, and resume from before the rise.")
+
+    def _stands_still(self, noise: float, learning_rate: float, share_of_peak: float) -> str | None:
+        last, now = self._last_third, self._now
         gained = median(last[:4]) - now
-        if share_of_peak > 0.5 and gained + 3 * noise < 0.01 * now:
-            what = f"still that of guessing (ln V is {self.guessing:.2f})" if now > 0.97 * self.guessing else "flat"
-            return (f"the loss is {what}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. Double "
-                    f"--learning_rate, to {2 * learning_rate:.2g}, or end the run: more steps of these gain nothing.")
-        return None
+        if share_of_peak <= 0.5 or gained + 3 * noise >= 0.01 * now:
+            return None
+        what = "flat"
+        if now > 0.97 * self.guessing:
+            what = f"still that of guessing (ln V is {self.guessing:.2f})"
+        return (f"the loss is {what}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. Double "
+                f"--learning_rate, to {2 * learning_rate:.2g}, or end the run: more steps like these gain nothing.")
+
+
+def halve(learning_rate: float) -> str:
+    """The advice to halve the learning rate, in words."""
+    return f"Halve --learning_rate, to {learning_rate / 2:.2g}"

@@ -16,7 +16,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Te
 
 @dataclass(frozen=True)
 class Parts:
-    """What is called like data.Batches, like ops.attention.causal_attention and like torch.optim.AdamW."""
+    """Each is called like its default."""
 
     batches: type[Any] = data.Batches
     attention: Attention = causal_attention

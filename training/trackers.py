@@ -1,59 +1,108 @@
-"""metrics.jsonl."""
+"""What is recorded of a run, step by step: metrics.jsonl always, and the trackers that the flags request.
+
+To add a tracker, write a class with log() and enter it in TRACKERS under its name.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
+import importlib
 import json
 import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from common.errors import warn
 from common.files import write_whole
+from training.state import TrainState
+
+Fields = dict[str, Any]
 
 
-class Metrics:
-    """metrics.jsonl: one object a line, values that are not finite null. A full disk costs the line, not the run."""
+class Tracker(Protocol):
+    """Takes the figures of a step: numbers, or None where one was not finite."""
 
-    def __init__(self, path: Path, step: int, validated_step: int,
-                 also: Callable[[int, dict[str, float]], None] | None = None):
-        """Opens the file, first cutting it back to the step resumed from, so that it never holds a step twice.
+    def log(self, step: int, fields: Fields) -> None: ...
 
-        also is told each line too: the step, and what of its fields is finite.
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line. A full disk costs the line, not the run."""
+
+    def __init__(self, path: Path, state: TrainState):
+        """Opens the file, cut back to the step resumed from, so that it never holds a step twice.
+
+        rows holds what stays of an earlier run.
         """
-        kept = []
-        self.kept: list[dict[str, Any]] = []  # the lines that stay
-        if path.exists() and step:
+        self._path = path
+        self.rows: list[Fields] = []
+        kept_lines = []
+        if path.exists() and state.step:
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # a killed run's last line may be torn
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a killed run may be torn
                     fields = json.loads(line)
-                    if fields["step"] <= (validated_step if "val_loss" in fields else step):
-                        kept.append(line)
-                        self.kept.append(fields)
-        write_whole(path, "".join(line + "\n" for line in kept))
-        self._path, self._also = path, also
+                    last_step = state.validated_step if "val_loss" in fields else state.step
+                    if fields["step"] <= last_step:
+                        kept_lines.append(line)
+                        self.rows.append(fields)
+        write_whole(path, "".join(line + "\n" for line in kept_lines))
 
-    def write(self, **fields: Any) -> None:
-        """Adds one line; the folder may have been deleted meanwhile."""
-        finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-                  for key, value in fields.items()}
+    def log(self, step: int, fields: Fields) -> None:
+        """Appends one line; the folder may have been deleted meanwhile."""
+        line = json.dumps({"step": step, **fields}).encode() + b"\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            line = json.dumps(finite).encode() + b"\n"
             with self._path.open("ab", buffering=0) as file:
                 end = file.tell()
                 try:
                     if file.write(line) < len(line):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 except OSError:
-                    file.truncate(end)  # the next line shall not continue a part of this one
+                    file.truncate(end)  # so that the next line does not continue a part of this one
                     raise
         except OSError as error:
-            warn(f"metrics.jsonl: {error.strerror}; the line of step {fields.get('step')} is lost")
-        if self._also:
-            with contextlib.suppress(OSError):  # a full disk costs these lines too
-                self._also(fields["step"], {key: value for key, value in finite.items()
-                                            if key != "step" and value is not None})
+            warn(f"metrics.jsonl: {error.strerror}; the line of step {step} is lost")
+
+
+class TensorBoard:
+    """Event files for TensorBoard, which replace those of the steps after the one resumed from."""
+
+    def __init__(self, output_dir: Path, state: TrainState):
+        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        self._board = writer(str(output_dir / "tensorboard"), purge_step=state.step + 1)
+
+    def log(self, step: int, fields: Fields) -> None:
+        """Writes each figure that is finite."""
+        with contextlib.suppress(OSError):  # a full disk costs these lines too
+            for name, value in fields.items():
+                if value is not None:
+                    self._board.add_scalar(name, value, step)
+            self._board.flush()
+
+
+TRACKERS: dict[str, Callable[[Path, TrainState], Tracker]] = {"tensorboard": TensorBoard}
+
+
+def requested_trackers(args: argparse.Namespace) -> list[str]:
+    """The names of the trackers that the flags request."""
+    return ["tensorboard"] if args.tensorboard else []
+
+
+class Trackers:
+    """All trackers of a run; metrics.jsonl comes first, and rows is what it kept of an earlier run."""
+
+    def __init__(self, args: argparse.Namespace, output_dir: Path, state: TrainState):
+        others = [TRACKERS[name](output_dir, state) for name in requested_trackers(args)]
+        metrics = MetricsFile(output_dir / "metrics.jsonl", state)
+        self.rows = metrics.rows
+        self._all: list[Tracker] = [metrics, *others]
+
+    def log(self, step: int, **fields: Any) -> None:
+        """Gives every tracker the figures of a step, what is not finite as None."""
+        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
+                  for name, value in fields.items()}
+        for tracker in self._all:
+            tracker.log(step, finite)

@@ -1,0 +1,264 @@
+"""When and how a run saves, and how it goes on from a checkpoint. The files themselves are written by checkpoint/.
+
+Training waits only while the state is copied to the RAM; a thread writes the copy. Where the RAM has no room for a
+copy, training waits for the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoint import contents, find, save
+from checkpoint.folder import prune
+from common.errors import UserError
+from common.words import printable, size
+from machine.device import Machine
+from machine.memory import available_ram
+from model import GPTConfig
+from tokens.corpus import Corpus
+from training.recipe import Recipe
+from training.starting import Settings
+from training.state import Learner, Runtime, TrainState
+
+# ---------------------------------------------------------------- what saving will take
+
+
+@dataclass(frozen=True)
+class SavingPlan:
+    """How a run will save, decided once: how many checkpoints there may be, of how many bytes, and from where.
+
+    in_between: checkpoints are expected before the last step. copies: training waits for a copy of copy_bytes alone.
+    """
+
+    num_checkpoints: int
+    checkpoint_bytes: int
+    copy_bytes: int
+    in_between: bool
+    copies: bool
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.num_checkpoints * self.checkpoint_bytes
+
+    @property
+    def words(self) -> str:
+        """How checkpoints are written, for the printed plan."""
+        if not self.in_between:
+            return "at the end"
+        if not self.copies:
+            return f"while training waits: there is no RAM for a copy of {size(self.copy_bytes)}"
+        return f"in the background, from a copy of {size(self.copy_bytes)} in RAM"
+
+
+def plan_saving(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, machine: Machine, optimizer_bytes: int,
+                held_bytes: int) -> SavingPlan:
+    """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
+    checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
+    in_between = (
+        args.checkpoint_every_minutes > 0
+        or (args.checkpoint_every_steps or math.inf) < recipe.total_steps
+        or recipe.eval_interval < recipe.total_steps
+        or recipe.passes > args.checkpoint_interval)
+    copy_bytes = checkpoint_bytes
+    if machine.device.type != "cpu":  # PyTorch hands out pinned memory in powers of two
+        copy_bytes = 1 << (checkpoint_bytes - 1).bit_length()
+
+    # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
+    has_room = available_ram() > held_bytes + copy_bytes + checkpoint_bytes
+    # At once in the folder: the rolling ones, the best, one being written, and one of each epoch's end.
+    num_checkpoints = args.keep_checkpoints + 2 + int(recipe.passes) // args.checkpoint_interval
+    return SavingPlan(num_checkpoints, checkpoint_bytes, copy_bytes, in_between, in_between and has_room)
+
+
+# ---------------------------------------------------------------- saving
+
+
+class Checkpointer:
+    """Saves the run it was made for, one checkpoint at a time, and knows what is on the disk."""
+
+    def __init__(self, args: argparse.Namespace, plan: SavingPlan, recipe: Recipe, learner: Learner, state: TrainState,
+                 corpus: Corpus, tokenizer_json: str | None, settings: Settings, command: str, runtime: Runtime):
+        self.output_dir, self.plan = Path(args.output_dir), plan
+        self.learner, self.state, self.recipe, self.corpus = learner, state, recipe, corpus
+        self._args, self._settings, self._tokenizer_json, self._command = args, settings, tokenizer_json, command
+        self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
+        self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
+        self._saver = save.Saver()
+        self._snapshot = save.Snapshot() if plan.copies else None
+
+        self._resumed_step: int | None = None  # the step resumed from, if its checkpoint lies in this folder
+        self._begun_step: int | None = None  # of the save in flight, or of the last one
+        self._saved_step: int | None = None  # of the last save that succeeded
+        self._best_step = 0  # the best by validation that is on the disk
+        self._begun_at = time.monotonic()
+
+    # ---- when
+
+    def start(self, resumed: Path | None) -> None:
+        """Begins to count the minutes, and takes the memory for copies before the first save needs it."""
+        self._begun_at = time.monotonic()
+        if resumed is not None:
+            self._best_step = self.state.best_step
+            if resumed.resolve().parent == self.output_dir.resolve():
+                self._resumed_step = self.state.step
+        if self._snapshot is not None:
+            self._saver.start(self.reserve)
+
+    def reserve(self) -> None:
+        """Takes the memory for a copy of the state."""
+        if self._snapshot is not None:
+            weights = contents.Tensors(dict(self.learner.model.state_dict()), {})
+            share = (4 + self.learner.kind.memory_bytes) / 4  # the optimizer's state is not there yet
+            is_cuda = next(self.learner.model.parameters()).is_cuda
+            self._snapshot.reserve(int(share * weights.num_bytes) + 2**16, is_cuda)
+
+    def is_due(self) -> bool:
+        """True if a rolling checkpoint is due, by steps or by minutes."""
+        every, minutes = self._args.checkpoint_every_steps, self._args.checkpoint_every_minutes
+        by_steps = bool(every and self.state.step % every == 0)
+        return by_steps or bool(minutes and time.monotonic() - self._begun_at >= 60 * minutes)
+
+    def epoch_ended(self) -> bool:
+        """True if the last step completed an epoch whose checkpoint stays."""
+        windows = self.recipe.windows_per_epoch * self._args.checkpoint_interval
+        before = self.state.samples_seen - self.recipe.samples_per_step
+        return self.state.samples_seen // windows > before // windows
+
+    # ---- saving
+
+    def save(self, stays: bool) -> None:
+        """Begins a save: training waits for the copy alone, where there is one."""
+        self.settle(wait=True)
+        if not self._runtime.processes.is_first:
+            return
+        started = time.perf_counter()
+        self._begun_at, self._begun_step = time.monotonic(), self.state.step
+        fields, card = self._fields(stays), self._card()
+
+        with self._out.phase("copying the state"), self._clock.pause():
+            tensors = contents.Tensors.of(self.learner.model, self.learner.optimizer)
+            tensors = self._snapshot.take(tensors) if self._snapshot else tensors
+        waited = time.perf_counter() - started
+
+        def write() -> tuple[int, float, float]:
+            step = fields["step"]
+            save.save(self.output_dir, step, self.learner.model.config, tensors, fields, self._tokenizer_json,
+                      self.corpus.end_of_text_id, card)
+            prune(self.output_dir, self._args.keep_checkpoints, {self.state.best_step, self._best_step})
+            return step, waited, time.perf_counter() - started
+
+        self._saver.start(write)
+        if self._snapshot is None:
+            self.settle(wait=True)
+
+    def save_best(self) -> None:
+        """Saves the state that has just become the best, unless its step is saved or being saved already."""
+        if self.state.step not in (self._begun_step, self._resumed_step):
+            self.save(stays=False)
+
+    def settle(self, wait: bool) -> None:
+        """Reports the save in flight once it has ended; with wait, waits for its end.
+
+        Raises save.NotFinite for weights or optimizer state that are not finite.
+        """
+        if not self._saver.is_busy:
+            return
+        try:
+            with self._clock.pause() if wait else contextlib.nullcontext(), self._out.phase("saving"):
+                done = self._saver.take(wait)
+        except OSError as error:
+            self._warn_of_failure(error)
+            return
+        if done is None:
+            return
+
+        step, waited, seconds = done
+        if self._saved_step is None:
+            waited = seconds if self._snapshot is None else waited
+            self._out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} s, of which "
+                          f"training waited {waited:.2f} s (later saves are not reported)")
+        self._saved_step = step
+        if self.state.best_step in find.steps_in(self.output_dir):
+            self._best_step = self.state.best_step
+
+    def add_validation(self, step: int, nats: float, bits_per_byte: float | None) -> None:
+        """Takes a validation into the curve of the model card."""
+        self._validations.append((step, nats, bits_per_byte))
+
+    def add_earlier_validations(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Takes what metrics.jsonl kept of the run so far."""
+        for row in rows:
+            if row.get("val_loss") is not None:
+                self.add_validation(row["step"], row["val_loss"], row.get("bits_per_byte"))
+
+    def _warn_of_failure(self, error: OSError) -> None:
+        free = shutil.disk_usage(self.output_dir).free if self.output_dir.exists() else 0
+        self._out.warn(f"checkpoint-{self._begun_step} could not be saved: {error.strerror or error}. It needs about "
+                       f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in "
+                       f"{printable(self._args.output_dir)}. Training goes on and the next save tries again; free "
+                       "some space.")
+
+    def _fields(self, stays: bool) -> dict[str, Any]:
+        """What trainer_state.json holds besides its format, step and model."""
+        return {**asdict(self.state), **self._settings, "stays": stays,
+                "scaler": self.learner.scaler.state_dict(),
+                "data": {"train_sha256": self.corpus.identity, "tokenizer_sha256": self.corpus.tokenizer_sha256}}
+
+    def _card(self) -> str:
+        config = self.learner.model.config
+        facts = {
+            "steps": f"{self.state.step:,} of {self.recipe.total_steps:,}",
+            "tokens seen": f"{self.state.samples_seen * config.seq_length:,}",
+            "best validation loss in nats": self.state.best,
+            "training tokens": f"{self.corpus.train.length:,}, sha256 {self.corpus.identity}"}
+        return contents.model_card(config, facts, self._validations, self._command)
+
+    # ---- what is on the disk
+
+    @property
+    def is_on_disk(self) -> bool:
+        """True if a sound checkpoint of this step is there: the one resumed from, or one that this run saved."""
+        return self.state.step in find.steps_in(self.output_dir) and (
+            self.state.step in (self._saved_step, self._resumed_step))
+
+    @property
+    def begun_step(self) -> int:
+        """The step of the save in flight, or of the last one."""
+        return self._begun_step or 0
+
+    def last_good(self) -> str:
+        """The name of the newest checkpoint in the folder, once the save in flight has ended; '' if there is none."""
+        with contextlib.suppress(OSError, UserError, save.NotFinite):
+            self.settle(wait=True)
+        return next((path.name for path in find.steps_in(self.output_dir).values()), "")
+
+    def finish(self) -> bool:
+        """Saves the last state unless it is saved; True if it is on the disk."""
+        self.settle(wait=True)
+        if self.state.step and not self.is_on_disk:
+            self.save(stays=False)
+            self.settle(wait=True)
+        return self.is_on_disk
+
+    def close(self) -> None:
+        """Waits for the save in flight."""
+        self._saver.close()
+
+
+def command_for_card(argv: Sequence[str]) -> str:
+    """The command as a model card shows it: files by their names alone, as folders tell about a machine's user."""
+
+    def without_folders(word: str) -> str:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        return f"{flag}{equals}{Path(value).name}" if "/" in value or "\\" in value else word
+
+    return shlex.join(["python", "train.py", *map(without_folders, argv)])

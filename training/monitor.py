@@ -1,0 +1,175 @@
+"""What a run says while it trains: the line of a logged step, validations, samples, advice, the closing block."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import time
+from collections.abc import Sequence
+
+import torch
+
+from common.words import duration, printable, size
+from machine.device import Machine
+from machine.memory import peak_memory
+from model import GPTConfig
+from training.curve import LossCurve
+from training.recipe import Recipe
+from training.schedules import learning_rate_at
+from training.state import Runtime, TrainState
+from training.trackers import Trackers
+from training.validation import ValidationLoss
+
+SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
+WATCHED_SECONDS = 10  # of training, before anything is said about who waits for whom
+
+
+def mfu(tokens_per_second: float, config: GPTConfig, machine: Machine) -> str:
+    """The model FLOPs utilization (Chowdhery et al. 2022, PaLM, section 4.1); n/a where the peak is unknown."""
+    peak = machine.peak_flops
+    return f"{tokens_per_second * config.flops_per_token / peak:.1%}" if peak else "n/a"
+
+
+class Monitor:
+    """Prints and records a run; every warning and every piece of advice once."""
+
+    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: GPTConfig, state: TrainState,
+                 trackers: Trackers, runtime: Runtime):
+        self._args, self._recipe, self._config, self._state = args, recipe, config, state
+        self._trackers, self._runtime = trackers, runtime
+        self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
+        self._curve = LossCurve(math.log(config.vocab_size))
+        self._first_step = self._last_logged = state.step
+        self._last_loss = math.nan
+        self._said: set[str] = set()
+
+    # ---- steps
+
+    def show_bar(self) -> None:
+        """Shows the bar, on a terminal."""
+        self._out.bar(self._recipe.total_steps, self._state.step, "step")
+
+    def read(self, *numbers: torch.Tensor) -> list[float]:
+        """Numbers from the device in one copy: the only place in the loop where the host waits for the device."""
+        with self._gauge.waiting("device"):
+            return torch.stack(numbers).tolist()
+
+    def is_logged(self, step: int) -> bool:
+        """True for the steps that are logged: the same ones whether the run was resumed or not."""
+        return step % self._recipe.log_interval == 0 or step in (1, self._recipe.total_steps)
+
+    def log_step(self, losses: Sequence[float], norm: float, batch_size: int) -> None:
+        """The figures of the steps since the last logged one; batch_size is the micro-batch in use."""
+        seconds = self._clock.lap()
+        num_steps = self._state.step - self._last_logged
+        self._last_loss = losses[-1]
+        self._log(norm, seconds / num_steps)
+        self._watch(seconds, seconds / num_steps, batch_size)
+        self._read_curve(losses)
+        self._last_logged = self._state.step
+
+    def _log(self, norm: float, seconds: float) -> None:
+        """Prints the line of a logged step and records it; seconds are those of one step."""
+        state, recipe, T = self._state, self._recipe, self._config.seq_length
+        lr = learning_rate_at(state.step, recipe)
+        self._trackers.log(state.step, loss=self._last_loss, lr=lr, grad_norm=norm, tokens=state.samples_seen * T,
+                           seconds=seconds)
+
+        tokens_per_second = recipe.samples_per_step * T / seconds
+        epochs = min(recipe.epochs, math.ceil(recipe.passes))
+        epoch = min(epochs, (state.samples_seen - 1) // recipe.windows_per_epoch + 1)
+        per_step = (time.perf_counter() - self._clock.began) / (state.step - self._first_step)
+        line = [f"step {state.step:,}/{recipe.total_steps:,}", f"epoch {epoch}/{epochs}",
+                f"loss {self._last_loss:.4f}", f"lr {lr:.2e}", f"norm {norm:.2f}", f"{seconds * 1000:.1f} ms",
+                f"{tokens_per_second:,.0f} tok/s", f"mfu {mfu(tokens_per_second, self._config, self._machine)}",
+                f"{peak_memory(self._machine) / 2**30:.1f} GiB",
+                f"{duration(per_step * (recipe.total_steps - state.step))} left"]
+        if state.skipped_steps:
+            line.append(f"{state.skipped_steps} skipped")
+        self._out.at(state.step, " | ".join(line))
+
+    # ---- warnings and advice
+
+    def warn_once(self, kind: str, message: str) -> None:
+        """Prints a warning unless one of its kind was printed before."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self._out.warn(message)
+
+    def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
+        """Says what holds the device back, after `seconds` more of training."""
+        gauge = self._gauge
+        gauge.lap(seconds)
+        if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
+            self.warn_once("loader", f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent "
+                                     "waiting for data. Give --preload ram, or put the tokens on a faster disk.")
+
+        busy = gauge.utilisation
+        micro_seconds = step_seconds * batch_size / self._recipe.samples_per_step
+        is_short = micro_seconds < SHORT_MICRO_BATCH and gauge.trained > WATCHED_SECONDS
+        is_idle = is_short and gauge.host_is_late if busy is None else busy < 50
+        if is_idle and self._machine.device.type == "cuda":
+            sign = f"a micro-batch takes {1000 * micro_seconds:.1f} ms" if busy is None else (
+                f"it is busy {busy:.0f}% of the time")
+            self.warn_once("batch", f"the GPU waits for the host: {sign}. Give more than --batch_size {batch_size}, or "
+                                    "--batch_size auto.")
+
+    def _read_curve(self, losses: Sequence[float]) -> None:
+        """Says what the losses of the steps since the last logged one show."""
+        for step, loss in enumerate(losses, self._last_logged + 1):
+            if spike := self._curve.add(step, loss):
+                self._out.warn(spike)
+        peak = self._recipe.learning_rate
+        advice = self._curve.advice(peak, learning_rate_at(self._state.step, self._recipe) / peak)
+        if advice:
+            kind = advice.partition(":")[0]  # 'the loss explodes', for example
+            self.warn_once(kind, f"advice at step {self._state.step:,}: {advice}")
+
+    # ---- between steps
+
+    def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
+        """Prints and records a validation."""
+        step, bits = self._state.step, loss.bits_per_byte
+        self._trackers.log(step, val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits)
+        self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
+                      f"per byte {'n/a' if bits is None else f'{bits:.4f}'}{' | best so far' if is_best else ''}")
+
+    def show_sample(self, text: str | None) -> None:
+        """Prints a sample of the model's text, if there is one."""
+        if text is not None:
+            lines = text.replace("\n", "\n  | ")
+            self._out.say(f"sample at step {self._state.step:,}\n  | {lines}")
+
+    # ---- the end
+
+    @property
+    def seconds(self) -> float:
+        """Since the first step began, everything included."""
+        return time.perf_counter() - self._clock.began
+
+    def close(self, seconds: float, compile_seconds: float | None, is_saved: bool) -> None:
+        """Ends the bar and prints the closing block."""
+        state, machine = self._state, self._machine
+        self._out.close()
+        checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
+        closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,
+                   "loss": f"{self._last_loss:.4f} at step {self._last_logged}", "best_val_loss": state.best,
+                   "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
+                   **({} if compile_seconds is None else {"compile_seconds": f"{compile_seconds:.1f}"}),
+                   "peak_memory": size(peak_memory(machine)), "peak_memory_bytes": peak_memory(machine),
+                   **self._gauge.describe(), "checkpoint": checkpoint}
+        self._out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
+
+    def say_what_next(self, argv: Sequence[str]) -> None:
+        """Prints the command to type next: to generate, or after a signal to continue."""
+        signals = self._runtime.signals
+        if signals.number is None:
+            self._out.say(f"next: python generate.py --ckpt {shlex.quote(self._args.output_dir)}")
+            return
+        words = [word for word in argv if word != "--overwrite" and not word.startswith("--resume_from=")]
+        if "--resume_from" in words:
+            at = words.index("--resume_from")
+            del words[at:at + 2]
+        command = shlex.join(["python", "train.py", *words, "--resume_from", "auto"])
+        self._out.say(f"stopped by {signals.name}; to continue: {command}")

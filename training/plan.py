@@ -1,0 +1,179 @@
+"""The plan of a run: everything decided before the first step, how it is printed, what speaks against it, a dry run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+from dataclasses import dataclass, replace
+
+import torch
+
+from common.words import count, duration, printable, size
+from machine import device
+from machine.device import Machine
+from machine.memory import peak_memory
+from model import GPTConfig, Options
+from ops.attention import attends_in_blocks
+from tokens.corpus import Corpus
+from training.checkpointing import SavingPlan
+from training.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts
+from training.recipe import DEFAULT_SEQ_LENGTH, Recipe
+from training.schedules import describe_schedule
+
+MIN_VAL_TOKENS = 1000
+SPREAD_OF_TOKEN_LOSSES = 3.0  # nats, the standard deviation of the losses of single tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will train, and how: each decision made once.
+
+    where says where the tokens live ('gpu', 'ram' or 'mmap'), why_there why.
+    """
+
+    config: GPTConfig
+    options: Options
+    recipe: Recipe
+    memory: MemorySetting
+    saving: SavingPlan
+    where: str
+    why_there: str
+
+
+# ---------------------------------------------------------------- in words
+
+
+def describe_plan(args: argparse.Namespace, plan: Plan, corpus: Corpus, machine: Machine) -> list[str]:
+    """The lines that say on what, what and for how long the run will train, and why so."""
+    config, recipe, setting = plan.config, plan.recipe, plan.memory
+    return [*device.describe(machine, _attention(args, config, machine), args.tf32),
+            f"exactness   a resumed run's loss is {_exactness(args, machine)}",
+            _activations(args, plan.options),
+            _tokens(corpus, f"{plan.where}: {plan.why_there}"),
+            _model(config),
+            f"memory      {describe_memory(memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
+            *_steps(config, recipe),
+            f"schedule    {describe_schedule(recipe)}",
+            *(f"default     {reason}" for reason in recipe.reasons),
+            *([] if args.dry_run else [_output(args, plan.saving)])]
+
+
+def _attention(args: argparse.Namespace, config: GPTConfig, machine: Machine) -> str:
+    if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
+        return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
+    head_size = config.n_embd // config.n_head
+    return device.attention_backend(machine, config.n_head, config.seq_length, head_size, args.dropout)
+
+
+def _exactness(args: argparse.Namespace, machine: Machine) -> str:
+    if args.deterministic or machine.device.type == "cpu":
+        return ("bit for bit that of a run that was never stopped "
+                f"({'--deterministic' if args.deterministic else 'on a CPU'})")
+    return "that of a run that was never stopped but for the last digits; --deterministic gives every bit"
+
+
+def _activations(args: argparse.Namespace, options: Options) -> str:
+    chunk = f"{options.loss_chunk:,}" if options.loss_chunk else "all"
+    return (f"activations {'recomputed in the backward pass' if args.activation_checkpointing else 'kept'}, residual "
+            f"stream in {'bf16' if options.residual_dtype else 'fp32'}, logits of {chunk} tokens at a time"
+            f"{', multiplied in 8 bits' if args.fp8_head else ''}")
+
+
+def _tokens(corpus: Corpus, where: str) -> str:
+    validation = count(corpus.val.length) if corpus.val else "none"
+    return f"tokens      {count(corpus.train.length)} for training, {validation} for validation; in {where}"
+
+
+def _model(config: GPTConfig) -> str:
+    return (f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
+            f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, output layer "
+            f"{'tied' if config.tie_weights else 'untied'}")
+
+
+def _steps(config: GPTConfig, recipe: Recipe) -> list[str]:
+    tokens_per_step = recipe.samples_per_step * config.seq_length
+    return [f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} "
+            f"micro-batches x {config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
+            f"horizon     {recipe.total_steps:,} steps, {count(recipe.total_steps * tokens_per_step)} tokens, "
+            f"{recipe.passes:.3g} epochs of {recipe.windows_per_epoch:,} sequences"]
+
+
+def _output(args: argparse.Namespace, saving: SavingPlan) -> str:
+    free = shutil.disk_usage(args.output_dir).free
+    return (f"output      {printable(args.output_dir)}: up to {saving.num_checkpoints} checkpoints, "
+            f"{size(saving.disk_bytes)}; {size(free)} free; written {saving.words}")
+
+
+# ---------------------------------------------------------------- objections
+
+
+def doubts(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> list[str]:
+    """What a practitioner would object to before the first step."""
+    config, recipe, found = plan.config, plan.recipe, []
+    wanted = args.seq_length or DEFAULT_SEQ_LENGTH
+    if config.seq_length < wanted and config.seq_length == corpus.train.length - 1:
+        found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
+
+    if corpus.val is None:
+        found.append("no validation tokens: overfitting will not be seen.")
+    elif corpus.val.length < MIN_VAL_TOKENS:
+        off = SPREAD_OF_TOKEN_LOSSES / math.sqrt(corpus.val.length)
+        found.append(f"the validation set has {corpus.val.length:,} tokens: by chance alone its loss is {off:.1g} nats "
+                     "off. A larger --val_fraction of pretokenize.py helps.")
+
+    if corpus.train.length < config.num_parameters and recipe.passes > 1:
+        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens for "
+                     f"{count(config.num_parameters)} parameters, read {recipe.passes:.1f} times. The model may "
+                     "memorize it; a smaller --model_size, --dropout 0.2 or --patience 3 help.")
+
+    if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
+        found.append(f"--output_dir has {size(free)} free, less than the checkpoints will take. Free some space.")
+    return found
+
+
+# ---------------------------------------------------------------- the result of a dry run
+
+
+def describe_dry_run(args: argparse.Namespace, plan: Plan, machine: Machine, loss: float, step_seconds: float,
+                     validation_seconds: float, mfu: str) -> list[str]:
+    """What the run will take, by the measured seconds of a step and of all validations together."""
+    recipe, saving = plan.recipe, plan.saving
+    tokens_per_second = recipe.samples_per_step * plan.config.seq_length / step_seconds
+    seconds = step_seconds * recipe.total_steps + validation_seconds
+    hours = seconds / 3600
+    lines = [f"step_seconds: {step_seconds:.4f}, the median of 3",
+             f"tokens_per_second: {tokens_per_second:.0f}",
+             f"mfu: {mfu}",
+             f"loss: {loss:.4f}",
+             f"peak_memory: {size(peak_memory(machine))}",
+             f"largest_batch_size: {_largest_on_cards(plan, machine)}",
+             f"checkpoint_size: {size(saving.checkpoint_bytes)}",
+             f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
+             f"steps: {recipe.total_steps}",
+             f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
+             f"hours_per_epoch: {hours / recipe.passes:.4g}"]
+    if args.gpu_cost_per_hour is not None:
+        cost = hours * args.gpu_cost_per_hour
+        lines.append(f"cost: {cost:.2f}")
+        if args.budget is not None:
+            lines.append(f"budget: {verdict(args.budget, cost, recipe.total_steps, recipe.passes)}")
+    return lines
+
+
+def _largest_on_cards(plan: Plan, machine: Machine) -> str:
+    setting = plan.memory
+    if machine.device.type != "cuda":  # what a card would do without a flag
+        setting = replace(setting, device_type="cuda", dtype=torch.bfloat16, compiled=True)
+    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
+    return (f"{cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} precision, "
+            f"{'compiled' if setting.compiled else 'eager'}")
+
+
+def verdict(budget: float, cost: float, steps: int, epochs: float) -> str:
+    """Whether the whole run fits the budget, in words, and what the budget would buy if it does not."""
+    if cost <= budget:
+        return f"fits: {cost:.2f} of {budget:.2f}, {budget - cost:.2f} left"
+    share = budget / cost
+    return (f"does not fit: {cost:.2f} of {budget:.2f}; it would buy {int(steps * share):,} of {steps:,} steps, "
+            f"{epochs * share:.3g} epochs")

@@ -1,0 +1,213 @@
+"""The recipe: what follows from the flags, the model and the corpus, each default with its reason.
+
+A sample is one sequence of T tokens, a step is one optimizer step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import data
+from checkpoint.load import starting_config
+from common.errors import Exit, UserError, warn
+from common.words import count
+from machine.device import Machine
+from model import SIZES, GPTConfig, Options
+from training.parts import Attention
+
+FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
+LONGEST_WARMUP = 2000  # steps
+DEFAULT_SEQ_LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the model is trained, every default decided; reasons say why, one for each default that was chosen."""
+
+    batch_size: int
+    accumulation: int
+    windows_per_epoch: int
+    epochs: int
+    total_steps: int
+    learning_rate: float
+    min_lr: float
+    warmup_steps: int
+    schedule: str
+    eval_interval: int
+    sample_interval: int
+    log_interval: int
+    reasons: tuple[str, ...]
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.batch_size * self.accumulation
+
+    @property
+    def passes(self) -> float:
+        """How often the run goes over its tokens; fewer than epochs where max_steps ends it."""
+        return self.total_steps * self.samples_per_step / self.windows_per_epoch
+
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run is compared with."""
+        return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs,
+                "total_steps": self.total_steps, "learning_rate": self.learning_rate, "min_lr": self.min_lr,
+                "warmup_steps": self.warmup_steps, "use_lr_scheduler": self.schedule != "constant",
+                "eval_interval": self.eval_interval}
+
+
+# ---------------------------------------------------------------- the model
+
+
+def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> GPTConfig:
+    """The model's shape from the flags, or from --init_from; T is shorter than requested where the corpus is.
+
+    Raises UserError: exit 2 for a width that the heads do not divide or a T longer than that of --init_from, exit 3 for
+    a corpus of fewer than two tokens or of more ids than --init_from has, exit 4 for an --init_from that is no model.
+    """
+    if num_tokens < 2:
+        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, and training needs at least 2. Give "
+                                   "pretokenize.py more text.")
+    if args.init_from:
+        return _config_of_weights(args, vocab_size, num_tokens)
+
+    given = (args.n_layer, args.n_head, args.n_embd)
+    of_size = SIZES[args.model_size]
+    n_layer, n_head, n_embd = (number or default for number, default in zip(given, of_size, strict=True))
+    if n_embd % n_head:
+        raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
+    seq_length = min(args.seq_length or DEFAULT_SEQ_LENGTH, num_tokens - 1)
+    return GPTConfig(vocab_size, seq_length, n_layer, n_head, n_embd, args.dropout, args.bias, args.tie_weights)
+
+
+def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> GPTConfig:
+    """The shape of --init_from's model, with the T and the dropout of the flags."""
+    _, config = starting_config(args.init_from, warn)
+    if vocab_size > config.vocab_size:
+        raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, the model of --init_from "
+                                   f"{config.vocab_size:,}. Make the corpus with pretokenize.py --tokenizer_file and "
+                                   "that model's tokenizer.")
+    if (args.seq_length or 1) > config.seq_length:
+        raise UserError(Exit.FLAGS, f"--seq_length {args.seq_length:,}: the model of --init_from has "
+                                    f"{config.seq_length:,} positions. Lower it.")
+    seq_length = min(args.seq_length or config.seq_length, num_tokens - 1)
+    return replace(config, seq_length=seq_length, dropout=args.dropout)
+
+
+def choose_options(args: argparse.Namespace, machine: Machine, attention: Attention) -> Options:
+    """How the model is computed while it trains. Raises UserError (exit 2) for a bf16 residual stream without bf16."""
+    residual_dtype = None
+    if machine.dtype == torch.bfloat16 and args.residual_dtype != "fp32":
+        residual_dtype = torch.bfloat16
+    elif machine.dtype != torch.bfloat16 and args.residual_dtype == "bf16":
+        raise UserError(Exit.FLAGS, f"--residual_dtype bf16: this run's precision is {machine.precision}. Give "
+                                    "--use_amp on hardware with bf16, or drop the flag.")
+
+    loss_chunk = 8192 if machine.device.type == "cuda" else 2048 if machine.compile else 0
+    if args.loss_chunk_tokens is not None:
+        loss_chunk = args.loss_chunk_tokens
+    if machine.dtype == torch.float16:
+        loss_chunk = 0  # gradients are computed with the loss, and in fp16 the loss has to be scaled before
+    return Options(residual_dtype, args.activation_checkpointing, loss_chunk, args.fp8_head, attention)
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, most_batch_size: int,
+                  steps_done: int = 0, samples_seen: int = 0) -> Recipe:
+    """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
+
+    most_batch_size is what fits the memory. Raises UserError (exit 2) for a warm-up longer than the run, or a min_lr
+    above a learning rate that was not given.
+    """
+    reasons: list[str] = []
+    windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
+
+    batch_size = args.batch_size
+    if batch_size in (None, "auto"):
+        batch_size = most_batch_size
+    if args.batch_size is None:
+        reasons.append(f"batch_size {batch_size}: what fits the memory, {batch_size * config.seq_length:,} tokens")
+    samples_per_step = batch_size * args.gradient_accumulation_steps
+
+    epochs = args.epochs or _default_epochs(args, config, num_tokens, windows, samples_per_step, reasons)
+    steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
+    total_steps = min(steps_done + steps_left, args.max_steps or 2**62)
+
+    learning_rate = args.learning_rate or _default_peak(args, config, total_steps, samples_per_step, reasons)
+    min_lr = learning_rate / 100 if args.min_lr is None else args.min_lr
+    if min_lr > learning_rate:
+        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
+                                    "--learning_rate.")
+
+    return Recipe(
+        batch_size, args.gradient_accumulation_steps, windows, epochs, total_steps, learning_rate, min_lr,
+        warmup_steps=_warmup_steps(args, total_steps, reasons),
+        schedule="cosine" if args.use_lr_scheduler else "constant",
+        eval_interval=args.eval_interval or max(1, min(1000, total_steps // 10)),
+        sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
+        log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
+        reasons=tuple(reasons))
+
+
+def _default_epochs(args: argparse.Namespace, config: GPTConfig, num_tokens: int, windows: int, samples_per_step: int,
+                    reasons: list[str]) -> int:
+    """Epochs where --epochs is not given: those of --max_steps, few for trained weights, else 20 tokens a parameter."""
+    if args.max_steps:
+        return max(1, math.ceil(args.max_steps * samples_per_step / windows))
+    if args.init_from:
+        reasons.append("epochs 3: trained weights need few passes over the corpus, and overfit with more")
+        return 3
+    wanted = 20 * config.num_parameters / num_tokens
+    epochs = max(1, min(10, math.ceil(wanted)))
+    reasons.append(f"epochs {epochs}: 20 tokens per parameter (Hoffmann et al. 2022) are {wanted:.3g} epochs; the "
+                   "default is 1 to 10")
+    return epochs
+
+
+def _default_peak(args: argparse.Namespace, config: GPTConfig, total_steps: int, samples_per_step: int,
+                  reasons: list[str]) -> float:
+    """The peak learning rate where --learning_rate is not given."""
+    tokens_per_step = samples_per_step * config.seq_length
+    peak = default_learning_rate(config, max(1, total_steps) * tokens_per_step, tokens_per_step)
+    share = ""
+    if args.init_from:
+        peak, share = FINETUNING * peak, f"; {FINETUNING:g} of what random weights get"
+    reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters, {tokens_per_step:,} "
+                   f"tokens a step and {count(total_steps * tokens_per_step)} in all{share}")
+    return peak
+
+
+def default_learning_rate(config: GPTConfig, total_tokens: int, tokens_per_step: int) -> float:
+    """The peak for AdamW: the lower of two published laws. Embeddings and output layer count in neither.
+
+    By compute C in FLOP: 0.3118 C^-0.125 at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1),
+    less for smaller steps by the square root of their share (Malladi et al. 2022). By parameters N, which restrains
+    short runs of small models: 0.003239 - 0.0001395 ln N (Kaplan et al. 2020, appendix D.6).
+    """
+    parameters = config.num_block_weights
+    compute = (6 * parameters + 12 * config.n_layer * config.n_embd * config.seq_length) * total_tokens
+    share = min(1.0, tokens_per_step / (0.2920 * compute**0.3271))
+    by_compute = 0.3118 * compute**-0.125 * share**0.5
+    by_parameters = 0.003239 - 0.0001395 * math.log(parameters)
+    return max(1e-6, min(by_compute, by_parameters))
+
+
+def _warmup_steps(args: argparse.Namespace, total_steps: int, reasons: list[str]) -> int:
+    """The warm-up requested, or the default one."""
+    if args.warmup_steps is not None:
+        if args.warmup_steps >= total_steps:
+            raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has {total_steps:,} steps. "
+                                        "Lower it.")
+        return args.warmup_steps
+    longest = min(total_steps // 5, LONGEST_WARMUP)
+    warmup_steps = min(max(math.ceil(2 / (1 - args.beta2)), total_steps // 50), longest)
+    if args.use_lr_scheduler:
+        reasons.append(f"warmup_steps {warmup_steps}: 2% of the steps, at least 2 / (1 - beta2) (Ma and Yarats 2019), "
+                       "at most a fifth")
+    return warmup_steps

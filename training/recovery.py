@@ -1,0 +1,135 @@
+"""Steps that fail: out of memory, given up after a signal, a compiler that cannot.
+
+A step that fails is undone: weights, optimizer, loss scale and random numbers are what they were before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+import data
+from common.words import duration, printable
+from machine import device
+from machine.memory import forget_peak, is_out_of_memory, release_memory
+from machine.timing import synchronize
+from training.micro_batch import divisors
+from training.recipe import Recipe
+from training.state import Learner, Runtime, TrainState
+
+ABANDON_SECONDS = 15.0  # a step that runs on for this long after a signal is given up at its next micro-batch
+T = TypeVar("T")
+
+
+class Abandoned(Exception):
+    """A step was given up in its middle because a signal came and the step would take too long."""
+
+
+class Recovery:
+    """Undoes and repeats the steps of one run. Its micro-batches get smaller where memory runs out."""
+
+    def __init__(self, args: argparse.Namespace, learner: Learner, state: TrainState, recipe: Recipe,
+                 batches: data.Batches, runtime: Runtime):
+        self.compile_seconds: float | None = None
+        self._args, self._learner, self._state, self._recipe = args, learner, state, recipe
+        self._batches, self._runtime = batches, runtime
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of a micro-batch, as small as memory made them."""
+        return self._batches.batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step; more than the recipe's once memory ran out and made them smaller."""
+        return self._recipe.samples_per_step // self._batches.batch_size
+
+    def micro_batches(self) -> Iterator[data.Batch]:
+        """The micro-batches of the next step. Raises Abandoned between two of them when a signal waited too long."""
+        signals = self._runtime.signals
+        for micro in range(self.accumulation):
+            if micro and signals.number is not None and time.monotonic() - signals.at > ABANDON_SECONDS:
+                raise Abandoned
+            with self._runtime.gauge.waiting("data"):
+                batch = self._batches.get(self._state.samples_seen, micro)
+            yield batch
+
+    def until_it_fits(self, step: Callable[[], T]) -> T:
+        """step(); where memory runs out, again from the same weights and samples in smaller micro-batches.
+
+        Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much.
+        """
+        rng = device.rng_state(self._runtime.machine)
+        while True:
+            try:
+                return step()
+            except Abandoned:
+                self._undo(rng)
+                raise
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or self._batches.batch_size == 1:
+                    raise
+            self._shrink(rng)  # not in the except clause: there the error holds the tensors of the failed step
+
+    def _undo(self, rng: list[torch.Tensor]) -> None:
+        """Undoes a step that did not end: its gradients, random draws, unfinished optimizer state and scaler notes."""
+        optimizer, scaler = self._learner.optimizer, self._learner.scaler
+        optimizer.zero_grad(set_to_none=True)
+        device.set_rng_state(self._runtime.machine, rng)
+        for parameter in [p for p, state in optimizer.state.items() if not self._learner.kind.is_complete(state)]:
+            del optimizer.state[parameter]
+        if scaler.is_enabled():
+            # Before its first use the scaler has no scale that could be kept.
+            scaler.scale(torch.zeros((), device=self._runtime.machine.device))
+            scaler.update(scaler.get_scale())
+
+    def _shrink(self, rng: list[torch.Tensor]) -> None:
+        """Undoes the step that did not fit and halves the micro-batch, or nearly: it stays a divisor of the samples."""
+        self._undo(rng)
+        release_memory(self._runtime.machine)
+        was = self._batches.batch_size
+        self._batches.resize(divisors(self._recipe.samples_per_step, (was + 1) // 2)[-1])
+
+        now, again = self._batches.batch_size, "; compiling again" if self._runtime.machine.compile else ""
+        self._runtime.out.warn(
+            f"out of memory in step {self._state.step + 1:,} with {was} sequences at a time: going on with {now} x "
+            f"{self.accumulation} micro-batches, the same samples a step{again}. Next time give --batch_size {now} "
+            f"--gradient_accumulation_steps {self.accumulation}, or --batch_size auto.")
+        if self._runtime.machine.compile:
+            with self._runtime.clock.pause():
+                self.compile()
+
+    def compile(self) -> None:
+        """Compiles forward and backward on the next batch, changing nothing; if it fails, one warning, then eager."""
+        learner, rng, started = self._learner, device.rng_state(self._runtime.machine), time.perf_counter()
+        inputs_BT, targets_BT = self._batches.get(self._state.samples_seen, 0)
+        try:
+            with self._runtime.out.phase("compiling, a minute or two the first time"):
+                mode = None if self._args.compile_mode == "default" else self._args.compile_mode
+                learner.model.compile(dynamic=False, mode=mode)
+                with self._runtime.machine.autocast():
+                    loss = learner.model(inputs_BT, targets_BT, self._args.label_smoothing)
+                learner.scaler.scale(loss).backward()
+                synchronize(self._runtime.machine)
+            self.compile_seconds = time.perf_counter() - started
+            self._runtime.out.say(f"compiled    in {duration(self.compile_seconds)}")
+        except Exception as error:
+            if not is_out_of_memory(error):  # else the next step runs out of memory too, and takes fewer sequences
+                self._fall_back_to_eager(error)
+        learner.optimizer.zero_grad(set_to_none=True)
+        device.set_rng_state(self._runtime.machine, rng)
+        forget_peak(self._runtime.machine)
+
+    def _fall_back_to_eager(self, error: Exception) -> None:
+        torch.compiler.reset()
+        self._learner.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
+        self._runtime.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}. Its kernels go to "
+                       f"{printable(folder)}; if that is full or does not allow execution, set "
+                       "TORCHINDUCTOR_CACHE_DIR to another folder.")

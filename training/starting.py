@@ -1,0 +1,146 @@
+"""Where a run starts: at random weights, at the weights of --init_from, or at a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from checkpoint import find, load
+from common.errors import Exit, UserError
+from common.progress import Progress
+from common.words import printable
+from machine.device import Machine
+from model import Options
+from tokens.corpus import Corpus, open_corpus
+from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
+from training.recipe import Recipe
+from training.state import Learner
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Settings = dict[str, dict[str, Any]]
+
+
+# ---------------------------------------------------------------- the tokens
+
+
+def find_corpus(args: argparse.Namespace) -> Corpus:
+    """The token files that the flags mean. With --bin_file the other files of --data_dir are another corpus's.
+
+    Raises UserError (exit 3).
+    """
+    folder = Path(args.data_dir)
+    if args.bin_file is None and not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {what}. Run: python pretokenize.py TEXT")
+
+    def part(given: str | None, name: str) -> Path | None:
+        if given is None and args.bin_file is None and (folder / name).exists():
+            return folder / name
+        return Path(given) if given else None
+
+    metadata = part(args.metadata_file, "metadata.json")
+    if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size):
+        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} has no metadata.json: pretokenize.py did "
+                                   "not finish, or another program wrote the tokens, and their vocabulary is unknown. "
+                                   "Run: python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
+    return open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
+                       metadata, part(args.tokenizer_file, "tokenizer.json"), args.vocab_size)
+
+
+# ---------------------------------------------------------------- weights of another model
+
+
+def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: Tokenizer | None, out: Progress) -> None:
+    """Loads the weights of --init_from.
+
+    Raises UserError: exit 4 if they do not fit, exit 3 if they were trained with another tokenizer than the corpus's.
+    """
+    folder, config = load.starting_config(args.init_from, out.warn)
+    with out.phase("loading the weights"):
+        load.start_from(folder, learner.model)
+    out.say(f"start       from the weights of {printable(str(folder))}")
+
+    positions = learner.model.config.seq_length
+    if config.seq_length > positions:
+        out.say(f"start       positions {positions:,} to {config.seq_length:,} are dropped")
+
+    theirs = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+    if theirs is None or tokenizer is None:
+        out.warn("--init_from: there is no tokenizer to compare that of the corpus with. If the weights were trained "
+                 "with another one, the ids mean other text to them.")
+    elif {**load_tokenizer(theirs).get_vocab()} != {**tokenizer.get_vocab()}:
+        raise UserError(Exit.DATA, "the corpus was made with another tokenizer than the weights of --init_from, so its "
+                                   f"ids mean other text. Run pretokenize.py with --tokenizer_file "
+                                   f"{printable(str(theirs))}")
+
+
+# ---------------------------------------------------------------- a checkpoint
+
+
+def find_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str, Any]] | None:
+    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
+    output_dir = Path(args.output_dir)
+    there = find.steps_in(output_dir)
+    if args.resume_from is not None:
+        with out.phase("verifying the checkpoint"):
+            found = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+        if found is None:
+            out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
+        return found
+    if there and not args.overwrite:
+        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds the checkpoints of another "
+                                         f"run, the last one of step {max(there):,}. Give --resume_from auto to "
+                                         "continue that run, another --output_dir, or --overwrite, which deletes its "
+                                         f"{len(there)} checkpoints.")
+    return None
+
+
+def resume(folder: Path, stored: dict[str, Any], learner: Learner, settings: Settings, total_steps: int,
+           reset_optimizer: bool, out: Progress) -> None:
+    """Restores weights, optimizer, loss scale and random-number generators, and says what differs.
+
+    Raises UserError (exit 4).
+    """
+    notes = load.load_training(folder, learner.model, learner.optimizer, learner.kind.state, reset_optimizer)
+    if learner.scaler.is_enabled() and stored.get("scaler"):
+        learner.scaler.load_state_dict(stored["scaler"])
+    out.say(f"resume      from {folder.name}, step {stored['step']:,} of {total_steps:,}")
+    for note in notes:
+        out.say(f"resume      {note}")
+    say_differences(stored, settings, out)
+
+
+def settings_of(args: argparse.Namespace, recipe: Recipe, options: Options, machine: Machine) -> Settings:
+    """The settings of a run, and the environment that the last digits of its losses depend on besides them."""
+    flags = {name: getattr(args, name) for name in (
+        "weight_decay", "beta1", "beta2", "grad_clip", "label_smoothing", "dropout", "seed", "fp8_head")}
+    threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
+    environment = {"torch": torch.__version__, "device": machine.name, **threads,
+                   "precision": machine.precision, "compile": machine.compile,
+                   "residual": "bf16" if options.residual_dtype else "fp32", "loss_chunk": options.loss_chunk}
+    return {"settings": {**recipe.settings(), **flags}, "environment": environment}
+
+
+def say_differences(stored: dict[str, Any], settings: Settings, out: Progress) -> None:
+    """Says in what a resumed run differs from the one that saved the checkpoint."""
+    changed = {
+        kind: [f"{key} {printable(str(stored[kind][key]))[:60]} -> {value}" for key, value in fields.items()
+               if stored.get(kind, {}).get(key, value) != value]
+        for kind, fields in settings.items()}
+    if changed["settings"]:
+        out.say(f"resume      changed: {', '.join(changed['settings'])}")
+    if changed["environment"]:
+        out.say(f"resume      losses will differ in the last digits: {', '.join(changed['environment'])}")
+
+
+def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
+    """Deletes the checkpoints of other runs in the output folder, as --overwrite requests."""
+    for other in find.not_leading_to(output_dir, resumed, step):
+        out.say(f"overwrite   deleting {printable(str(other))}")
+        shutil.rmtree(other, ignore_errors=True)
