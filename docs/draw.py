@@ -1,6 +1,7 @@
 """Draws the pictures of the documents from the figures that stand in them.
 
-    python docs/draw.py        docs/pictures/loss.png, ladder.png and memory.png; needs matplotlib
+    python docs/draw.py            loss.png, ladder.png and memory.png in docs/pictures; needs matplotlib
+    python docs/draw.py FOLDER     the same into another folder
 
 The ladder is the table in LOG.md, the memory the table in docs/performance.md, the loss docs/pictures/loss.csv, whose
 origin LOG.md tells. docs/pictures/road.svg is written by hand.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def axes_of(plt: Any, width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def draw_loss(plt: Any) -> None:
+def draw_loss(plt: Any, folder: Path) -> None:
     """Validation loss over processor seconds, ours and nanoGPT's."""
     with open(PICTURES / "loss.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -52,10 +54,10 @@ def draw_loss(plt: Any) -> None:
     axes.set(xlim=(0, 175), ylim=(2, 3.6), xlabel="processor seconds, one thread, start-up and validations included",
              ylabel="bits per byte, validation", title="Tiny Shakespeare (1.1 MB)")
     axes.grid(axis="y", color="#e8e8e8")
-    figure.savefig(PICTURES / "loss.png", dpi=110)
+    figure.savefig(folder / "loss.png", dpi=110)
 
 
-def draw_ladder(plt: Any) -> None:
+def draw_ladder(plt: Any, folder: Path) -> None:
     """Milliseconds of a step, rung by rung."""
     rows = [(name, float(cell.replace(",", ""))) for name, cell in rows_under(ROOT / "LOG.md", "2026-11-22 The ladder")]
     figure, axes = axes_of(plt, 7.6, 3.4)
@@ -65,10 +67,10 @@ def draw_ladder(plt: Any) -> None:
     axes.bar_label(bars, labels, padding=4, fontsize=9)
     axes.invert_yaxis()
     axes.set(xlim=(0, 1.3 * max(times)), xlabel="milliseconds per step", title="mini on 2 cores of an AMD EPYC")
-    figure.savefig(PICTURES / "ladder.png", dpi=110)
+    figure.savefig(folder / "ladder.png", dpi=110)
 
 
-def draw_memory(plt: Any) -> None:
+def draw_memory(plt: Any, folder: Path) -> None:
     """Predicted and measured peaks of eight runs, beside the line on which they are equal."""
     rows = rows_under(ROOT / "docs/performance.md", "Memory, predicted and measured")
     predicted = [mebibytes(row[1]) for row in rows]
@@ -86,20 +88,20 @@ def draw_memory(plt: Any) -> None:
         axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.set_ticks([], minor=True)
     axes.legend(frameon=False, loc="upper left")
-    figure.savefig(PICTURES / "memory.png", dpi=110)
+    figure.savefig(folder / "memory.png", dpi=110)
 
 
-def main() -> None:
-    """Draws all pictures."""
+def main(folder: Path = PICTURES) -> None:
+    """Draws all pictures into a folder."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    draw_loss(plt)
-    draw_ladder(plt)
-    draw_memory(plt)
+    draw_loss(plt, folder)
+    draw_ladder(plt, folder)
+    draw_memory(plt, folder)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:2]))

@@ -175,8 +175,9 @@ def command_section(command: str, shown: str) -> str:
             continue
         lines += ["", f"| {title.removesuffix(':')} | |", "| --- | --- |"]
         for name, words in flag_rows(section):
-            escaped = [text.replace("|", "\\|").replace("<", "&lt;") for text in (name, words)]
-            lines.append(f"| `{escaped[0]}` | {escaped[1]} |")
+            words = words.replace("\\", "\\\\").replace("<", "&lt;")
+            shown, meaning = (text.replace("|", "\\|") for text in (name, words))
+            lines.append(f"| `{shown}` | {meaning} |")
     return "\n".join(lines)
 
 

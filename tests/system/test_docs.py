@@ -86,6 +86,14 @@ def test_every_page_and_picture_is_linked_and_every_picture_is_small():
     assert all(path.stat().st_size < 150_000 for path in pictures)
 
 
+@pytest.mark.slow
+def test_the_pictures_can_be_drawn_from_the_figures_in_the_documents(tmp_path):
+    pytest.importorskip("matplotlib")
+    subprocess.run([sys.executable, str(ROOT / "docs/draw.py"), str(tmp_path)], check=True)
+    committed = {path.name for path in (ROOT / "docs/pictures").glob("*.png")}
+    assert {path.name for path in tmp_path.iterdir()} == committed
+
+
 def test_every_entry_of_the_log_is_in_its_index_and_has_a_question_a_command_one_table_and_an_outcome():
     log = (ROOT / "LOG.md").read_text(encoding="utf-8")
     index, *entries = re.split(r"\n## (?=\d{4}-\d\d-\d\d )", log)
@@ -113,6 +121,14 @@ def test_every_file_and_folder_at_the_top_is_named():
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     for name in {path.split("/")[0] for path in done.stdout.splitlines()}:
         assert name == "README.md" or name.startswith(".git") or name in named, name
+
+
+def test_the_tables_in_which_something_is_entered_are_where_the_page_says():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tables = re.findall(r"`([A-Z]+)` in `(\S+\.py)`", page)
+    assert len(tables) >= 7
+    for name, file in tables:
+        assert re.search(rf"^{name}\b.* = ", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), name
 
 
 def test_the_exit_codes_on_the_page_are_those_of_the_program():
