@@ -1,7 +1,10 @@
-"""From a model to text.
+"""From a model and a prompt to text; generate.py is the command.
 
-weights    a weight matrix laid out for decoding
-decoder    the model, one token at a time, with its keys and values
-sampling   the distribution that is drawn from, and the schedule of several texts
-streaming  ids as text, whole characters only; the speed
+weights       a model's matrices laid out for decoding: dense, packed for the CPU, 8-bit
+decoder       the model one token at a time, with a cache of keys and values
+continuation  the sampling settings with their defaults, and one text in the making (needs no torch)
+sampling      the distribution that a token is drawn from, and the loop that makes several texts at once
+prompts       prompts from the command line, a file or standard input
+streaming     ids as text while they come, samples in their order, the speed
+conversation  generate.py --interactive
 """

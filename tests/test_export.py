@@ -100,7 +100,8 @@ def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenize
 def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, tmp_path):
     pytest.importorskip("gguf")
     llama_cpp = pytest.importorskip("llama_cpp")
-    from generation.sampling import Sampling, sample
+    from generation.continuation import Sampling
+    from generation.sampling import sample
 
     path, model, _ = make_checkpoint(tmp_path / "out", seq_length=64)
     run(path, tmp_path / "model.gguf")

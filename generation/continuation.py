@@ -1,0 +1,76 @@
+"""How the next token is chosen (the settings and their defaults), and one text in the making. Needs no torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution that ids are drawn from; the rules apply in transformers' order.
+
+    First the penalties, then the temperature (0: always the likeliest id), then top_k (0: off), top_p (1: off) and
+    min_p (0: off). The defaults here are also those of generate.py's flags.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 200
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the likeliest id is taken: a temperature this low is as good as 0, and dividing would overflow."""
+        return self.temperature < 1e-6
+
+
+DEFAULTS = Sampling()
+
+
+class Continuation:
+    """One text in the making: the ids read and made, and the log-probabilities of those made.
+
+    finish says why it ended and is empty before: 'length' or 'end_of_text', or what a caller sets to end it. The
+    random numbers are a pure function of the seed.
+    """
+
+    def __init__(self, prompt: Sequence[int], max_new_tokens: int, seed: int):
+        self.ids = list(prompt)
+        self.num_prompt = len(prompt)
+        self.max_new_tokens = max_new_tokens
+        self.log_probabilities: list[float] = []
+        self.finish = ""
+        self._random = random.Random(seed)
+        self._followers: dict[tuple[int, ...], list[int]] = {}  # the ids that have followed each run of n - 1 ids
+        self._num_indexed = 0
+
+    @property
+    def new_ids(self) -> list[int]:
+        """The ids made so far."""
+        return self.ids[self.num_prompt:]
+
+    def uniform(self) -> float:
+        """The next random number, in [0, 1)."""
+        return self._random.random()
+
+    def add(self, new_id: int, log_probability: float) -> None:
+        """Takes in one more id; the last one of max_new_tokens ends the text."""
+        self.ids.append(new_id)
+        self.log_probabilities.append(log_probability)
+        if len(self.log_probabilities) >= self.max_new_tokens:
+            self.finish = "length"
+
+    def banned(self, n: int) -> list[int]:
+        """The ids that would complete a run of n ids that the text already contains; n is the same at each call."""
+        for end in range(max(self._num_indexed, n - 1), len(self.ids)):
+            before = tuple(self.ids[end - n + 1:end])
+            self._followers.setdefault(before, []).append(self.ids[end])
+        self._num_indexed = max(self._num_indexed, len(self.ids))
+
+        if len(self.ids) < n:
+            return []
+        return self._followers.get(tuple(self.ids[len(self.ids) - n + 1:]), [])

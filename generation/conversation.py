@@ -1,0 +1,115 @@
+"""generate.py --interactive: the user types lines, and the model continues the text that they make."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer
+
+from common import flags
+from common.files import cache_folder
+from common.signals import Signals
+from common.words import printable
+from generation.continuation import Continuation, Sampling
+from generation.decoder import Decoder
+from generation.prompts import encode_prompt, without_surrogates
+from generation.sampling import decode
+from generation.streaming import DecodingClock, StreamedText, show
+
+TEMPERATURE = flags.real(0, 100)
+SEED = flags.whole(0, 2**63 - 1)
+KEPT_LINES = 1000  # of earlier conversations, for the arrow keys
+HELP = """/seed N         the seed of the next continuation; each later one adds 1
+/temperature X  0: always the likeliest token
+/reset          start again from nothing
+/quit           leave, as does the end of the input
+Anything else is added to the text so far as a line of its own, and the model continues it; Ctrl-C stops that early."""
+
+
+class Conversation:
+    """The text so far, and how it is continued: the next seed and the settings, which the user can change."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, end_of_text_id: int | None, sampling: Sampling,
+                 seed: int, max_new_tokens: int, stops: Sequence[str]):
+        self._decoder = decoder
+        self._tokenizer = tokenizer
+        self._end_of_text_id = end_of_text_id
+        self._sampling = sampling
+        self._seed = seed
+        self._max_new_tokens = max_new_tokens
+        self._stops = stops
+        self._ids: list[int] = []  # what was said so far
+
+    def hold(self) -> None:
+        """Reads lines from stdin and answers each, until /quit or the end of the input."""
+        sign = "> " if sys.stdin.isatty() else ""
+        with line_editing():
+            while True:
+                try:
+                    line = without_surrogates(input(sign))
+                except (EOFError, KeyboardInterrupt):
+                    return
+                if line.split(" ")[0] == "/quit":
+                    return
+                if line.startswith("/"):
+                    self._obey(line)
+                else:
+                    self._answer(line)
+
+    def _obey(self, line: str) -> None:
+        """Carries out a line that is a command."""
+        word, _, value = line.partition(" ")
+        try:
+            if word == "/reset":
+                self._ids = []
+            elif word == "/seed":
+                self._seed = SEED.parse(value)
+            elif word == "/temperature":
+                self._sampling = dataclasses.replace(self._sampling, temperature=TEMPERATURE.parse(value))
+            else:
+                print(HELP, file=sys.stderr)
+        except ValueError:
+            print(f"{word} {printable(value)}: must be a number. See /help.", file=sys.stderr)
+
+    def _answer(self, line: str) -> None:
+        """Adds the line to the text and shows how the model continues it."""
+        added = encode_prompt(("\n" if self._ids else "") + line, self._tokenizer, self._end_of_text_id,
+                              self._decoder.config.vocab_size)
+        continuation = Continuation(self._ids + added, self._max_new_tokens, self._seed)
+        text = StreamedText(self._tokenizer, self._stops)
+        clock = DecodingClock(self._decoder)
+
+        with Signals() as signals:
+            for _ in decode(self._decoder, [continuation], self._sampling, self._end_of_text_id):
+                if continuation.finish != "end_of_text":
+                    clock.count()
+                    show(text.add(continuation.ids[-1]))
+                if text.stopped or signals.number is not None:
+                    continuation.finish = continuation.finish or "stop"
+        show(text.end() + "\n")
+        print(clock.line(), file=sys.stderr)
+
+        self._ids = continuation.ids
+        self._seed += 1
+
+
+@contextlib.contextmanager
+def line_editing() -> Iterator[None]:
+    """Gives input() line editing and the lines of earlier conversations, and keeps the lines of this one."""
+    try:
+        import readline
+    except ImportError:  # Windows
+        yield
+        return
+    path = cache_folder() / "history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    yield
+    if sys.stdin.isatty():
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.set_history_length(KEPT_LINES)
+            readline.write_history_file(path)

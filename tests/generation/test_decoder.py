@@ -1,0 +1,116 @@
+"""generation/decoder.py: a step gives the model's logits, and a row is the same alone and among others."""
+
+import random
+
+import pytest
+import torch
+
+from generation.decoder import Decoder
+from generation.weights import Dense, Int8
+from tests.helpers.decoding import EXACT_KINDS, KINDS, decoder_of, largest_difference, skip_unless_possible
+
+
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "activation": "gelu"}, {"bias": False}])
+def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_model, dtype, kind, changes):
+    skip_unless_possible(dtype, kind)
+    model = make_model(vocab_size=300, **changes)
+    ids = torch.randint(0, 300, (3, 16))
+    with torch.no_grad():
+        whole = model(ids)
+    decoder = decoder_of(model, 3, dtype, kind)
+    for row, length in enumerate((0, 5, 8)):
+        decoder.fill(row, ids[row, :length].tolist())
+    for step in range(8):
+        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 8))])
+        expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 8))])
+        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), EXACT_KINDS)
+def test_a_row_has_the_same_bits_alone_and_among_others(make_model, dtype, kind):
+    skip_unless_possible(dtype, kind)
+    model = make_model(vocab_size=500, seq_length=256, n_embd=128, n_head=4)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(500) for _ in range(length)] for length in (1, 3, 40, 64, 65, 90, 7)]
+
+    def logits(chosen: list[int]) -> list[torch.Tensor]:
+        decoder = decoder_of(model, len(chosen), dtype, kind)
+        for row, number in enumerate(chosen):
+            decoder.fill(row, prompts[number][:-1])
+        steps, ids = [], [prompts[number][-1] for number in chosen]
+        for _ in range(12):
+            steps.append(decoder.step(ids))
+            ids = steps[-1].argmax(-1).tolist()
+        return list(torch.stack(steps, 1))
+
+    together = logits(list(range(7)))
+    for number in range(7):
+        assert torch.equal(logits([number])[0], together[number]), number
+
+
+@pytest.mark.parametrize("kind", [Dense, Int8])
+def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeypatch):
+    decoder = decoder_of(make_model(), 3, torch.float32, kind)
+    decoder.fill(1, [5, 6, 7])
+    expected = decoder.step([1, 2])[1]
+    monkeypatch.setattr(decoder, "_trunk", None)  # whatever computes fails
+    for row in (0, 1, 2):
+        decoder.fill(row, [5, 6, 7])
+    monkeypatch.undo()
+    for found in decoder.step([2, 2, 2]):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_row_that_is_moved_goes_on_as_before(make_model):
+    decoder = decoder_of(make_model(), 3)
+    for row, ids in enumerate(([1, 2], [3], [5, 6, 7])):
+        decoder.fill(row, ids)
+    expected = decoder.step([1, 2, 8])[2]
+    decoder.fill(2, [5, 6, 7])
+    decoder.move(2, 0)
+    torch.testing.assert_close(decoder.step([8])[0], expected)
+
+
+def test_a_row_beyond_its_window_is_a_bug_of_the_caller(make_model):
+    decoder = decoder_of(make_model(seq_length=4), 1)
+    decoder.fill(0, [1, 2, 3, 4])
+    with pytest.raises(AssertionError, match="more tokens than positions"):
+        decoder.step([1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Dense), (torch.bfloat16, Dense), (torch.bfloat16, Int8)])
+def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_model, dtype, kind):
+    from torch._dynamo.utils import counters
+
+    model = make_model(seq_length=256)
+    plain, compiled = decoder_of(model, 1), decoder_of(model, 1, torch.float32, kind, dtype)
+    counters.clear()
+    compiled.compile()
+    for decoder in (plain, compiled):
+        decoder.fill(0, [1, 2, 3])
+    for step in range(253):  # to the end of the window
+        found, expected = compiled.step([step]), plain.step([step])
+        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 else 0.06)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "kind", "most"), [(torch.float32, Dense, 1e-4), (torch.bfloat16, Dense, 0.05),
+                                                     (torch.float16, Dense, 0.05), (torch.bfloat16, Int8, 0.1)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_a_step_gives_the_models_logits(make_model, compiled, dtype, kind, most):
+    model = make_model(vocab_size=300, seq_length=128)
+    ids = torch.randint(0, 300, (3, 100))
+    with torch.no_grad():
+        whole = model(ids)
+    decoder = Decoder(model.config, model.state_dict(), 3, "cuda", dtype, kind)
+    if compiled:
+        decoder.compile()
+    for row, length in enumerate((0, 5, 60)):
+        decoder.fill(row, ids[row, :length].tolist())
+    for step in range(20):
+        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 60))])
+        expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 60))])
+        assert largest_difference(found.cpu().float()[:, :300], expected) < most

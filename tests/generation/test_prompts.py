@@ -1,0 +1,35 @@
+"""generation/prompts.py: prompts in lines and in files, and their ids."""
+
+import pytest
+
+from common.errors import Exit, UserError
+from generation.prompts import encode_prompt, prompts_in_lines, read_prompt_file, read_prompts
+
+
+def test_without_a_prompt_a_newline_is_continued():
+    assert read_prompts(None, None, False) == ["\n"]
+    assert read_prompts("", None, False) == [""]
+
+
+def test_a_line_is_a_prompt_and_so_is_a_field(tmp_path):
+    assert prompts_in_lines("one\r\n\n two \n{not json}\n", "x") == ["one", " two ", "{not json}"]
+    assert prompts_in_lines('{"prompt": "a\\nb", "text": "c"}\n\n{"text": "d"}', "x") == ["a\nb", "d"]
+    for bad in ('{"prompt": 3}', "[1]", "plain"):
+        with pytest.raises(UserError, match="line 2: not a JSON object") as caught:
+            prompts_in_lines('{"prompt": "a"}\n' + bad, "x")
+        assert caught.value.code == Exit.DATA
+    with pytest.raises(UserError, match="every line is blank"):
+        prompts_in_lines(" \n\n", "x")
+
+
+def test_a_prompt_that_is_not_utf8_is_replaced_and_said(tmp_path, capsys):
+    (tmp_path / "p.txt").write_bytes(b"caf\xe9 noir")
+    assert read_prompt_file(str(tmp_path / "p.txt")) == "caf\ufffd noir"
+    assert "p.txt is not UTF-8 at byte 3 (invalid continuation byte)" in capsys.readouterr().err
+
+
+def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
+    assert encode_prompt("", tokenizer, 0, 400) == [0]
+    with pytest.raises(UserError, match="an empty prompt") as caught:
+        encode_prompt("", tokenizer, None, 400)
+    assert caught.value.code == Exit.DATA
