@@ -71,6 +71,12 @@ def test_the_documents_show_every_command():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_script_that_a_page_starts_exists(page):
+    for script in re.findall(r"\b(?:python|bash) ([\w/]+\.(?:py|sh))\b", page.read_text(encoding="utf-8")):
+        assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file_and_a_heading_that_exist(page):
     for target in links_in(page):
         name, _, anchor = target.partition("#")
