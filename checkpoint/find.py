@@ -117,7 +117,7 @@ def _nothing_found(path: Path) -> UserError:
     if (path / "pytorch_model.bin").exists():
         return _holds_a_pickle(name, "pytorch_model.bin")
     what = "holds no checkpoint" if path.is_dir() else "does not exist"
-    return UserError(Exit.CHECKPOINT, f"{name} {what}. Train a model first: python train.py --output_dir {name}")
+    return UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: python train.py --output_dir {name}")
 
 
 def _holds_a_pickle(name: str, file: str) -> UserError:

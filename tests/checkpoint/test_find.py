@@ -104,7 +104,7 @@ def test_a_file_is_no_checkpoint(tmp_path, content, what):
 
 
 @pytest.mark.parametrize(("file", "why"), [
-    (None, "holds no checkpoint. Train a model first: python train.py"), ("ckpt.pt", "holds ckpt.pt, a pickle"),
+    (None, "holds no checkpoint. Train one first: python train.py"), ("ckpt.pt", "holds ckpt.pt, a pickle"),
     ("pytorch_model.bin", "holds pytorch_model.bin, a pickle"),
     ("model.safetensors", "has model.safetensors but no config.json, which says what model it is")])
 def test_a_folder_without_checkpoints_says_what_it_holds(tmp_path, file, why):
