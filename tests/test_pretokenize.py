@@ -1522,10 +1522,10 @@ def test_shards_killed_at_any_instant_give_the_same_set(engine_name, tokenizer_f
 
 
 @pytest.mark.slow
-def test_what_datatrove_writes_by_the_readmes_recipe_is_what_train_reads(tokenizer_file):
+def test_what_datatrove_writes_by_the_recipe_of_the_documents_is_what_train_reads(tokenizer_file):
     pytest.importorskip("datatrove")
-    readme = (ROOT / "README.md").read_text()
-    recipe = re.search(r"```python\n(from datatrove.*?)```.*?\n    python (train\.py .*?)\n", readme, re.DOTALL)
+    page = (ROOT / "docs/data.md").read_text()
+    recipe = re.search(r"```python\n(from datatrove.*?)```.*?\n    python (train\.py .*?)\n", page, re.DOTALL)
     assert recipe is not None
     texts = [words(300 + number, number) + STRINGS[number % 11] for number in range(30)]
     for number in range(3):  # fewer than tasks: the others write empty files
