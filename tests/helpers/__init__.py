@@ -1,6 +1,9 @@
 """What several tests share as plain functions; fixtures are in tests/conftest.py.
 
-commands.py starts a command as a user does; machines.py has a Machine that is a CPU everywhere; decoding.py has decoders
-of tiny models. Import by full name:
-`from tests.helpers.commands import ROOT, run`.
+commands    starts a command as a user does        forks        one server of forks for many runs of commands
+machines    a Machine that is a CPU everywhere     decoding     decoders of tiny models
+bench       children that are never started        checkpoints  folders of checkpoints
+house       the program's own sources, parsed
+
+Import by full name: `from tests.helpers.commands import ROOT, run`.
 """

@@ -1,0 +1,116 @@
+"""What is naive in the ladder's first rungs: parts of train.py as they are first written, and train.py run with them.
+
+B batch, T time, H heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.optim.adamw import AdamW
+
+import train
+from benchmarks.answers import Done
+from data import CorpusWindows
+from machine.processes import ALONE, Processes
+from tokens.layouts import DTYPES
+from training.parts import FAST, Parts
+
+# Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.
+_called: set[str] = set()
+
+
+class NaiveBatches:
+    """data.Batches as first written: a memory map for each row, a Python loop over the rows, one copy after another."""
+
+    def __init__(self, windows: CorpusWindows, batch_size: int, device: torch.device, processes: Processes = ALONE):
+        assert processes == ALONE, "the ladder is climbed by one process"
+        self.batch_size = batch_size
+        self._windows = windows
+        self._device = device
+
+    def resize(self, batch_size: int) -> None:
+        """Makes all micro-batches from now on of batch_size rows, as data.Batches does."""
+        self.batch_size = batch_size
+
+    def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, int32 [B, T] each, the same as those of data.Batches."""
+        _called.add("loader")
+        inputs, targets = [], []
+        for i in range(self.batch_size):
+            row = self._row(samples_seen + micro * self.batch_size + i)
+            inputs.append(row[:-1])
+            targets.append(row[1:])
+        return torch.stack(inputs).to(self._device), torch.stack(targets).to(self._device)
+
+    def _row(self, sample: int) -> torch.Tensor:
+        """The window of a sample, int32 [T + 1]."""
+        start = int(self._windows.order.starts(sample, 1)[0])
+        window = self._windows.stream.slice(start, self._windows.seq_length + 1)
+        maps = [np.memmap(p.path, DTYPES[p.dtype], "r", p.offset_bytes, (p.length,)) for p in window.parts]
+        return torch.from_numpy(np.concatenate(maps).astype(np.int32))
+
+
+def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
+    """causal_attention as first written: all [T, T] scores, those of the future masked, then the softmax."""
+    _called.add("attention")
+    T, K = q_BHTK.shape[-2:]
+    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
+    scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
+    weights_BHTT = F.dropout(scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1), dropout)
+    return weights_BHTT @ v_BHTK
+
+
+def naive_adamw(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+    """torch.optim.AdamW one tensor at a time, some ten kernels for each, after reading whether to step at all.
+
+    It follows the protocol of the fused AdamW: found_inf says whether to skip the step, grad_scale what the gradients
+    are to be divided by.
+    """
+    optimizer: Any = AdamW(*args, **{**kwargs, "fused": False, "foreach": False})
+    plain_step = optimizer.step
+
+    def step() -> None:
+        _called.add("optimizer")
+        found_inf, grad_scale = optimizer.found_inf, getattr(optimizer, "grad_scale", None)
+        optimizer.found_inf = optimizer.grad_scale = None  # which the plain AdamW refuses
+        if not found_inf:
+            if grad_scale is not None:
+                _divide_gradients(optimizer, grad_scale)
+            plain_step()
+        optimizer.found_inf = found_inf  # train.py counts it afterwards
+
+    optimizer.step = step
+    return optimizer
+
+
+def _divide_gradients(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad /= scale
+
+
+def naive_parts(names: Sequence[str]) -> Parts:
+    """The parts of a run, naive where they are named: 'loader', 'attention', 'optimizer'."""
+    parts = FAST
+    if "loader" in names:
+        parts = replace(parts, batches=NaiveBatches)
+    if "attention" in names:
+        parts = replace(parts, attention=naive_attention)
+    if "optimizer" in names:
+        parts = replace(parts, adamw=naive_adamw)
+    return parts
+
+
+def train_naively(parts: Sequence[str], flags: Sequence[str]) -> Done:
+    """Runs train.py's main with the naive parts of these names. Raises SystemExit with its exit code if not 0."""
+    _called.clear()
+    if code := train.main(flags, naive_parts(parts)):
+        raise SystemExit(code)
+    assert set(parts) == _called, f"train.py never called the naive {set(parts) - _called}"
+    return Done()

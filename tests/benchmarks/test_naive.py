@@ -1,0 +1,74 @@
+"""The naive parts compute what the program's own compute, and a part that was passed over is noticed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import train
+from benchmarks.naive import NaiveBatches, naive_adamw, naive_attention, train_naively
+from ops.attention import causal_attention
+from tokens.layouts import Part, TokenStream
+
+
+@pytest.mark.parametrize("length", [7, 200])
+def test_the_naive_attention_is_the_programs(length):
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 3, length, 8, requires_grad=True) for _ in range(3)]
+    results = []
+    q, k, v = inputs
+    for attention in (naive_attention, causal_attention):
+        output = attention(q, k, v, 0.0)
+        results.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
+    for naive, ours in zip(*results, strict=True):
+        torch.testing.assert_close(naive, ours, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_the_naive_loader_gives_the_programs_batches(tmp_path, num_parts):
+    tokens = np.random.default_rng(0).integers(0, 60_000, 999)
+    parts = []
+    for i, piece in enumerate(np.split(tokens, num_parts)):
+        piece.astype("<u2").tofile(tmp_path / f"{i}.bin")
+        parts.append(Part(tmp_path / f"{i}.bin", "uint16", len(piece)))
+    stream, cpu = TokenStream(tuple(parts)), torch.device("cpu")
+    windows = data.CorpusWindows(stream, "ram", 16, 5, cpu)
+    naive, ours = NaiveBatches(windows, 4, cpu), data.Batches(windows, 4, cpu)
+    for samples_seen, micro in ((0, 0), (0, 1), (8, 0), (56, 1)):  # the last one straddles two epochs
+        for a, b in zip(naive.get(samples_seen, micro), ours.get(samples_seen, micro), strict=True):
+            assert a.dtype == b.dtype == torch.int32
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
+    results = []
+    makes: list[Any] = [naive_adamw, torch.optim.AdamW]
+    for make in makes:
+        weight = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        optimizer = make([weight], 0.1, (0.9, 0.95), fused=True)
+        for _ in range(3):
+            weight.grad = weight.detach() ** 2
+            optimizer.found_inf = torch.tensor(found_inf)
+            optimizer.step()
+            assert float(optimizer.found_inf) == found_inf  # train.py counts it afterwards
+        results.append(weight.detach())
+    torch.testing.assert_close(*results)
+    assert torch.equal(results[0], torch.linspace(-1, 1, 12).reshape(3, 4)) == bool(found_inf)
+
+
+def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
+    def only_attend(argv, parts):
+        q = torch.ones(1, 1, 2, 4)
+        parts.attention(q, q, q, 0.0)
+        return 0
+
+    monkeypatch.setattr(train, "main", only_attend)
+    train_naively(["attention"], [])
+    with pytest.raises(AssertionError, match="never called the naive"):
+        train_naively(["loader", "attention"], [])
+    monkeypatch.setattr(train, "main", lambda argv, parts: 6)
+    with pytest.raises(SystemExit, match="6"):
+        train_naively([], [])
