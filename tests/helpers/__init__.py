@@ -1,8 +1,8 @@
 """What several tests share as plain functions; fixtures are in tests/conftest.py.
 
-commands    starts a command as a user does        forks        one server of forks for many runs of commands
+commands    starts a command as a user does        forks        commands as forks of one process
 machines    a Machine that is a CPU everywhere     decoding     decoders of tiny models
-bench       children that are never started        checkpoints  folders of checkpoints
+bench       children that are never started        checkpoints  damage to checkpoints, and refusals
 house       the program's own sources, parsed
 
 Import by full name: `from tests.helpers.commands import ROOT, run`.
