@@ -1,0 +1,48 @@
+"""Text to train tokenizers on, and training as the program does it: in a process of its own."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.signals import Signals
+from pretokenization import workers
+from pretokenization.workers import SEPARATOR
+
+
+def language(num_bytes: int, seed: int = 0) -> str:
+    """Text that looks like language: common words are common, and new ones keep coming."""
+    rng, words, chosen, length = random.Random(seed), ["the"], [], 0
+    letters = "etaoinshrdlcumwfgypbvkjxqz\u00e9\u0438\u0430\u043d\u4e00\u4eba"
+    weights = [1 / rank for rank in range(1, len(letters) + 1)]
+    while length < num_bytes:
+        if rng.random() < 0.02 * (1 - min(0.9, len(words) / 50_000)):
+            words.append("".join(rng.choices(letters, weights, k=rng.randint(1, 12))))
+            words[-1] = words[-1].capitalize() if rng.random() < 0.2 else words[-1]
+        word = words[int(len(words) * rng.random() ** 3)]
+        chosen.append(word + rng.choice("        ,.\n") + rng.choice(["", "", "", " ", "12 ", "'s "]))
+        length += len(chosen[-1].encode())
+    return "".join(chosen)
+
+
+def sample(*texts: str | bytes, name: str = "sample") -> Path:
+    """A file as the trainers read it."""
+    path = Path(name)
+    contents = (part.encode() if isinstance(part, str) else part for part in texts)
+    path.write_bytes(b"".join(content + SEPARATOR for content in contents))
+    return path
+
+
+def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
+    """As the program trains: a process that has trained has threads, for which its later children would wait."""
+    return workers.in_child(Signals(), work, *arguments, seconds=120)
+
+
+def each_in_child(*calls: tuple[Any, ...]) -> list[Any]:
+    """The results of several calls, each a function and its arguments, in a single process."""
+    return in_child(call_each, calls)
+
+
+def call_each(calls: tuple[tuple[Any, ...], ...]) -> list[Any]:
+    """What the child does."""
+    return [work(*arguments) for work, *arguments in calls]

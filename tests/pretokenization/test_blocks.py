@@ -1,0 +1,102 @@
+"""blocks.py: documents are cut where no id changes; what was found in them is counted and placed."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import Exit, UserError
+from pretokenization.blocks import (
+    SAFE_PLACE,
+    SPACE,
+    Block,
+    Findings,
+    Limits,
+    Reading,
+    Report,
+    begun_character,
+    last_place,
+    parts_of,
+)
+from pretokenization.files import Source
+from pretokenization.text_files import TextFile
+from tests.helpers.texts import ALPHABET, MARK, read, write
+
+
+def test_begun_characters_are_measured_at_every_place():
+    content = "a\u00e9\u6f22\U0001f600z".encode()
+    for end in range(len(content) + 1):
+        whole = content[:end].decode(errors="ignore").encode()
+        assert begun_character(content[:end]) == end - len(whole)
+    assert begun_character(b"\x80\x80\x80\x80") == begun_character(b"a\x80") == begun_character(b"") == 0
+
+
+def test_the_last_place_is_the_last_one_wherever_it_stands():
+    rng = random.Random(2)
+    for _ in range(300):
+        whole = "".join(rng.choices(ALPHABET, k=rng.randint(0, 30))) + rng.choice("ab\u00e9\u0301 ") * rng.randint(
+            0, 700
+        )
+        for places in (SAFE_PLACE, SPACE):
+            ends = [found.end() for found in places.finditer(whole)]
+            assert last_place(whole.encode(), places) == (len(whole[: ends[-1]].encode()) if ends else 0)
+
+
+def test_parts_end_at_safe_places_and_a_run_without_one_is_cut_at_its_own_multiples():
+    reading = Reading(limits=Limits(part_bytes=50))
+    for before in range(1, 60):
+        begin = "w" * before + " "
+        run = "\u00e9" * 71  # 142 bytes, a character never cut
+        content = (begin + run + " end").encode()
+        parts = parts_of(content, reading)
+        assert b"".join(parts) == content
+        assert max(map(len, parts)) <= 50
+        assert all(part.decode() for part in parts)
+        at = next(number for number, part in enumerate(parts) if part.startswith(b" \xc3"))
+        assert [len(part) for part in parts[at:]] == [49, 50, 48]  # the space and 24 characters, then 25, then the rest
+    short = b"x" * 50
+    assert parts_of(short, reading) == [short]
+    assert parts_of(b"", reading) == [b""]
+
+
+@pytest.mark.parametrize("named", [{}, {"block_bytes": 12, "part_bytes": 12}, {"block_bytes": 40, "part_bytes": 15}],
+                         ids=str)
+def test_bytes_that_are_not_utf8_are_replaced_counted_and_placed(named):
+    limits = Limits(**named)
+    content = "\u00e9t\u00e9 \ufffd\nab".encode() + b"\xff\xfe c \xe2\x82" + "\u00e9\u00e9".encode()
+    for mark, reading in ((b"", Reading()), (MARK, Reading()), (MARK, Reading(separator="<->"))):
+        write("a.txt", mark + content)
+        found, report = read("a.txt", reading=reading, limits=limits)
+        assert found == [content.decode(errors="replace")]
+        assert report.replaced == 3
+        assert f"byte {12 + len(mark)}, line 2 of a.txt" in report.first_replaced
+        assert not report.latin_1
+        with pytest.raises(UserError, match=rf"0xff .* at byte {12 + len(mark)}, line 2 of a\.txt") as caught:
+            read("a.txt", reading=replace(reading, strict=True), limits=limits)
+        assert caught.value.code == Exit.DATA
+    write("a.jsonl", MARK + b'{"text": "x"}\n{"text": "\xff"}')
+    assert "byte 27, line 2 of a.jsonl" in read("a.jsonl", limits=limits)[1].first_replaced
+
+
+def test_latin_1_is_told_from_damaged_utf8():
+    write("a.txt", ("caf\u00e9 " * 50).encode("latin-1"))
+    write("b.txt", ("caf\u00e9 " * 50).encode() + b"\xe9")
+    write("c.txt", "plain")
+    assert read("a.txt", "b.txt", "c.txt", "a.txt")[1].latin_1 == ["a.txt", "a.txt"]
+
+
+def test_a_report_goes_on_from_its_state():
+    content = b"\xffcaf\xe9 \xe9\xe9\n" * 3
+    reading = Reading(separator="<->")
+    block, found = Block(0, 0, len(content)), Findings()
+    TextFile().documents(block, content, reading, found)
+    source = Source(Path("a.txt"), "a.txt")
+    whole, first = Report([source], reading), Report([source], reading)
+    whole.add(block, found)
+    whole.add(block, found)
+    first.add(block, found)
+    second = Report([source], reading, **json.loads(json.dumps(first.state())))
+    second.add(block, found)
+    assert second == whole

@@ -1,0 +1,97 @@
+"""files.py: a packed file holds what the plain one does; a damaged one is named, and a bomb is refused."""
+
+import gzip
+import importlib
+import random
+import re
+
+import pytest
+
+from common.errors import Exit, UserError
+from pretokenization.blocks import Limits, Reading
+from pretokenization.files import Feed
+from pretokenization.sources import blocks_of
+from tests.helpers.texts import ALPHABET, MARK, PACK, random_texts, read, sources_of, write
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_packed_file_holds_what_the_plain_one_does_in_one_stream_or_many(ending):
+    content = "".join(random_texts(random.Random(0), 300)).encode()
+    write("a.txt", MARK + content)
+    expected = read("a.txt")[0]
+    assert expected == [content.decode()]
+    cut = len(content) // 3
+    whole, many = PACK[ending](content), b"".join(map(PACK[ending], (content[:cut], b"", content[cut:])))
+    for part_bytes in (2**20, 300):
+        limits = Limits(part_bytes=part_bytes)
+        for packed in (whole, many, PACK[ending](MARK + content)):
+            write(f"a.txt.{ending}", packed)
+            assert read(f"a.txt.{ending}", limits=limits)[0] == expected
+    if ending in ("gz", "xz"):
+        write(f"a.txt.{ending}", many + b"\0" * 8)
+        assert read(f"a.txt.{ending}")[0] == expected
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_packed_file_that_was_cut_or_changed_is_named(ending):
+    rng = random.Random(1)
+    content = "".join(rng.choices(ALPHABET, k=5000)).encode()
+    if ending == "zst":
+        compressor = pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True)
+        packed = compressor.compress(content)
+    else:
+        packed = PACK[ending](content)
+    name = f"a.txt.{ending}"
+    broken = [packed[:length] for length in (6, 20, len(packed) // 2, len(packed) - 9, len(packed) - 1)]
+    broken += [packed + packed[:length] for length in (15, len(packed) - 1)]
+    for place in (len(packed) // 3, len(packed) // 2, len(packed) - 30):
+        broken.append(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])
+    if ending != "zst":
+        broken.append(packed + packed[:1] + bytes([packed[1] ^ 1]) + packed[2:])  # the second stream's first bytes
+    for damaged in broken:
+        write(name, damaged)
+        with pytest.raises(UserError, match=rf"^{re.escape(name)} is damaged: \w+ cannot unpack") as caught:
+            read(name)
+        assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_bomb_is_refused_long_before_it_fills_the_memory(ending):
+    write(f"bomb.txt.{ending}", PACK[ending](b"\n" * 2**24))
+    [source] = sources_of(f"bomb.txt.{ending}")
+    with Feed(source, bomb_bytes=2**22) as feed:
+        assert len(feed.window(0, 2**21)) == 2**21
+        with pytest.raises(UserError, match=rf"bomb\.txt\.{ending} unpacks to more than 250 times") as caught:
+            feed.window(0, 2**24)
+        assert caught.value.code == Exit.DATA
+        assert len(feed._held) < 2**23
+    with Feed(source, bomb_bytes=2**22, bomb_ratio=2**30) as feed:
+        assert len(feed.window(0, 2**25)) == 2**24
+
+
+def test_a_packed_text_never_lies_in_memory_as_a_whole(monkeypatch):
+    inner, held = Feed.window, []
+
+    def window(feed: Feed, start: int, length: int) -> bytes:
+        result = inner(feed, start, length)
+        held.append(len(feed._held))
+        return result
+
+    monkeypatch.setattr(Feed, "window", window)
+    limits = Limits(part_bytes=5000, block_bytes=5000)
+    content = "".join(random_texts(random.Random(0), 3000)) * 30
+    length = len(content.encode())
+    write("a.txt.gz", gzip.compress(content.encode(), 1))
+    [source] = sources_of("a.txt.gz")
+    whole, separated = Reading(limits=limits), Reading(separator="\n", limits=limits)
+    for reading, cut in ((whole, None), (whole, length - 100), (separated, None)):
+        assert sum(block.length for block in blocks_of(0, source, reading, cut=cut)) == length
+    assert max(held) < 2**20 + 10_000 < length
+
+
+def test_a_missing_optional_package_is_named_with_the_command(monkeypatch):
+    write("a.txt.zst", b"\x28\xb5\x2f\xfd")
+    monkeypatch.setattr(importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    with pytest.raises(UserError, match=r"a\.txt\.zst needs the package zstandard.*pip install zstandard") as caught:
+        sources_of("a.txt.zst")
+    assert caught.value.code == Exit.MACHINE

@@ -1,0 +1,244 @@
+"""sources.py: files are found and recognised, cut into blocks, and shared out so that no document is lost."""
+
+import bz2
+import gzip
+import lzma
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import Exit, UserError
+from pretokenization import sources
+from pretokenization.blocks import Block, Findings, FirstLook, Limits, Reading
+from pretokenization.files import Source
+from pretokenization.sources import (
+    DEMO_BYTES,
+    KINDS,
+    blocks_of,
+    demo_sources,
+    documents_of,
+    examine,
+    find_sources,
+    spans_of,
+)
+from tests.helpers.texts import MARK, random_texts, read, sources_of, spelt_lines, write, zstandard
+
+
+def test_folders_globs_and_files_are_found_in_order_and_once():
+    for name in (
+        "in/b.txt",
+        "in/a.md",
+        "in/sub/c.text",
+        "in/d.jsonl.zst",
+        "in/e.JSON.GZ",
+        "in/.hidden/x.txt",
+        "in/.y.txt",
+        "in/picture.png",
+        "in/settings.json",
+        "in/archive.gz",
+        "z.txt",
+    ):
+        write(
+            name, zstandard(b"") if name.endswith("zst") else gzip.compress(b"") if name.lower().endswith("gz") else "x"
+        )
+    said = []
+    found = find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, None)
+    assert [source.shown for source in found] == [
+        "z.txt",
+        "in/a.md",
+        "in/b.txt",
+        "in/d.jsonl.zst",
+        "in/e.JSON.GZ",
+        "in/sub/c.text",
+    ]
+    assert said == ["in: 5 text files; left out: in/archive.gz and 2 more", "named more than once, read once: 2 files"]
+    nested = find_sources(["in/**/*.text"], said.append, None)
+    assert [source.shown for source in nested] == ["in/sub/c.text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "packing", "kind"),
+    [
+        ("a.txt", b"x", "", "text"),
+        ("a", b"x", "", "text"),
+        ("a.jsonl", b"{}", "", "lines"),
+        ("a.ndjson", b"", "", "lines"),
+        ("a.json", b'{"a": 1}\n{"a": 2}', "", "lines"),
+        ("a.txt.gz", gzip.compress(b"x"), "gzip", "text"),
+        ("a.jsonl.bz2", bz2.compress(b"x"), "bzip2", "lines"),
+        ("a.JSON.XZ", lzma.compress(b"x"), "xz", "lines"),
+        ("a.txt", gzip.compress(b"x"), "gzip", "text"),
+        ("a.jsonl", gzip.compress(b"x"), "gzip", "lines"),
+        ("a.txt.gz", b"no gzip at all", "", "text"),
+        ("a.parquet", b"PAR1", "", "parquet"),
+        ("a", b"PAR1", "", "parquet"),
+    ],
+)
+def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, packing, kind):
+    source = examine(Path(write(name, content)), name)
+    assert (source.packing, source.kind, source.num_bytes) == (packing, kind, len(content))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"text": "x"}\n', "lines"),
+        (MARK + b'{"text": "x"}\n', "lines"),
+        (b"{}\n", "lines"),
+        (b'{"text": "' + b"x" * 9000, "lines"),
+        (b"{\\bf tex}\n", "text"),
+        (b"{" + b"x" * 9000, "text"),
+        (b'{"text": broken}\n', "text"),
+        (b'["x"]\n', "text"),
+        (b"", "text"),
+    ],
+)
+def test_what_came_through_a_pipe_is_known_by_its_first_line(content, kind):
+    write("stdin", content)
+    assert examine(Path("stdin"), "stdin", is_piped=True).kind == kind
+    write("stdin", gzip.compress(content))
+    assert examine(Path("stdin"), "stdin", is_piped=True).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.txt", None, "No such file"),
+        ("*.nothing", None, "matches no file"),
+        ("folder/a.png", b"x", "folder holds no"),
+        ("nul\x1b[31m.txt", None, r"nul\\x1b\[31m"),
+        ("a.txt", "text".encode("utf-16"), r"a\.txt is UTF-16, .*iconv -f UTF-16 -t UTF-8 a\.txt"),
+        ("a.txt", "text".encode("utf-32"), "iconv -f UTF-32"),
+        ("a.txt", "text".encode("utf-16-be"), None),
+        ("a.txt", ("text " * 20).encode("utf-16-le"), "iconv -f UTF-16LE"),
+        ("a.txt", ("text " * 20).encode("utf-16-be"), "iconv -f UTF-16BE"),
+        ("a.txt.gz", gzip.compress("text".encode("utf-16")), "iconv -f UTF-16 "),
+        ("a.jsonl.xz", lzma.compress(("text " * 20).encode("utf-16-le")), "iconv -f UTF-16LE"),
+        ("a.json", b' [{"text": "x"}]', r"one JSON array, .*jq -c '\.\[\]' a\.json"),
+        ("a.json.gz", gzip.compress(b'[\n{"text": "x"}]'), "one JSON array"),
+        ("a.zip", b"PK\x03\x04", r"unzip a\.zip"),
+        ("two words.pdf", b"%PDF-1.4", r"pdftotext 'two words\.pdf'"),
+        ("a.gz", gzip.compress(b"PK\x03\x04"), "a zip archive"),
+        ("a.parquet", b"text", r"a\.parquet is not a Parquet file"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_the_cure(name, content, reason):
+    if content is not None:
+        write(name, content)
+    if reason is None:  # too short to tell
+        find_sources([name], print, None)
+        return
+    with pytest.raises(UserError, match=reason) as caught:
+        find_sources([name.split("/")[0]], print, None)
+    assert caught.value.code == Exit.DATA
+
+
+def test_a_fifo_is_refused_and_never_waited_for():
+    os.mkfifo("pipe")
+    with pytest.raises(UserError, match=r"cat pipe \| python pretokenize\.py -"):
+        find_sources(["pipe"], print, None)
+
+
+def test_the_demo_takes_python_sources_without_tests():
+    found = demo_sources()
+    assert sum(source.path.stat().st_size for source in found) <= DEMO_BYTES
+    assert "argparse.py" in [source.shown for source in found]
+    assert not [source.shown for source in found if "test" in Path(source.shown).parts]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 9])
+def test_shards_hold_each_document_once_and_in_order(shards):
+    rng = random.Random(6)
+    for trial in range(12):
+        limits = Limits(span_bytes=rng.choice([5, 17, 64, 300]),
+            block_bytes=rng.choice([64, 200]),
+            part_bytes=100,
+            window_bytes=rng.choice([1, 50]),
+            long_line_bytes=rng.choice([150, 2**25]),
+        )
+        texts = random_texts(rng, rng.randint(1, 30), rng.choice([3, 30, 300]))
+        ending = rng.choice(["", "\n", "\r\n", "\n\n\n"])
+        write("a.jsonl", spelt_lines(texts).replace("\n", rng.choice(["\n", "\r\n", "\n\n"])) + ending)
+        write("b.jsonl.gz", gzip.compress(spelt_lines(["packed 1", "packed 2"]).encode()))
+        separator = rng.choice(["\n", "<->", "\u00e9\u6f22 ", "ab"])
+        write("c.txt", separator.join(texts) + rng.choice(["", separator]))
+        write("d.txt", "")
+        reading, names = Reading(separator=separator), ("a.jsonl", "b.jsonl.gz", "c.txt", "d.txt", "a.jsonl")
+        names = names[trial % 3 :]
+        expected = read(*names, reading=reading, limits=limits)[0]
+        assert expected
+        assert read(*names, reading=reading, shards=shards, limits=limits)[0] == expected
+        small, files = replace(reading, limits=limits), sources_of(*names)
+        spans = [span for shard in range(shards) for span in spans_of(files, small, shard, shards)]
+        assert spans == sorted(set(spans), key=lambda span: (span.source, span.start))
+
+
+def test_shards_are_of_even_size_and_what_cannot_be_cut_stays_whole():
+    limits = Limits(span_bytes=100)
+    plain, packed = (
+        Source(Path("a"), "a", 10_050, kind="lines"),
+        Source(Path("b"), "b", 10_050, packing="gzip", kind="lines"),
+    )
+    shares = [
+        sum((span.stop or 10_050) - span.start for span in spans_of([plain], Reading(limits=limits), shard, 7))
+        for shard in range(7)
+    ]
+    assert sum(shares) == 10_050
+    assert max(shares) - min(shares) <= 100
+    assert [len(spans_of([packed], Reading(limits=limits), shard, 2)) for shard in range(2)] == [0, 1]
+    whole = Source(Path("c"), "c", 10_050)
+    for separator, can_cut in ((None, False), ("ab", True), ("aa", False), ("aba", False), ("\n\n\t", True)):
+        spans = spans_of([whole], Reading(separator=separator, limits=limits), 0, 2)
+        assert (len(spans) > 1) == can_cut
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
+    write("a.jsonl", spelt_lines(["one", "two"]))
+    files = sources_of("a.jsonl")
+    [block] = blocks_of(0, files[0], Reading())
+    write("a.jsonl", "{}")
+    with pytest.raises(UserError, match=r"a\.jsonl became shorter") as caught:
+        documents_of(block, files, Reading(), Findings())
+    assert caught.value.code == Exit.DATA
+
+
+class Csv:
+    """A kind of input that the program does not have: each line of a file is a document in quotes."""
+
+    endings = (".csv",)
+    is_text = True
+    has_fields = False
+
+    def recognises(self, look: FirstLook) -> bool:
+        return look.bare_name.endswith(".csv")
+
+    def is_in_folder(self, name: str, is_packed: bool) -> bool:
+        return name.endswith(".csv")
+
+    def ending(self, reading: Reading) -> bytes:
+        return b""
+
+    def is_single_document(self, reading: Reading) -> bool:
+        return False
+
+    def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
+               cut: int | None) -> Iterator[Block]:
+        yield Block(index, 0, source.num_bytes, on_disk=source.num_bytes)
+
+    def documents(self, block: Block, content: bytes, reading: Reading,
+                  found: Findings) -> tuple[list[str], list[bytes]]:
+        texts = [line.strip('"') for line in content.decode().splitlines()]
+        return texts, [text.encode() for text in texts]
+
+
+def test_a_new_kind_of_input_is_one_class_and_one_entry_of_the_table(monkeypatch):
+    monkeypatch.setattr(sources, "KINDS", {"csv": Csv(), **KINDS})
+    write("in/a.csv", '"one"\n"two"\n')
+    write("in/b.txt", "three")
+    found = find_sources(["in"], print, None)
+    assert [source.kind for source in found] == ["csv", "text"]
+    assert read("in/a.csv", "in/b.txt")[0] == ["one", "two", "three"]

@@ -1,0 +1,138 @@
+"""vocabulary.py: both engines train the same tokenizer, and where that is not certain only one is used."""
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pretokenize
+from pretokenization import vocabulary
+from pretokenization.blocks import Limits
+from pretokenization.engines import NEWER
+from pretokenization.vocabulary import auto_vocab_size, choose_trainer, sampled, tokenizer_json, train, train_fast
+from pretokenization.workers import LONGEST_RUN, SEPARATOR, short_runs
+from tests.helpers.training_texts import each_in_child, in_child, language, sample
+from tokens.tokenizer import byte_alphabet, parse, vocabulary_of
+
+
+def test_the_automatic_vocabulary_grows_with_the_text():
+    sizes = [auto_vocab_size(num_bytes) for num_bytes in (0, 10**5, 10**6, 11 * 10**6, 10**8, 10**11)]
+    assert sizes == [512, 512, 1024, 6144, 32_000, 32_000]
+
+
+def merges_of(content: str) -> list[tuple[bytes, bytes]]:
+    """The merges of a byte-level BPE, in bytes."""
+    bytes_of = {char: byte for byte, char in enumerate(byte_alphabet())}
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in json.loads(content)["model"]["merges"]]
+    return [(bytes(map(bytes_of.__getitem__, left)), bytes(map(bytes_of.__getitem__, right))) for left, right in pairs]
+
+
+def test_merges_become_the_json_that_tokenizers_writes():
+    content = in_child(train, sample(language(50_000)), 600, 2)
+    assert tokenizer_json(merges_of(content)) == content
+    assert vocabulary_of(parse(tokenizer_json([]))).size == 257
+
+
+def test_both_trainers_make_the_same_tokenizer():
+    pytest.importorskip("gigatoken")
+    parts = [language(500_000, seed) for seed in range(2)] + ["", "a", "\0\x1f it's \U0001f600" * 50]
+    path = sample(*parts)
+    slow, fast = each_in_child((train, path, 2000, 2), (train_fast, path, 2000, 2, NEWER))
+    assert len(merges_of(slow)) == 2000 - 257
+    assert fast == slow
+
+
+def test_the_fast_trainer_gives_nothing_where_it_is_not_certain():
+    pytest.importorskip("gigatoken")
+    part = language(100_000)
+    plain, newer = sample(part), sample(part, chr(NEWER[0][0]), name="newer")
+    few = sample("few words, few pairs " * 50, name="few")
+    fast, slow, rare, behind_the_fence, too_few, all_of_few = each_in_child(
+        (train_fast, plain, 500, 2, NEWER), (train, plain, 500, 2), (train_fast, plain, 500, 10**6, NEWER),
+        (train_fast, newer, 500, 2, NEWER), (train_fast, few, 900, 2, NEWER), (train, few, 900, 2))
+    assert fast == slow != ""
+    assert rare == ""  # the last merge is not as frequent
+    assert behind_the_fence == ""
+    assert too_few == ""
+    assert len(merges_of(all_of_few)) < 50
+
+
+def test_the_fast_trainer_knows_the_exact_least_frequency():
+    pytest.importorskip("gigatoken")
+    path = sample(" ".join(["ab"] * 50 + ["cd"] * 30 + ["ef"] * 20))
+    slow, fast, rare = each_in_child((train, path, 263, 19), (train_fast, path, 263, 19, NEWER),
+                                     (train_fast, path, 263, 21, NEWER))
+    assert len(merges_of(slow)) == 6
+    assert fast == slow
+    assert rare == ""
+
+
+@pytest.mark.parametrize(("requested", "sample_bytes", "vocab_size", "expected"), [
+    ("auto", 10_000_000, 10_000, "gigatoken"), ("gigatoken", 10_000_000, 300, "gigatoken"),
+    ("auto", 9_999_999, 300, "tokenizers"), ("gigatoken", 9_999_999, 300, "tokenizers"),
+    ("auto", 31_999_999, 32_000, "tokenizers"), ("auto", 32_000_000, 32_000, "gigatoken"),
+    ("tokenizers", 10**9, 300, "tokenizers")])
+def test_the_trainer_is_chosen_by_the_flag_and_the_size_of_the_sample(requested, sample_bytes, vocab_size, expected,
+                                                                      monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert choose_trainer(requested, sample_bytes, vocab_size, Limits().fast_sample_bytes) == expected
+
+
+def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
+    pytest.importorskip("gigatoken")
+    Path("a.jsonl").write_text("".join(json.dumps({"text": language(5000, seed)}) + "\n" for seed in range(150)))
+    works: list[Any] = []
+    inner = vocabulary.in_child
+
+    def child(signals, work, *arguments, **more):
+        works.append(work)
+        return inner(signals, work, *arguments, **more)
+
+    monkeypatch.setattr(vocabulary, "in_child", child)
+    made = []
+    for engine in ("tokenizers", "gigatoken"):
+        argv = ["a.jsonl", "--vocab_size", "700", "--engine", engine, "--output_dir", engine, "--num_workers", "1"]
+        assert pretokenize.main(argv, Limits(fast_sample_bytes=0)) == 0
+        made.append({name: Path(engine, name).read_bytes() for name in ("train.bin", "val.bin", "tokenizer.json")})
+    assert made[0] == made[1]
+    assert works == [train, train_fast]
+
+
+@pytest.mark.parametrize(("length", "num_slices"), [(0, 1), (1, 1), (999, 1), (1000, 1), (1999, 2), (2000, 2),
+                                                      (2001, 3)])
+def test_long_runs_are_sliced_whatever_they_are_made_of(length, num_slices):
+    for char in ("a", " ", "\n", "="):
+        content = (char * length).encode()
+        parts = short_runs(content).split(SEPARATOR)
+        assert parts.pop() == b""
+        assert b"".join(parts) == content
+        assert len(parts) == num_slices
+
+
+def test_no_run_of_twice_the_bound_is_left_wherever_it_begins():
+    rng = random.Random(0)
+    for char in ("a", "\u00e9", "\u6f22", "\U0001f600", " ", "\t"):
+        for before in range(0, 1001, 77):
+            run_of = "".join(rng.choices("ab \n", k=before)) + char * 2000 + " b" * rng.randint(0, 700)
+            *parts, end = short_runs(run_of.encode()).split(SEPARATOR)
+            assert end == b""
+            assert b"".join(parts) == run_of.encode()
+            assert max(len(part.decode()) for part in parts) <= LONGEST_RUN
+
+
+def test_ordinary_text_is_not_sliced():
+    for content in (language(50_000), "a b " * 9000, ("a" * 900 + " ") * 20, "\u6f22" * 300 + " ", "a" * 1999):
+        is_long = content == "a" * 1999
+        assert short_runs(content.encode()).count(SEPARATOR) == (2 if is_long else 1)
+
+
+def test_a_sample_is_read_back_text_by_text_across_the_borders_of_blocks():
+    block = 2**20
+    sizes = ([block - 1], [block], [block + 1], [0, 0, 3], [block - 2, 0, 0, 5], [3 * block, 1, block - 3, 2 * block])
+    for lengths in sizes:
+        texts = [bytes([97 + number]) * length for number, length in enumerate(lengths)]
+        assert list(sampled(sample(*texts))) == texts
+    assert list(sampled(sample())) == []
