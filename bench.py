@@ -61,7 +61,7 @@ CHILDREN = ("naive", "probe", "tokens", "peer", "loader", "saving")
 # ---------------------------------------------------------------- flags
 
 
-def rung_numbers() -> flags.Kind:
+def rung_numbers() -> flags.ValueKind:
     """'0,1,5' as (0, 1, 5)."""
     last = NUM_RUNGS - 1
 
@@ -71,7 +71,7 @@ def rung_numbers() -> flags.Kind:
             raise ValueError(text)
         return numbers
 
-    return flags.Kind(parse, f"numbers from 0 to {last} with commas between", "N,N,...")
+    return flags.ValueKind(parse, f"numbers from 0 to {last} with commas between", "N,N,...")
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -391,7 +391,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             setting = measure_machine(args, shape, out, children)
             bench = Bench(out, children, setting, report.Record(args.json, setting))
-            for line in report.describe(setting):
+            for line in report.introduction(setting):
                 out.say(line)
             if args.peer is not None:
                 return time_peer(args, bench)

@@ -34,7 +34,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("what to continue")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
-    g.flag("--prompt", flags.Kind(str, "text", "TEXT"), None, "text to continue; empty: a new document", "a newline")
+    g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
+           "a newline")
     g.flag("--prompt_file", text(), None, "file whose whole text is continued; - is standard input", "none")
     g.switch("--prompt_lines", False, "continue each line of --prompt_file, or its JSON field prompt or text")
     g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands")

@@ -33,7 +33,7 @@ TRAIN_SAMPLE_BYTES = 200_000_000
 # ---------------------------------------------------------------- flags
 
 
-def shard_of_several() -> flags.Kind:
+def shard_of_several() -> flags.ValueKind:
     """'3/16' as (3, 16): one of 16 shards, counted from 0."""
 
     def parse(text: str) -> tuple[int, int]:
@@ -42,7 +42,7 @@ def shard_of_several() -> flags.Kind:
             raise ValueError(text)
         return int(found[1]), int(found[2])
 
-    return flags.Kind(parse, "i/N with i from 0 to N - 1", "i/N")
+    return flags.ValueKind(parse, "i/N with i from 0 to N - 1", "i/N")
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:

@@ -182,7 +182,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Run:
+class RungRun:
     """What a run of a rung measured; attention is the kernel, compile_seconds None if it did not compile."""
 
     figures: Figures
@@ -207,7 +207,7 @@ def train_flags(setting: Setting, rung: Rung, folder: Path) -> list[str]:
     }), *rung.flags]
 
 
-def run_rung(setting: Setting, rung: Rung, children: Children, cache: str) -> Run:
+def run_rung(setting: Setting, rung: Rung, children: Children, cache: str) -> RungRun:
     """Runs a rung, compiling into the cache. Raises RungFailed, and Stopped after a signal."""
     output_dir = children.folder / OUTPUT
     flags = train_flags(setting, rung, children.folder)
@@ -231,7 +231,7 @@ def _check(ended: Ended) -> None:
             raise RungFailed(line.removeprefix("warning: "))
 
 
-def _read_run(setting: Setting, rung: Rung, ended: Ended, metrics: Path) -> Run:
+def _read_run(setting: Setting, rung: Rung, ended: Ended, metrics: Path) -> RungRun:
     """What train.py measured. Raises RungFailed if it logged no step that could be timed."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
@@ -243,7 +243,7 @@ def _read_run(setting: Setting, rung: Rung, ended: Ended, metrics: Path) -> Run:
     printed = ended.stdout.splitlines()
     closing = dict(line.split(": ", 1) for line in printed if ": " in line)
     kernel = next((line[12:] for line in printed if line.startswith("attention ")), "")
-    return Run(
+    return RungRun(
         figures=Figures.of(setting, rung.precision, timed),
         attention="naive" if "attention" in rung.naive else kernel,
         peak_memory_bytes=int(closing["peak_memory_bytes"]),
@@ -272,7 +272,7 @@ class Result:
 
     rung: Rung
     reason: str = ""
-    run: Run | None = None
+    run: RungRun | None = None
     comparison: Comparison | None = None
 
     @property
@@ -308,7 +308,7 @@ def loss_difference(losses: Losses, others: Losses) -> float:
     return max(differences, default=float("inf"))
 
 
-def compare(rung: Rung, run: Run, earlier: Iterable[Result]) -> Comparison:
+def compare(rung: Rung, run: RungRun, earlier: Iterable[Result]) -> Comparison:
     """Compares a run with the first one of all, and its losses with those of the first one in the same precision."""
     done = [(result.rung, result.run) for result in earlier if result.run is not None]
     first = done[0][1] if done else run

@@ -18,7 +18,7 @@ ROW = "{:>4}  {:<33}{:>9}{:>9}{:>10}{:>7}{:>8}{:>12}{:>9}{:>9}  {}"
 HEADER = ROW.format("rung", "name", "ms", "p90", "tok/s", "mfu", "matmul", "memory", "compile", "speed-up", "losses")
 
 
-def describe(setting: Setting) -> list[str]:
+def introduction(setting: Setting) -> list[str]:
     """The lines before any figure: the machine, what it multiplies, and the shape."""
     machine, shape = setting.machine, setting.shape
     speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in machine.matmul_flops.items())

@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 80  # of a value that is quoted in a message
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """How the text of a flag becomes its value.
 
     parse raises ValueError for text it does not take; words completes the sentence "must be ..."; metavar stands for
@@ -33,7 +33,7 @@ class Kind:
     metavar: str
 
 
-def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> Kind:
+def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
     """A whole number from low to high; 1_000 and 1,000 are read as 1000."""
 
     def parse(text: str) -> int:
@@ -45,10 +45,10 @@ def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> Kind:
     words = f"a whole number of at least {low:,}"
     if high != MAX_WHOLE:
         words = f"a whole number from {low:,} to {high:,}"
-    return Kind(parse, words, unit)
+    return ValueKind(parse, words, unit)
 
 
-def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> Kind:
+def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
     """A finite number from low to high. above excludes low itself, below excludes high."""
 
     def parse(text: str) -> float:
@@ -62,10 +62,10 @@ def real(low: float, high: float, above: bool = False, below: bool = False, unit
     words = f"a number from {low:g} to {high:g}"
     if above or below:
         words = f"a number {'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return Kind(parse, words, unit)
+    return ValueKind(parse, words, unit)
 
 
-def one_of(*names: str) -> Kind:
+def one_of(*names: str) -> ValueKind:
     """One of the given words."""
 
     def parse(text: str) -> str:
@@ -73,19 +73,19 @@ def one_of(*names: str) -> Kind:
             raise ValueError(text)
         return text
 
-    return Kind(parse, "one of " + ", ".join(names), "|".join(names))
+    return ValueKind(parse, "one of " + ", ".join(names), "|".join(names))
 
 
-def auto_or(kind: Kind) -> Kind:
+def auto_or(kind: ValueKind) -> ValueKind:
     """The word auto, or what the other kind takes."""
 
     def parse(text: str) -> Any:
         return text if text == "auto" else kind.parse(text)
 
-    return Kind(parse, f"auto or {kind.words}", f"auto|{kind.metavar}")
+    return ValueKind(parse, f"auto or {kind.words}", f"auto|{kind.metavar}")
 
 
-def text(unit: str = "PATH") -> Kind:
+def text(unit: str = "PATH") -> ValueKind:
     """Any text that is not empty and has no null character, which no file name may hold."""
 
     def parse(value: str) -> str:
@@ -93,10 +93,10 @@ def text(unit: str = "PATH") -> Kind:
             raise ValueError(value)
         return value
 
-    return Kind(parse, "text that is not empty", unit)
+    return ValueKind(parse, "text that is not empty", unit)
 
 
-def escaped(unit: str = "TEXT") -> Kind:
+def escaped(unit: str = "TEXT") -> ValueKind:
     r"""Text that is not empty, in which \n, \t and \\ stand for a newline, a tab and a backslash."""
     characters = {"n": "\n", "t": "\t", "\\": "\\"}
 
@@ -105,7 +105,7 @@ def escaped(unit: str = "TEXT") -> Kind:
             raise ValueError(value)
         return re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value)
 
-    return Kind(parse, "text that is not empty", unit)
+    return ValueKind(parse, "text that is not empty", unit)
 
 
 # ---------------------------------------------------------------- the parser
@@ -118,7 +118,7 @@ class Group:
         self.parser = parser
         self.group = parser.add_argument_group(title)
 
-    def flag(self, name: str, kind: Kind, default: Any, words: str, unset: str = "") -> None:
+    def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "") -> None:
         """Declares a flag with a value. unset is shown as the default where there is none: what happens then."""
 
         def convert(value: str) -> Any:
