@@ -24,7 +24,8 @@ from common.errors import Exit, UserError
 from common.words import printable, size
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
-from tokens.layouts import DTYPES, Part, TokenStream
+from tokens.layouts import Part
+from tokens.stream import DTYPES, TokenStream
 
 PLANNED_WINDOWS = 16_384  # starts worked out in one call, which takes about four times as long as 64 of them would
 COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk

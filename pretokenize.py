@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import flags
 from common.errors import guard, require
+from tokens.layouts import LAYOUTS, WRITTEN
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -83,7 +84,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     output = parser.group("the output")
     output.flag("--output_dir", flags.text(), "data", "folder to write to")
     output.switch("--overwrite", False, "replace the token files that are in the folder")
-    output.flag("--format", flags.one_of("native", "nanogpt", "llmc", "megatron"), "native",
+    output.flag("--format", flags.one_of(*WRITTEN), "native",
                 "layout of the token files; train.py reads all of them")
     output.flag("--shard_tokens", flags.whole(1, 2**31), None,
                 "cut the output into files of at most this many tokens", "one file; llmc: 100,000,000")
@@ -137,8 +138,8 @@ def find_conflicts(args: Namespace) -> list[str]:
         problems.append("--shard: --format, --shard_tokens and --dedup belong to --finalize")
     if args.shard is not None and "-" in args.files:
         problems.append("--shard: impossible with stdin, which cannot be shared")
-    if args.format == "megatron" and args.shard_tokens:
-        problems.append("--shard_tokens: impossible with --format megatron, whose index describes one file")
+    if args.shard_tokens and not LAYOUTS[args.format].can_be_sharded:
+        problems.append(f"--shard_tokens: impossible with --format {args.format}, whose index describes one file")
     if args.tokenizer_only and args.shard_tokens:
         problems.append("--shard_tokens: impossible with --tokenizer_only, which writes no tokens")
     return problems
@@ -191,7 +192,7 @@ from pretokenization.store import WORK, Folder, Journal
 from pretokenization.verify import peek, verify
 from pretokenization.vocabulary import given_vocabulary, trained_vocabulary
 from pretokenization.workers import in_thread
-from tokens.layouts import DTYPES, dtype_for
+from tokens.layouts import ITEM_BYTES
 from tokens.tokenizer import Vocabulary
 
 Shard = tuple[int, int]  # one of N shards, and N
@@ -223,7 +224,7 @@ def pretokenize(args: Namespace, folder: Folder, shard: Shard | None, signals: S
     if args.tokenizer_only:
         return commit_tokenizer(job, vocabulary)
 
-    dtype = dtype_for(vocabulary.size, args.format)
+    dtype = LAYOUTS[args.format].dtype_for(vocabulary.size)
     if job.journal.only:  # an earlier run found that the text is one document
         take_only_document(job)
     report = encode_text(job, vocabulary, dtype)
@@ -387,8 +388,8 @@ def finalize(args: Namespace, folder: Folder, signals: Signals, progress: Progre
     places, shards = read_shards(folder.path, signals, progress)
     vocabulary = given_vocabulary(str(places[0] / "tokenizer.json"))
     shutil.copyfile(places[0] / "tokenizer.json", folder.work / "tokenizer.json")
-    dtype = dtype_for(vocabulary.size, args.format)
-    if DTYPES[dtype].itemsize != DTYPES[shards[0]["dtype"]].itemsize:
+    dtype = LAYOUTS[args.format].dtype_for(vocabulary.size)
+    if ITEM_BYTES[dtype] != ITEM_BYTES[shards[0]["dtype"]]:
         raise UserError(Exit.FLAGS, f"--format {args.format} holds {dtype}, the shards {shards[0]['dtype']}. Finalize "
                                     "them in the native format.")
     text = Text([Source(Path(name), name) for name in shards[0]["sources"]], [], Reading())

@@ -18,7 +18,7 @@ import train
 from benchmarks.answers import Done
 from data import CorpusWindows
 from machine.processes import ALONE, Processes
-from tokens.layouts import DTYPES
+from tokens.stream import DTYPES
 from training.parts import FAST, Parts
 
 # Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.

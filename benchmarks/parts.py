@@ -29,7 +29,8 @@ from machine import device
 from machine.timing import synchronize
 from model import GPT, SIZES, GPTConfig
 from tokens.corpus import open_corpus
-from tokens.layouts import DTYPES, Part
+from tokens.layouts import Part
+from tokens.stream import DTYPES
 
 MATMUL_REPEATS = 20  # the best counts
 

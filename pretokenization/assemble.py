@@ -25,8 +25,9 @@ from common.words import printable, several, size
 from pretokenization.files import Source
 from pretokenization.passes import Job, adjusted
 from pretokenization.store import SPLITS, TokenWriter, Written, blocks_of_tokens, copy_documents, first_ones
-from tokens.corpus import METADATA_FORMAT, METADATA_VERSION, read_metadata, scan
-from tokens.layouts import DTYPES, LLMC_HEADER_BYTES, Part, dtype_for, llmc_header, write_megatron_index
+from tokens.layouts import ITEM_BYTES, LAYOUTS, Part
+from tokens.metadata import METADATA_FORMAT, METADATA_VERSION, read_metadata
+from tokens.stream import DTYPES, scan
 from tokens.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ except ImportError:  # Windows, where the peak of memory is not printed
 
 PROGRAM_VERSION = 2  # of the bytes that are written: a run that another version began is not continued
 MAX_SOURCES_LISTED = 1000
-LLMC_SHARD_TOKENS = 10**8
 BYTES_PER_TOKEN = 2.5  # of text, at least, when the disk space is estimated
 SPARE_BYTES = 2**26
 MAX_SHARDS = 10**6  # --shard takes numbers of six digits
@@ -70,8 +70,9 @@ def check_disk(job: Job, vocabulary: Vocabulary | None) -> None:
     """Raises UserError (exit 5) if the tokens will hardly fit: one for every 2.5 bytes of text, and 64 MiB to spare."""
     args, folder = job.args, job.folder
     expected_ids = vocabulary.size if vocabulary else 0 if args.vocab_size == "auto" else args.vocab_size
-    itemsize = DTYPES[dtype_for(expected_ids, args.format)].itemsize
-    num_copies = 1 + (args.format == "llmc" or args.shard_tokens is not None or args.dedup)
+    layout = LAYOUTS[args.format]
+    itemsize = ITEM_BYTES[layout.dtype_for(expected_ids)]
+    num_copies = 1 + ((args.shard_tokens or layout.shard_tokens) is not None or args.dedup)
     needed = int(job.text.file_bytes / BYTES_PER_TOKEN * itemsize * num_copies) + SPARE_BYTES
     free = shutil.disk_usage(folder.path).free
     if needed > free:
@@ -139,9 +140,9 @@ def chosen_documents(job: Job, written: Mapping[str, list[Written]]) -> dict[str
 
 def lay_out(job: Job, place: Path, totals: Totals, dtype: str) -> dict[str, list[Path]]:
     """The files of each split in the layout requested, still in the work folder."""
-    layout, new = job.args.format, job.folder.work / "new"
+    layout, new = LAYOUTS[job.args.format], job.folder.work / "new"
     new.mkdir(exist_ok=True)
-    shard_tokens = job.args.shard_tokens or (LLMC_SHARD_TOKENS if layout == "llmc" else None)
+    shard_tokens = job.args.shard_tokens or layout.shard_tokens
     files = {}
     for split in SPLITS:
         if not totals[split]["documents"]:
@@ -151,27 +152,24 @@ def lay_out(job: Job, place: Path, totals: Totals, dtype: str) -> dict[str, list
             files[split] = [path]
         else:
             files[split] = cut_into_files(job, path, split, totals[split]["tokens"], shard_tokens, dtype)
-        if layout == "megatron":
-            index = new / f"{split}.megatron"
-            with index.open("wb") as file:
-                write_megatron_index(file, Written.open(place, split, dtype).ends, dtype)
-            files[split].append(index)
-        elif layout == "native":
+        if layout.index_is_ours:
             files[split].append(place / f"{split}.idx")
+        elif layout.has_index:
+            index = new / f"{split}.index"
+            with index.open("wb") as file:
+                layout.write_index(file, Written.open(place, split, dtype).ends, dtype)
+            files[split].append(index)
     return files
 
 
 def cut_into_files(job: Job, path: Path, split: str, num_tokens: int, shard_tokens: int, dtype: str) -> list[Path]:
     """A split as several files of at most shard_tokens tokens."""
-    is_llmc = job.args.format == "llmc"
-    first_number = 1 if is_llmc and split == "train" else 0  # llm.c keeps number 0 for validation
-    files = []
-    for number, start in enumerate(range(0, num_tokens, shard_tokens), first_number):
+    layout, files = LAYOUTS[job.args.format], []
+    for number, start in enumerate(range(0, num_tokens, shard_tokens)):
         stop = min(num_tokens, start + shard_tokens)
-        name = f"tokens_{split}_{number:06}.bin" if is_llmc else f"{split}_{number:06}.bin"
-        files.append(job.folder.work / "new" / name)
+        files.append(job.folder.work / "new" / layout.file_name(split, number))
         with files[-1].open("wb") as file:
-            file.write(llmc_header(stop - start, dtype) if is_llmc else b"")
+            file.write(layout.header(stop - start, dtype))
             for tokens in blocks_of_tokens(path, DTYPES[dtype], start, stop):
                 job.signals.look()
                 file.write(tokens.tobytes())
@@ -189,7 +187,7 @@ def commit(job: Job, place: Path, totals: Totals, dtype: str, vocabulary: Vocabu
     names = {"tokenizer.json": "tokenizer.json"}  # the final name -> the place in the work folder
     for split, paths in files.items():
         for path in paths:
-            name = f"{split}.idx" if path.suffix == ".megatron" else path.name
+            name = f"{split}.idx" if path.suffix == ".index" else path.name
             names[name] = path.relative_to(job.folder.work).as_posix()
         described = [described_file(job, path, dtype, vocabulary.size) for path in paths if path.suffix == ".bin"]
         if sum(file["tokens"] for file in described) != totals[split]["tokens"]:
@@ -197,7 +195,7 @@ def commit(job: Job, place: Path, totals: Totals, dtype: str, vocabulary: Vocabu
                                           "Check the disk, or give another --output_dir.")
         splits[split] = {key: totals[split][key] for key in ("tokens", "documents", "bytes", "largest_id")}
         is_one_file = len(described) == 1 and described[0]["name"] == f"{split}.bin"
-        if is_one_file and job.args.format != "llmc":
+        if is_one_file:
             splits[split] |= {key: described[0][key] for key in ("file_bytes", "modified_ns", "sha256")}
         else:
             splits[split]["files"] = described
@@ -230,7 +228,7 @@ def described_file(job: Job, path: Path, dtype: str, vocab_size: int) -> dict[st
     job.signals.look()
     sync(path)
     status = path.stat()
-    header_bytes = LLMC_HEADER_BYTES if job.args.format == "llmc" else 0
+    header_bytes = LAYOUTS[job.args.format].header_bytes
     num_tokens = (status.st_size - header_bytes) // DTYPES[dtype].itemsize
     return {
         "name": path.name,

@@ -19,7 +19,7 @@ from common.errors import Exit, UserError
 from common.files import sync, write_whole
 from common.signals import Signals
 from common.words import printable, size
-from tokens.layouts import DTYPES
+from tokens.stream import DTYPES
 
 try:
     import fcntl

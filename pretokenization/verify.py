@@ -12,8 +12,10 @@ from common.files import sha256_of
 from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, several
-from tokens.corpus import METADATA_FORMAT, Corpus, open_corpus, read_metadata, scan
-from tokens.layouts import DTYPES, WRITTEN, TokenStream, document_ends
+from tokens.corpus import Corpus, open_corpus
+from tokens.layouts import LAYOUTS
+from tokens.metadata import METADATA_FORMAT, read_metadata
+from tokens.stream import DTYPES, TokenStream, scan
 from tokens.tokenizer import load_tokenizer, vocab_size_of
 
 AGAIN = "Run pretokenize.py again."
@@ -69,9 +71,9 @@ def verify_split(folder: Path, split: str, stream: TokenStream, corpus: Corpus, 
                                            f"so its bytes have changed. {AGAIN}")
             scan(part, corpus.vocab_size)
 
-    layout = metadata.get("layout", "native")
-    ends = document_ends(folder / f"{split}.bin", WRITTEN[layout], stream.length)
-    if ends is None and layout in ("native", "megatron"):
+    layout = LAYOUTS[metadata.get("layout", "native")]
+    ends = layout.document_ends(folder / f"{split}.bin", stream.length)
+    if ends is None and layout.has_index:
         raise UserError(Exit.DATA, f"{shown}/{split}.idx is missing. {AGAIN}")
     if ends is not None:
         check_ends(f"{shown}/{split}", ends, recorded["documents"], stream, corpus.end_of_text_id)

@@ -28,7 +28,7 @@ from pretokenization.engines import encoder_for
 from pretokenization.files import Source
 from pretokenization.sources import documents_of
 from pretokenization.store import DOCUMENT, SPLITS
-from tokens.layouts import DTYPES
+from tokens.stream import DTYPES
 from tokens.tokenizer import Vocabulary
 
 ON_THE_WAY = 4  # questions for each worker

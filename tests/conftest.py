@@ -16,7 +16,7 @@ from checkpoint.save import save
 from common.files import sha256_of
 from model import GPT, GPTConfig
 from tests.helpers.forks import Forks
-from tokens.corpus import METADATA_FORMAT, METADATA_VERSION
+from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each process, and so for those that the tests start

@@ -37,8 +37,9 @@ from pretokenization.reader import Reader
 from pretokenization.store import Folder
 from pretokenization.vocabulary import LONGEST_RUN, SEPARATOR, sampled, short_runs, train
 from pretokenization.workers import in_child
-from tokens.corpus import METADATA_FORMAT, METADATA_VERSION, open_corpus
-from tokens.layouts import DTYPES
+from tokens.corpus import open_corpus
+from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
+from tokens.stream import DTYPES
 from tokens.tokenizer import load_tokenizer, parse, vocabulary_of
 
 ROOT = Path(pretokenize.__file__).parent

@@ -31,7 +31,8 @@ from machine import device
 from machine.timing import Gauge
 from model import GPT, SIZES, GPTConfig
 from ops.loss import IGNORED
-from tokens.layouts import Part, TokenStream
+from tokens.layouts import Part
+from tokens.stream import TokenStream
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]

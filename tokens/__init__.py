@@ -1,6 +1,9 @@
-"""Token files and the tokenizer they were made with.
+"""Token files and the tokenizer that they were made with. Read in this order:
 
-tokenizer  opening one safely; its vocabulary
-layouts    the layouts of token files, ours and others': recognise, read, write
-corpus     a folder of token files with its metadata, checked, as train.py takes it
+layouts    one class for each layout of token files, ours and other programs': recognise, read, write
+files      which files a folder or a pattern means, and which of them are for validation
+stream     several files as one stream of tokens; the check that reads every token once
+tokenizer  opening a tokenizer safely; the end of a text, the size of a vocabulary
+metadata   what a metadata.json records, checked field by field
+corpus     all of it together: what train.py trains on
 """

@@ -1,36 +1,30 @@
-"""A folder of token files with its metadata, checked: what train.py trains on."""
+"""The token files that train.py trains on, opened and checked: which files, what they hold, what had to be assumed."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from common.errors import Exit, UserError
-from common.files import read_text, sha256_of
+from common.files import sha256_of
 from common.words import printable
-from tokens.layouts import DTYPES, WHOSE, WRITTEN, Part, TokenStream, dtype_for, find_splits, read_part, recognise
-from tokens.tokenizer import MAX_VOCAB_SIZE, _load_tokenizer, end_of_text_id
+from tokens.files import find_splits
+from tokens.layouts import LAYOUTS, Layout, Part, recognise
+from tokens.metadata import SPLITS, Fields, Metadata, read_metadata
+from tokens.stream import TokenStream, scan
+from tokens.tokenizer import end_of_text_id, load_with_size
 
-METADATA_FORMAT = "gpt-tokens"
-METADATA_VERSION = 1
-TOKEN_COUNTS = ("tokens", "num_tokens", "total_tokens", "n_tokens", "token_count")  # ours first, then strangers'
-
-
-# ---------------------------------------------------------------- token files and their metadata
-
+LEAST_TOKENS_TO_DIVIDE = 64  # a training file with fewer gives nothing to validation
+LEAST_VALIDATION_TOKENS = 32
 
 
 @dataclass(frozen=True)
 class Corpus:
     """What train.py trains on; notes say what was assumed.
 
-    identity is the sha256 of the training file; of several, the sha256 of theirs in hex, one after the other.
+    identity is the sha256 of the training file; of several files, the sha256 of theirs in hex, one after the other.
     """
 
     train: TokenStream
@@ -43,229 +37,195 @@ class Corpus:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The fields of a metadata.json, ours or a stranger's. Raises UserError (exit 3)."""
-    name = printable(str(path))
-    try:
-        fields = json.loads(read_text(path))
-    except OSError as error:
-        raise UserError(Exit.DATA, f"metadata {name}: {error.strerror}. "
-                                   "Run: python pretokenize.py corpus.txt") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(Exit.DATA, f"metadata {name} is not JSON ({printable(str(error))[:120]}). "
-                                   "Run pretokenize.py again.") from error
-    if not isinstance(fields, dict):
-        raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
-    if fields.get("format") == METADATA_FORMAT and fields.get("version") != METADATA_VERSION:
-        raise UserError(Exit.DATA, f"metadata {name}: version {printable(repr(fields.get('version')))[:40]} is "
-                                   f"unknown, this program reads {METADATA_VERSION}. Run pretokenize.py again.")
-    return fields
-
-
-def _whole(fields: dict[str, Any], keys: tuple[str, ...], path: Path, low: int, high: int) -> int | None:
-    """The first of the keys that is there, as a whole number within bounds. Raises UserError (exit 3)."""
-    for key in keys:
-        if (value := fields.get(key)) is not None:
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise UserError(Exit.DATA, f"metadata {printable(str(path))}: {key} is {printable(repr(value))[:60]}, "
-                                           f"not a whole number from {low:,} to {high:,}. Run pretokenize.py again.")
-            return value
-    return None
-
-
 def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, tokenizer_file: Path | None,
                 vocab_size: int | None = None, val_fraction: float = 0.005) -> Corpus:
-    """Finds out what the token files hold and checks it: layout, sizes, type, vocabulary, every id.
+    """Finds out what token files hold and checks it: layout, sizes, type, vocabulary, every id.
 
-    train and val are each a file, a folder or a glob; in a folder the names in our metadata count, else what others
-    call theirs, and without val its own validation files are taken. With our metadata.json a file of the recorded size
-    and time is trusted, any other is read once. Without one the vocabulary comes from the tokenizer or vocab_size, the
-    layout is recognised, and what is assumed goes to the notes. Raises UserError (exit 3).
+    train and val are each a file, a folder or a glob. In a folder the names in our metadata count, else the names that
+    programs use; without val, the folder's own validation files are taken. A file with the size and time that our
+    metadata.json records is trusted, any other is read once. Without metadata.json the vocabulary comes from the
+    tokenizer or from vocab_size, and the layout is recognised. Raises UserError (exit 3).
     """
-    fields = read_metadata(metadata_file) if metadata_file is not None else {}
-    ours, notes = fields.get("format") == METADATA_FORMAT, []
-    where = metadata_file or train
-    known_size, end_id = _vocabulary(fields, where, tokenizer_file, vocab_size)
-    dtype = fields.get("dtype")
-    is_recorded = dtype is not None
-    if not is_recorded:
-        dtype = dtype_for(known_size) if ours else "uint16" if known_size <= 2**16 else "int32"
-    elif isinstance(dtype, str) and dtype.split(".")[-1] in DTYPES:
-        dtype = dtype.split(".")[-1]
-    else:
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: dtype is {printable(repr(dtype))[:60]}, not one "
-                                   f"of {', '.join(DTYPES)}. Run pretokenize.py again.")
-    layout = fields.get("layout", "native") if ours else None
-    if ours and (not isinstance(layout, str) or layout not in WRITTEN):
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: layout is {printable(repr(layout))[:60]}, not "
-                                   f"one of {', '.join(WRITTEN)}. Run pretokenize.py again.")
-    splits: Any = fields.get("splits") if ours else {}
-    of_splits = {f"splits.{split}": splits.get(split, {}) for split in ("train", "val")} if isinstance(
-        splits, dict) else {"splits": splits}
-    for key, value in of_splits.items():
-        if not isinstance(value, dict):
-            raise UserError(Exit.DATA, f"metadata {printable(str(where))}: {key} is {printable(repr(value))[:60]}, not "
-                                       "an object. Run pretokenize.py again.")
+    metadata = Metadata(read_metadata(metadata_file), metadata_file) if metadata_file else Metadata({}, train)
+    known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
+    opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, known_size), known_size, metadata.layout)
+    train_files, val_files = _find_files(train, val, metadata)
 
-    train_files, val_files = _find_files(train, val, splits, where)
-    reader = _Reader(WRITTEN[layout] if layout else None, dtype, known_size, splits, where)
-    train_stream, identity, found = reader.open(train_files, "train")
-    expected = _whole({} if ours else fields, TOKEN_COUNTS, where, 0, 2**62)
-    if expected is not None and expected != train_stream.length:
-        raise _miscounted(train_files[0], train_stream.length, expected, where)
-    if not ours and found != "raw":
-        notes.append(f"{train_stream.name}: {WHOSE[found]} layout, {train_stream.dtype}, "
-                     f"{train_stream.length:,} tokens")
-    elif not is_recorded:
-        notes.append(f"{train_stream.name}: no type recorded, read as raw {dtype} (nanoGPT's layout)")
-    val_stream = None
+    training = opener.open(train_files, "train")
+    notes = _notes_on(training, opener)
+    train_stream, val_stream = training.stream, None
     if val_files:
-        val_stream, _, val_found = reader.open(val_files, "val")
-        if val_found != found:
-            notes.append(f"{val_stream.name}: {WHOSE[val_found]} layout, {val_stream.dtype}, "
-                         f"{val_stream.length:,} tokens")
-        if val_stream.length < 2:
-            notes.append(f"{val_stream.name}: one token leaves nothing to predict, it is not used")
-            val_stream = None
-    elif not ours and train_stream.length >= 64:  # ours has one unless the user wanted none
-        whole, tail = train_stream, max(32, int(train_stream.length * val_fraction))
-        val_stream = whole.slice(whole.length - tail, tail)
-        train_stream = whole.slice(0, whole.length - tail)
-        notes.append(f"no validation file: the last {tail:,} tokens of {whole.name} are kept for validation")
-    return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file,
-                  sha256_of(tokenizer_file) if tokenizer_file else None, identity, tuple(notes))
+        validation = opener.open(val_files, "val")
+        val_stream = validation.stream if validation.stream.length >= 2 else None
+        notes += _notes_on_validation(validation, training)
+    elif not metadata.is_ours and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
+        # Our own metadata has a validation split, unless the user wanted none.
+        num = max(LEAST_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
+        notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for validation")
+        val_stream = train_stream.slice(train_stream.length - num, num)
+        train_stream = train_stream.slice(0, train_stream.length - num)
+
+    tokenizer_sha256 = sha256_of(tokenizer_file) if tokenizer_file else None
+    return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256, training.identity,
+                  tuple(notes))
 
 
-def _vocabulary(fields: dict[str, Any], where: Path, tokenizer_file: Path | None,
-                vocab_size: int | None) -> tuple[int, int | None]:
-    """The vocabulary's size and the end-of-text id, by metadata, tokenizer and flag. Raises UserError (exit 3)."""
-    known_size = _whole(fields, ("vocab_size", "vocabulary_size", "n_vocab"), where, 1, MAX_VOCAB_SIZE)
-    end_id = _whole(fields, ("end_of_text_id", "eot_token_id", "eos_token_id", "eot_id", "eos_id"), where, 0,
-                    MAX_VOCAB_SIZE)
+# ---------------------------------------------------------------- vocabulary and type
+
+
+def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
+    """The vocabulary's size and the end-of-text id, from the metadata, else the tokenizer, else --vocab_size."""
+    where = printable(str(metadata.path))
+    known_size = metadata.vocab_size
+    end_id = metadata.end_of_text_id
+
     if tokenizer_file is not None:
-        tokenizer, num_ids = _load_tokenizer(tokenizer_file)
+        tokenizer, num_ids = load_with_size(tokenizer_file)
         if known_size is not None and known_size < num_ids:
             raise UserError(Exit.DATA, f"tokenizer {printable(str(tokenizer_file))} has {num_ids:,} ids, metadata "
-                                       f"{printable(str(where))} says {known_size:,}. Give the tokenizer the tokens "
-                                       "were made with.")
+                                       f"{where} says {known_size:,}. Give the tokenizer that the tokens were made "
+                                       "with.")
         known_size = known_size or num_ids
         end_id = end_of_text_id(tokenizer) if end_id is None else end_id
+
+    known_size = known_size or vocab_size
     if known_size is None:
-        if vocab_size is None:
-            raise UserError(Exit.DATA, f"{printable(str(where))} comes without its vocabulary. Token files need one. "
-                                       "Give --metadata_file, --tokenizer_file or --vocab_size.")
-        known_size = vocab_size
+        raise UserError(Exit.DATA, f"{where} comes without its vocabulary. Token files need one. Give --metadata_file, "
+                                   "--tokenizer_file or --vocab_size.")
     if end_id is not None and end_id >= known_size:
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: end_of_text_id is {end_id:,}, the vocabulary "
-                                   f"has {known_size:,} ids. Run pretokenize.py again.")
+        raise UserError(Exit.DATA, f"metadata {where}: end_of_text_id is {end_id:,}, the vocabulary has "
+                                   f"{known_size:,} ids. Run pretokenize.py again.")
     return known_size, end_id
 
 
-def _find_files(train: Path, val: Path | None, splits: dict[str, Any], where: Path) -> tuple[list[Path], list[Path]]:
-    """The files of both splits in their order: those our metadata names, if any, in a folder, else those found."""
+def _assumed_dtype(metadata: Metadata, vocab_size: int) -> str:
+    """The type of tokens of which no type is recorded: in files that others wrote, nanoGPT's if the ids fit it."""
+    if metadata.is_ours:
+        return LAYOUTS["native"].dtype_for(vocab_size)
+    return "uint16" if vocab_size <= 2**16 else "int32"
 
-    def in_place(place: Path) -> tuple[list[Path], list[Path]]:
-        if splits and place.is_dir():
-            named = {split: list(_recorded(splits, split, where) or [f"{split}.bin"] * (split in splits))
-                     for split in ("train", "val")}
-            return [place / name for name in named["train"] or ["train.bin"]], [place / name for name in named["val"]]
-        return find_splits(place)
 
-    train_files, val_files = in_place(train)
-    if not train_files:  # all are named as one would name validation files, and are asked for nevertheless
+# ---------------------------------------------------------------- files
+
+
+def _find_files(train: Path, val: Path | None, metadata: Metadata) -> tuple[list[Path], list[Path]]:
+    """The files for training and for validation, in their order."""
+    train_files, val_files = _files_in(train, metadata)
+    if not train_files:  # all have the names of validation files, but were given for training
         train_files, val_files = val_files, []
     if val is not None:
-        others, val_files = in_place(val)
+        others, val_files = _files_in(val, metadata)
         val_files = val_files or others
     return train_files, val_files
 
 
-def _recorded(splits: dict[str, Any], split: str, where: Path) -> dict[str, dict[str, Any]]:
-    """What our metadata records of each of a split's files, by name in their order; nothing of an only one.
-
-    A name is never followed as a path: it must be one that pretokenize.py gives. Raises UserError (exit 3).
-    """
-    record = splits.get(split)
-    files = record.get("files") if isinstance(record, dict) else None
-    if files is None:
-        return {}
-    if not isinstance(files, list) or not files:
-        raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits.{split}.files is "
-                                   f"{printable(repr(files))[:60]}, not a list of files. Run pretokenize.py again.")
-    found: dict[str, dict[str, Any]] = {}
-    for at, file in enumerate(files):
-        name = file.get("name") if isinstance(file, dict) else None
-        if not isinstance(name, str) or not re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name):
-            raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits.{split}.files[{at}].name is "
-                                       f"{printable(repr(name))[:60]}, not one like {split}_000000.bin. Run "
-                                       "pretokenize.py again.")
-        if name in found:
-            raise UserError(Exit.DATA, f"metadata {printable(str(where))}: splits.{split}.files names {name} twice. "
-                                       "Run pretokenize.py again.")
-        found[name] = file
-    return found
+def _files_in(place: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
+    """The files of both splits that a file, a folder or a glob means: those our metadata names, else those found."""
+    if not metadata.splits or not place.is_dir():
+        return find_splits(place)
+    named = {split: list(metadata.files_of(split)) for split in SPLITS}
+    for split in SPLITS:
+        if not named[split] and (split in metadata.splits or split == "train"):
+            named[split] = [f"{split}.bin"]
+    return [place / name for name in named["train"]], [place / name for name in named["val"]]
 
 
-def _miscounted(path: Path, length: int, expected: int, where: Path) -> UserError:
-    return UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
-                                f"{printable(str(where))} says {expected:,}. Run pretokenize.py again.")
+# ---------------------------------------------------------------- what they hold
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Opens the files of a split: in our metadata's layout those it names, others in what is recognised.
+class _Opened:
+    """The files of a split as one checked stream; identity is as in Corpus."""
 
-    dtype is the tokens' type where the layout itself does not tell.
+    stream: TokenStream
+    layout: Layout
+    identity: str
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens the files of a split: those that our metadata names in the recorded layout, others as recognised.
+
+    dtype is the type of the tokens where the layout itself does not record it.
     """
 
-    layout: str | None
+    metadata: Metadata
     dtype: str
     vocab_size: int
-    splits: dict[str, Any]
-    where: Path
+    layout: Layout | None
 
-    def open(self, files: list[Path], split: str) -> tuple[TokenStream, str, str]:
-        """The files as one checked stream, its identity and its layout. Raises UserError (exit 3)."""
-        of_all = self.splits.get(split)
-        of_all = of_all if isinstance(of_all, dict) else {}
-        of_each = _recorded(self.splits, split, self.where)
-        parts, digests, layouts = [], [], []
-        for path in files:
-            record = of_each.get(path.name, {}) if of_each else of_all
-            layouts.append((record and self.layout) or recognise(path))
-            if layouts[-1] != layouts[0]:
-                raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has "
-                                           f"{WHOSE[layouts[0]]}, {printable(path.name)} "
-                                           f"{WHOSE[layouts[-1]]}. One of them is damaged, or does not belong "
-                                           "there. Name the files with a narrower pattern.")
-            part = read_part(path, layouts[0], self.dtype)
-            expected = _whole(record, TOKEN_COUNTS, self.where, 0, 2**62)
-            if expected is not None and expected != part.length:
-                raise _miscounted(path, part.length, expected, self.where)
-            is_trusted = record.get("modified_ns") == path.stat().st_mtime_ns and isinstance(record.get("sha256"), str)
-            digests.append(record["sha256"] if is_trusted else scan(part, self.vocab_size))
+    def open(self, files: Sequence[Path], split: str) -> _Opened:
+        """The files as one checked stream. Raises UserError (exit 3)."""
+        of_all = self.metadata.splits.get(split, {})
+        of_each = self.metadata.files_of(split)
+        records = [of_each.get(path.name, {}) if of_each else of_all for path in files]
+
+        layout = self._only_layout(files, records)
+        parts, digests = [], []
+        for path, record in zip(files, records, strict=True):
+            part = layout.read(path, self.dtype)
+            self._check_length(path, part.length, record)
             parts.append(part)
+            digests.append(self._sha256(part, record))
         stream = TokenStream(tuple(parts))
-        expected = _whole(of_all, TOKEN_COUNTS, self.where, 0, 2**62)
-        if len(files) == len(of_each) and expected is not None and expected != stream.length:
-            raise _miscounted(files[0], stream.length, expected, self.where)
+        if len(files) == len(of_each):
+            self._check_length(files[0], stream.length, of_all)
+        if not self.metadata.is_ours and split == "train":
+            self._check_length(files[0], stream.length, self.metadata.fields)
+
         identity = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-        return stream, identity, layouts[0]
+        return _Opened(stream, layout, identity)
+
+    def _only_layout(self, files: Sequence[Path], records: Sequence[Fields]) -> Layout:
+        """The layout of all files of a split. Raises UserError (exit 3) for files of two layouts."""
+        found = [self.layout if self.layout and record else recognise(path)
+                 for path, record in zip(files, records, strict=True)]
+        for path, layout in zip(files, found, strict=True):
+            if layout.whose != found[0].whose:
+                raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has "
+                                           f"{found[0].whose}, {printable(path.name)} {layout.whose}. One of them is "
+                                           "damaged or belongs elsewhere. Name the files with a narrower pattern.")
+        return found[0]
+
+    def _check_length(self, path: Path, length: int, record: Fields) -> None:
+        """Raises UserError (exit 3) if another number of tokens is recorded."""
+        expected = self.metadata.num_tokens(record)
+        if expected is not None and expected != length:
+            raise UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
+                                       f"{printable(str(self.metadata.path))} says {expected:,}. Run pretokenize.py "
+                                       "again.")
+
+    def _sha256(self, part: Part, record: Fields) -> str:
+        """The recorded sha256 of a file whose recorded time still matches; any other file is read and checked."""
+        recorded = record.get("sha256")
+        if isinstance(recorded, str) and record.get("modified_ns") == part.path.stat().st_mtime_ns:
+            return recorded
+        return scan(part, self.vocab_size)
 
 
-def scan(part: Part, vocab_size: int) -> str:
-    """Reads every token once: the file's sha256. Raises UserError (exit 3) at the first id outside the vocabulary."""
-    digest, block, seen = hashlib.sha256(), 2**22, 0
-    with part.path.open("rb") as raw:
-        digest.update(raw.read(part.offset_bytes))
-        while content := raw.read(block * DTYPES[part.dtype].itemsize):
-            digest.update(content)
-            ids = np.frombuffer(content, DTYPES[part.dtype])
-            if ids.min() < 0 or ids.max() >= vocab_size:
-                bad = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-                raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: id {int(ids[bad[0]]):,} at "
-                                           f"position {seen + int(bad[0]):,} is outside the vocabulary of "
-                                           f"{vocab_size:,} ids. Give the tokenizer or metadata it was made with, or "
-                                           "run pretokenize.py again.")
-            seen += len(ids)
-    return digest.hexdigest()
+# ---------------------------------------------------------------- notes
+
+
+def _notes_on(training: _Opened, opener: _Opener) -> list[str]:
+    """What was assumed of the training files."""
+    metadata = opener.metadata
+    if not metadata.is_ours and training.layout is not LAYOUTS["nanogpt"]:
+        return [_in_words(training)]
+    if metadata.dtype is None:
+        return [f"{training.stream.name}: no type recorded, read as raw {opener.dtype} (nanoGPT's layout)"]
+    return []
+
+
+def _notes_on_validation(validation: _Opened, training: _Opened) -> list[str]:
+    """What is unlike the training files, and whether there is too little to validate on."""
+    notes = []
+    if validation.layout.whose != training.layout.whose:
+        notes.append(_in_words(validation))
+    if validation.stream.length < 2:
+        notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing to predict")
+    return notes
+
+
+def _in_words(opened: _Opened) -> str:
+    stream = opened.stream
+    return f"{stream.name}: {opened.layout.whose} layout, {stream.dtype}, {stream.length:,} tokens"

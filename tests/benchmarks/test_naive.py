@@ -10,7 +10,8 @@ import data
 import train
 from benchmarks.naive import NaiveBatches, naive_adamw, naive_attention, train_naively
 from ops.attention import causal_attention
-from tokens.layouts import Part, TokenStream
+from tokens.layouts import Part
+from tokens.stream import TokenStream
 
 
 @pytest.mark.parametrize("length", [7, 200])

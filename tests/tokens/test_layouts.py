@@ -1,8 +1,7 @@
-"""formats.py: what others wrote is read with equal ids, what we write others read, what is damaged is said to be."""
+"""tokens/layouts.py: what others wrote is read with equal ids, what we write others read, damaged files are refused."""
 
 import io
 import itertools
-import json
 import random
 import struct
 import tracemalloc
@@ -11,77 +10,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import train
 from common.errors import Exit, UserError
-from tokens.corpus import open_corpus
-from tokens.layouts import (
-    DTYPES,
-    WHOSE,
-    Part,
-    TokenStream,
-    document_ends,
-    dtype_for,
-    find_splits,
-    llmc_header,
-    read_part,
-    recognise,
-    write_megatron_index,
+from tests.helpers.token_files import (
+    BINS,
+    ENDS,
+    IDS,
+    real_files,
+    write_datatrove,
+    write_llmc,
+    write_megatron,
+    write_npy,
+    write_raw,
 )
+from tokens.files import find_splits
+from tokens.layouts import LAYOUTS, Megatron, Part, recognise
+from tokens.stream import DTYPES
 
-BINS = Path(__file__).parent.parent.parent / "shared/corpora/bins"
-real_files = pytest.mark.skipif(not BINS.is_dir(), reason="needs the token files of other programs")
-IDS = np.random.default_rng(0).integers(0, 50_257, 5000)
-ENDS = np.array([1, 40, 40, 2500, 4999, 5000], "<u8")  # the third document is empty
 MAGIC = b"MMIDIDX\0\0"
 
 
-def write_llmc(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
-    path.write_bytes(llmc_header(len(ids), dtype) + ids.astype(DTYPES[dtype]).tobytes())
-    return path
-
-
-def write_megatron(path: Path, ids: np.ndarray = IDS, ends: np.ndarray = ENDS, dtype: str = "uint16") -> Path:
-    path.write_bytes(ids.astype(DTYPES[dtype]).tobytes())
-    with path.with_suffix(".idx").open("wb") as file:
-        write_megatron_index(file, ends, dtype)
-    return path
-
-
-def write_datatrove(path: Path, ids: np.ndarray = IDS, ends: np.ndarray = ENDS, dtype: str = "uint16") -> Path:
-    path.write_bytes(ids.astype(DTYPES[dtype]).tobytes())
-    Path(f"{path}.index").write_bytes(ends.astype("<u8").tobytes())
-    Path(f"{path}.metadata").write_text(f"a|tokenizer|{DTYPES[dtype].itemsize}\n{len(ids)}\n5 kT")
-    return path
-
-
-def write_npy(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
-    np.save(path, ids.astype(DTYPES[dtype]))
-    return path
-
-
-def write_raw(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
-    ids.astype(DTYPES[dtype]).tofile(path)
-    return path
-
-
 def ids_of(path: Path, dtype: str = "uint16") -> np.ndarray:
-    """The ids of a file as recognise and read_part find them."""
-    part = read_part(path, recognise(path), dtype)
+    """The ids of a file in the layout that is recognised."""
+    part = recognise(path).read(path, dtype)
     return np.memmap(path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
 
 
 def ends_of(path: Path, layout: str, length: int) -> list[int]:
-    found = document_ends(path, layout, length)
+    found = LAYOUTS[layout].document_ends(path, length)
     assert found is not None
     assert found.dtype == np.uint64
     return found.tolist()
 
 
-# ---------------------------------------------------------------- read what others wrote
+# ---------------------------------------------------------------- what others wrote is read
 
 
 @pytest.mark.parametrize(("layout", "write", "name", "dtype"), [
-    *(("raw", write_raw, "a.bin", dtype) for dtype in DTYPES),
+    *(("nanogpt", write_raw, "a.bin", dtype) for dtype in DTYPES),
     *(("npy", write_npy, "a.npy", dtype) for dtype in DTYPES),
     *(("llmc", write_llmc, "a.bin", dtype) for dtype in ("uint16", "uint32")),
     *(("megatron", write_megatron, "a.bin", dtype) for dtype in ("int16", "uint16", "int32")),
@@ -89,18 +54,18 @@ def ends_of(path: Path, layout: str, length: int) -> list[int]:
 def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, write, name, dtype):
     ids = IDS % 32_768 if dtype == "int16" else IDS
     path = write(tmp_path / name, ids, dtype=dtype)
-    assert recognise(path) == layout
-    assert read_part(path, layout, dtype).dtype == dtype
+    assert recognise(path) is LAYOUTS[layout]
+    assert recognise(path).read(path, dtype).dtype == dtype
     assert (ids_of(path, dtype) == ids).all()
 
 
 @real_files
 @pytest.mark.parametrize(("name", "layout", "length", "offset"), [
     ("llmc_tiny_shakespeare_train.bin", "llmc", 305_260, 1024), ("llmc_tiny_shakespeare_val.bin", "llmc", 32_768, 1024),
-    ("nanogpt_shakespeare_train.bin", "raw", 301_966, 0), ("nanogpt_shakespeare_val.bin", "raw", 36_059, 0)])
+    ("nanogpt_shakespeare_train.bin", "nanogpt", 301_966, 0), ("nanogpt_shakespeare_val.bin", "nanogpt", 36_059, 0)])
 def test_the_real_files_of_other_programs_are_read(name, layout, length, offset):
-    assert recognise(BINS / name) == layout
-    assert read_part(BINS / name, layout, "uint16") == Part(BINS / name, "uint16", length, offset)
+    assert recognise(BINS / name) is LAYOUTS[layout]
+    assert LAYOUTS[layout].read(BINS / name, "uint16") == Part(BINS / name, "uint16", length, offset)
     assert 198 in ids_of(BINS / name)  # GPT-2's line feed
     assert ids_of(BINS / name).max() <= 50_256
 
@@ -125,7 +90,7 @@ def test_what_datatrove_itself_writes_is_read(tmp_path):
         file.close()
         assert ids_of(tmp_path / name).tolist() == list(itertools.chain(*documents))
         assert ends_of(tmp_path / name, "datatrove", 8) == [3, 4, 8]
-    assert read_part(tmp_path / "wide.ds", "datatrove", "uint16").dtype == "uint32"
+    assert LAYOUTS["datatrove"].read(tmp_path / "wide.ds", "uint16").dtype == "uint32"
 
 
 def test_what_datatroves_whole_pipeline_writes_is_read(tmp_path, tokenizer_file, tokenizer):
@@ -150,7 +115,7 @@ def test_a_ds_without_its_metadata_is_measured_by_its_index(tmp_path, dtype):
     Path(f"{path}.metadata").unlink()
     assert (ids_of(path, "int32") == IDS).all()
     Path(f"{path}.index").unlink()
-    assert read_part(path, "datatrove", dtype).length == len(IDS)  # as assumed
+    assert LAYOUTS["datatrove"].read(path, dtype).length == len(IDS)  # with the type that is assumed
 
 
 @pytest.mark.parametrize(("layout", "write", "name"), [("megatron", write_megatron, "a.bin"),
@@ -161,19 +126,19 @@ def test_documents_end_where_the_index_says(tmp_path, layout, write, name):
 
 def test_our_own_index_gives_the_documents_and_is_checked(tmp_path):
     path = write_raw(tmp_path / "train.bin")
-    assert document_ends(path, "raw", len(IDS)) is None
-    for ends, reason in ((ENDS, None), (ENDS[:-1], "ends at token 4,999.*has 5,000"), (ENDS[:0], "has 0 bytes"),
+    assert LAYOUTS["native"].document_ends(path, len(IDS)) is None
+    for ends, reason in ((ENDS, None), (ENDS[:-1], "ends at token 4,999.*has 5,000 tokens"), (ENDS[:0], "has 0 bytes"),
                          (ENDS[[0, 3, 1, 5]], "document 2 end at 40.*ends at 2,500")):
         ends.tofile(path.with_suffix(".idx"))
-        assert recognise(path) == "raw"
+        assert recognise(path) is LAYOUTS["nanogpt"]
         if reason is None:
-            assert ends_of(path, "raw", len(IDS)) == ENDS.tolist()
+            assert ends_of(path, "native", len(IDS)) == ENDS.tolist()
         else:
             with pytest.raises(UserError, match=reason):
-                document_ends(path, "raw", len(IDS))
+                LAYOUTS["native"].document_ends(path, len(IDS))
 
 
-# ---------------------------------------------------------------- write what others read
+# ---------------------------------------------------------------- what we write others read
 
 
 def read_as_megatron_does(prefix: Path) -> tuple[list[list[int]], list[int]]:
@@ -198,15 +163,18 @@ def read_as_megatron_does(prefix: Path) -> tuple[list[list[int]], list[int]]:
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int16"])
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 6, 7, 2**20])
-def test_megatron_reads_the_index_we_write(tmp_path, monkeypatch, dtype, block):
-    monkeypatch.setattr(formats, "_BLOCK", block)
-    ids = IDS % 32_768
-    path = write_megatron(tmp_path / "a.bin", ids, dtype=dtype)
+def test_megatron_reads_the_index_we_write(tmp_path, dtype, block):
+    ids, path, layout = IDS % 32_768, tmp_path / "a.bin", Megatron(block)
+    write_raw(path, ids, dtype)
+    with path.with_suffix(".idx").open("wb") as file:
+        layout.write_index(file, ENDS, dtype)
     sequences, indices = read_as_megatron_does(path)
     assert sequences == [part.tolist() for part in np.split(ids, ENDS[:-1].astype(int))]
     assert indices == list(range(7))
-    assert (ids_of(path) == ids).all()
-    assert ends_of(path, "megatron", len(ids)) == ENDS.tolist()
+    assert layout.read(path, "") == Part(path, dtype, len(ids))
+    found = layout.document_ends(path, len(ids))
+    assert found is not None
+    assert found.tolist() == ENDS.tolist()
 
 
 class Counter:
@@ -219,14 +187,13 @@ class Counter:
         self.num_bytes, self.largest = self.num_bytes + len(content), max(self.largest, len(content))
 
 
-def test_an_index_of_many_documents_is_written_in_little_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "_BLOCK", 2**12)
-    num, path = 10**6, tmp_path / "a.idx"
+def test_an_index_of_many_documents_is_written_in_little_memory(tmp_path):
+    num, path = 10**5, tmp_path / "a.idx"
     (np.arange(num, dtype="<u8") * 3 + 3).tofile(path)
     counter, ends = Counter(), np.memmap(path, "<u8", "r")
     tracemalloc.start()
     try:
-        write_megatron_index(counter, ends, "uint16")
+        Megatron(block=2**12).write_index(counter, ends, "uint16")
         assert tracemalloc.get_traced_memory()[1] < 2**12 * 80
     finally:
         tracemalloc.stop()
@@ -236,37 +203,39 @@ def test_an_index_of_many_documents_is_written_in_little_memory(tmp_path, monkey
 
 def test_a_document_beyond_megatrons_int32_is_refused():
     with pytest.raises(UserError, match="a document has 2,147,483,648 tokens") as caught:
-        write_megatron_index(io.BytesIO(), np.array([5, 5 + 2**31], "<u8"), "uint16")
+        LAYOUTS["megatron"].write_index(io.BytesIO(), np.array([5, 5 + 2**31], "<u8"), "uint16")
     assert caught.value.code == Exit.DATA
 
 
 def test_llm_cs_header_is_256_int32():
     for dtype, magic, version in (("uint16", 20240520, 1), ("uint32", 20240801, 7)):
-        header = np.frombuffer(llmc_header(2**31 - 1, dtype), "<i4")
+        header = np.frombuffer(LAYOUTS["llmc"].header(2**31 - 1, dtype), "<i4")
         assert header.tolist() == [magic, version, 2**31 - 1] + [0] * 253
     with pytest.raises(AssertionError):
-        llmc_header(2**31, "uint16")
+        LAYOUTS["llmc"].header(2**31, "uint16")
 
 
 @real_files
 def test_our_header_is_the_one_of_the_real_file():
     for path in BINS.glob("llmc*"):
         content = path.read_bytes()
-        assert llmc_header((len(content) - 1024) // 2, "uint16") == content[:1024]
+        assert LAYOUTS["llmc"].header((len(content) - 1024) // 2, "uint16") == content[:1024]
 
 
 @pytest.mark.parametrize(("layout", "vocab_size", "dtype"), [
-    ("native", 2**15, "int16"), ("native", 2**15 + 1, "uint16"), ("native", 2**16 + 1, "int32"),
+    ("native", 1, "int16"), ("native", 2**15, "int16"), ("native", 2**15 + 1, "uint16"), ("native", 2**16, "uint16"),
+    ("native", 2**16 + 1, "int32"),
     ("nanogpt", 300, "uint16"), ("nanogpt", 2**16, "uint16"), ("llmc", 300, "uint16"), ("llmc", 2**16, "uint16"),
     ("llmc", 2**16 + 1, "uint32"), ("megatron", 300, "uint16"), ("megatron", 65_499, "uint16"),
     ("megatron", 65_500, "int32")])
 def test_each_layout_has_its_types(layout, vocab_size, dtype):
-    assert dtype_for(vocab_size, layout) == dtype
+    assert LAYOUTS[layout].dtype_for(vocab_size) == dtype
+    assert np.iinfo(DTYPES[dtype]).max >= vocab_size - 1
 
 
 def test_nanogpts_layout_refuses_a_vocabulary_beyond_uint16():
     with pytest.raises(UserError, match="cannot hold 65,537 ids"):
-        dtype_for(2**16 + 1, "nanogpt")
+        LAYOUTS["nanogpt"].dtype_for(2**16 + 1)
 
 
 # ---------------------------------------------------------------- damaged files
@@ -300,8 +269,8 @@ DAMAGED = {  # name: the files, the first is opened, and what is said of them
     "llm.c negative": ({"a.bin": header(LLMC, 1, -5, tail=FIVE)}, "says -5 tokens"),
     "llm.c empty": ({"a.bin": header(LLMC, 1, 0)}, "has 1,024 bytes.*says 0 tokens"),
     "llm.c huge": ({"a.bin": header(LLMC, 1, 2**31 - 1, tail=FIVE)}, "says 2,147,483,647 tokens.*take 4,294,968,318"),
-    "llm.c version": ({"a.bin": header(LLMC, 2, 5, tail=FIVE)}, "has version 2 .*Version 1 is read with 20240520"),
-    "llm.c swapped": ({"a.bin": header(LLAMA, 1, 5, tail=FIVE)}, "has version 1 .*Version 7 is read with 20240801"),
+    "llm.c version": ({"a.bin": header(LLMC, 2, 5, tail=FIVE)}, "has version 2 .*Version 1 belongs to 20240520"),
+    "llm.c swapped": ({"a.bin": header(LLAMA, 1, 5, tail=FIVE)}, "has version 1 .*Version 7 belongs to 20240801"),
     "llm.c header cut": ({"a.bin": header(LLMC, 1, 5)[:1000]}, "has 1,000 bytes.*takes 1,024"),
     "llama as 16 bits": ({"a.bin": header(LLAMA, 7, 5, tail=FIVE)}, "has 1,034 bytes.*take 1,044"),
     "npy short": ({"a.npy": npy("'<u2'", "(5,)")}, "has 136 bytes.*header of 128 bytes says 5 tokens, which makes 138"),
@@ -358,7 +327,7 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
         (tmp_path / name).write_bytes(content)
     path = tmp_path / next(iter(files), "a.bin")
     with pytest.raises(UserError, match=reason) as caught:
-        open_corpus(path, None, None, None, vocab_size=50_257)
+        recognise(path).read(path, "uint16")
     assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
     assert str(caught.value).isprintable()
@@ -370,9 +339,9 @@ def test_a_folder_and_an_unreadable_index_are_refused(tmp_path):
     with pytest.raises(UserError, match="is not a file"):
         recognise(tmp_path / "a.bin")
     with pytest.raises(UserError, match=r"b\.idx: No such file"):
-        read_part(write_raw(tmp_path / "b.bin"), "megatron", "uint16")
+        LAYOUTS["megatron"].read(write_raw(tmp_path / "b.bin"), "uint16")
     with pytest.raises(UserError, match="begins with"):
-        read_part(tmp_path / "b.bin", "llmc", "uint16")
+        LAYOUTS["llmc"].read(tmp_path / "b.bin", "uint16")
 
 
 @pytest.mark.parametrize("name", ["a.bin", "m.bin", "a.npy", "a.ds"])
@@ -391,153 +360,11 @@ def test_random_damage_is_refused_or_read_and_never_a_crash(tmp_path, name):
                 content[rng.randrange(min(len(content), 150))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
         damaged.write_bytes(content)
         try:
-            part = read_part(path, recognise(path), "uint16")
-            document_ends(path, recognise(path), part.length)
+            part = recognise(path).read(path, "uint16")
+            recognise(path).document_ends(path, part.length)
         except UserError as error:
             refused += error.code == Exit.DATA and len(str(error)) < 500
         else:
             read += 1
             assert part.offset_bytes + part.length * DTYPES[part.dtype].itemsize <= path.stat().st_size
     assert 50 < refused == 400 - read
-
-
-# ---------------------------------------------------------------- which files
-
-
-def folder_of(folder: Path, names: str) -> Path:
-    folder.mkdir()
-    for name in names.split():
-        write_raw(folder / name)
-        if name == "megatron.bin":
-            write_megatron(folder / name)
-    return folder
-
-
-@pytest.mark.parametrize(("names", "for_training", "for_validation"), [
-    ("train.bin val.bin meta.pkl input.txt", "train.bin", "val.bin"),
-    ("train.bin", "train.bin", ""),
-    ("train_000001.bin train_000000.bin val_000000.bin train_000000.idx", "train_000000.bin train_000001.bin",
-     "val_000000.bin"),
-    ("fineweb_val_000000.bin fineweb_train_000002.bin fineweb_train_000001.bin",
-     "fineweb_train_000001.bin fineweb_train_000002.bin", "fineweb_val_000000.bin"),
-    ("tiny_shakespeare_train.bin tiny_shakespeare_val.bin", "tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin"),
-    ("edufineweb_train_000001.npy edufineweb_val_000000.npy", "edufineweb_train_000001.npy",
-     "edufineweb_val_000000.npy"),
-    ("eval_train_0.bin eval_val_0.bin", "eval_train_0.bin", "eval_val_0.bin"),
-    ("00001_shuffled.ds 00000_shuffled.ds 00000_shuffled.ds.index medieval.ds", "00000_shuffled.ds 00001_shuffled.ds "
-     "medieval.ds", ""),
-    ("00000_validation.ds 00000_a.ds x-val.ds", "00000_a.ds", "00000_validation.ds x-val.ds"),
-    ("megatron.bin", "megatron.bin", ""), ("train.bin ._train.bin", "train.bin", "")])
-def test_the_files_of_a_folder_are_found_by_the_names_others_give(tmp_path, names, for_training, for_validation):
-    folder = folder_of(tmp_path / "a", names)
-    found = find_splits(folder)
-    assert [" ".join(path.name for path in part) for part in found] == [for_training, for_validation]
-
-
-@pytest.mark.parametrize(("names", "reason"), [
-    ("", "no token files of a known name. Found nothing"),
-    ("corpus.txt other.bin", "Found corpus.txt, other.bin. Give one with --bin_file"),
-    ("a b c d e f", "Found a, b, c, d and 2 more"),
-    ("a_train_0.bin b_train_0.bin", r"has 2 sets of token files. Found a_train_\*.bin, b_train_\*.bin"),
-    ("train.bin train_000000.bin", r"2 sets .* train.bin, train_\*.bin"),
-    ("train.bin megatron.bin", "2 sets"), ("train.bin a.ds", "2 sets"), ("a_train_0.bin a_train_0.npy", "2 sets"),
-    ("train.bin x_val_0.bin", "2 sets")])
-def test_a_folder_that_does_not_say_which_files_is_refused_with_what_is_there(tmp_path, names, reason):
-    with pytest.raises(UserError, match=reason) as caught:
-        find_splits(folder_of(tmp_path / "a", names))
-    assert caught.value.code == Exit.DATA
-
-
-def test_a_glob_takes_what_it_matches_and_a_file_is_itself(tmp_path):
-    folder = folder_of(tmp_path / "a", "a_train_1.bin a_train_0.bin b_train_0.bin a_val_0.bin a_train_0.bin.json")
-    assert find_splits(folder / "a_*") == ([folder / "a_train_0.bin", folder / "a_train_1.bin"],
-                                                   [folder / "a_val_0.bin"])
-    assert find_splits(folder / "a_val*") == ([], [folder / "a_val_0.bin"])
-    assert find_splits(folder / "nowhere.bin") == ([folder / "nowhere.bin"], [])
-    write_raw(folder / "x[1].bin")
-    assert find_splits(folder / "x[1].bin") == ([folder / "x[1].bin"], [])
-    with pytest.raises(UserError, match="matches 0 files"):
-        find_splits(folder / "c_*")
-
-
-# ---------------------------------------------------------------- a stream of parts
-
-
-def test_a_slice_of_a_stream_is_that_of_the_tokens(tmp_path):
-    cuts = [0, 1, 7, 8, 40, 41, 64]
-    values = np.arange(64)
-    parts = [read_part(write_llmc(tmp_path / f"{low}.bin", values[low:high]), "llmc", "")
-             for low, high in itertools.pairwise(cuts)]
-    whole = TokenStream(tuple(parts))
-    assert (whole.length, whole.num_bytes, whole.dtype, whole.name) == (64, 128, "uint16", "0.bin and 5 more")
-    for start in range(64):
-        for length in range(1, 65 - start):
-            piece = whole.slice(start, length)
-            found = [np.fromfile(part.path, "<u2", part.length, offset=part.offset_bytes) for part in piece.parts]
-            assert np.concatenate(found).tolist() == list(range(start, start + length))
-            assert piece.length == length
-
-
-def test_a_stream_of_two_types_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a holds uint16, b int32") as caught:
-        TokenStream((Part(tmp_path / "a", "uint16", 4), Part(tmp_path / "b", "int32", 4)))
-    assert caught.value.code == Exit.DATA
-
-
-# ---------------------------------------------------------------- training on them
-
-
-def run_train(capsys, tmp_path: Path, *flags: str) -> tuple[int, str, str]:
-    """Four steps of a tiny model; the exit code, what was printed, and metrics.jsonl without what a clock measured."""
-    code = train.main([*flags, "--output_dir", str(tmp_path / "out"), "--no-use_gpu", "--n_layer", "1", "--n_head", "2",
-                       "--n_embd", "16", "--seq_length", "8", "--batch_size", "4", "--max_steps", "4",
-                       "--sample_interval", "0", "--eval_interval", "4", "--eval_batches", "3", "--log_interval", "1"])
-    captured = capsys.readouterr()
-    lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("seconds", None)
-    return code, captured.out + captured.err, json.dumps(lines)
-
-
-@pytest.mark.parametrize("layout", ["llmc", "npy", "megatron", "datatrove"])
-def test_shards_train_to_the_same_losses_as_one_raw_file(tmp_path, capsys, layout):
-    ids = IDS % 300
-    write, name = {"llmc": (write_llmc, "x_{}_{:06}.bin"), "npy": (write_npy, "x_{}_{:06}.npy"),
-                   "megatron": (write_megatron, "{}-{}_text_document.bin"),
-                   "datatrove": (write_datatrove, "{}_{}.ds")}[layout]
-    (tmp_path / "shards").mkdir()
-    for split, number, low, high in (("train", 1, 0, 1500), ("train", 2, 1500, 1501), ("train", 3, 1501, 4500),
-                                     ("val", 0, 4500, 5000)):
-        ends = {"ends": np.array([high - low])} if write in (write_megatron, write_datatrove) else {}
-        write(tmp_path / "shards" / name.format(split, number), ids[low:high], **ends)
-    write_raw(tmp_path / "train.bin", ids[:4500])
-    write_raw(tmp_path / "val.bin", ids[4500:])
-    for preload in ("mmap", "ram"):
-        code, text, metrics = run_train(capsys, tmp_path, "--data_dir", str(tmp_path / "shards"), "--vocab_size", "300",
-                                        "--overwrite", "--preload", preload)
-        assert code == 0
-        assert f"and 2 more: {WHOSE[layout]} layout, uint16, 4,500 tokens" in text
-        files = ["--bin_file", str(tmp_path / "train.bin"), "--val_bin_file", str(tmp_path / "val.bin")]
-        _, _, expected = run_train(capsys, tmp_path, *files, "--vocab_size", "300", "--overwrite")
-        assert metrics == expected
-        assert "val_loss" in metrics
-
-
-@real_files
-@pytest.mark.parametrize("whose", ["llmc_tiny_shakespeare", "nanogpt_shakespeare"])
-def test_the_real_files_train_with_gpt2s_vocabulary(tmp_path, capsys, whose):
-    flags = ["--bin_file", str(BINS / f"{whose}_train.bin"), "--val_bin_file", str(BINS / f"{whose}_val.bin")]
-    code, text, metrics = run_train(capsys, tmp_path, *flags, "--vocab_size", "50257")
-    assert code == 0
-    assert ("llm.c's layout, uint16, 305,260 tokens" if "llmc" in whose else "read as raw uint16") in text
-    loss = json.loads(metrics)[0]["loss"]
-    assert abs(loss - np.log(50_257)) < 0.2  # an untrained model spreads itself evenly
-
-
-def test_files_without_a_vocabulary_name_the_flags_that_cure_it(tmp_path):
-    write_llmc(tmp_path / "x_train_000001.bin")
-    for flags in (["--data_dir", str(tmp_path)], ["--bin_file", str(tmp_path)],
-                  ["--bin_file", str(tmp_path / "x_train_*.bin")]):
-        with pytest.raises(UserError, match=r"vocabulary.*--tokenizer_file or --vocab_size") as caught:
-            train.main([*flags, "--no-use_gpu", "--output_dir", str(tmp_path / "out")])
-        assert caught.value.code == Exit.DATA

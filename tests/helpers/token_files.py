@@ -1,0 +1,55 @@
+"""Small token files in every layout, for tests that read them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokens.layouts import LAYOUTS, Part
+from tokens.stream import DTYPES, TokenStream
+
+BINS = Path(__file__).parents[3] / "shared/corpora/bins"
+real_files = pytest.mark.skipif(not BINS.is_dir(), reason="needs the token files of other programs")
+IDS = np.random.default_rng(0).integers(0, 50_257, 5000)
+ENDS = np.array([1, 40, 40, 2500, 4999, 5000], "<u8")  # the third document is empty
+
+
+def write_llmc(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
+    path.write_bytes(LAYOUTS["llmc"].header(len(ids), dtype) + ids.astype(DTYPES[dtype]).tobytes())
+    return path
+
+
+def write_megatron(path: Path, ids: np.ndarray = IDS, ends: np.ndarray = ENDS, dtype: str = "uint16") -> Path:
+    path.write_bytes(ids.astype(DTYPES[dtype]).tobytes())
+    with path.with_suffix(".idx").open("wb") as file:
+        LAYOUTS["megatron"].write_index(file, ends, dtype)
+    return path
+
+
+def write_datatrove(path: Path, ids: np.ndarray = IDS, ends: np.ndarray = ENDS, dtype: str = "uint16") -> Path:
+    path.write_bytes(ids.astype(DTYPES[dtype]).tobytes())
+    Path(f"{path}.index").write_bytes(ends.astype("<u8").tobytes())
+    Path(f"{path}.metadata").write_text(f"a|tokenizer|{DTYPES[dtype].itemsize}\n{len(ids)}\n5 kT")
+    return path
+
+
+def write_npy(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
+    np.save(path, ids.astype(DTYPES[dtype]))
+    return path
+
+
+def write_raw(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
+    ids.astype(DTYPES[dtype]).tofile(path)
+    return path
+
+
+def raw_stream(path: Path, dtype: str, length: int, start: int = 0) -> TokenStream:
+    """The tokens of one raw file from the start-th on."""
+    return TokenStream((Part(path, dtype, length, start * DTYPES[dtype].itemsize),))
+
+
+def ids_in(stream: TokenStream | None) -> list[int]:
+    """All ids of a stream, read with nothing but numpy."""
+    assert stream is not None
+    return np.concatenate([np.fromfile(part.path, DTYPES[part.dtype], part.length, offset=part.offset_bytes)
+                           for part in stream.parts]).tolist()

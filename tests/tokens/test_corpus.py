@@ -1,0 +1,405 @@
+"""tokens/corpus.py and metadata.py: token files are what their metadata says, or are refused in one line that says why.
+"""
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import train
+from common.errors import Exit, UserError
+from common.files import sha256_of
+from tests.helpers.token_files import (
+    BINS,
+    IDS,
+    ids_in,
+    raw_stream,
+    real_files,
+    write_datatrove,
+    write_llmc,
+    write_megatron,
+    write_npy,
+    write_raw,
+)
+from tokens.corpus import Corpus, open_corpus
+from tokens.layouts import LAYOUTS
+from tokens.stream import DTYPES
+
+
+def open_folder(folder: Path) -> Corpus:
+    return open_corpus(folder / "train.bin", folder / "val.bin", folder / "metadata.json",
+                            folder / "tokenizer.json")
+
+
+def spoil_unnoticed(folder: Path) -> None:
+    """Puts ids outside the vocabulary into all token files, whose size and time stay: who reads one must refuse it."""
+    for path in folder.glob("*.bin"):
+        status = path.stat()
+        path.write_bytes(path.read_bytes()[:-2] + b"\xff\x7f")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def change(folder: Path, **fields) -> None:
+    metadata = json.loads((folder / "metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps({**metadata, **fields}))
+
+
+def test_files_with_the_recorded_size_and_time_are_trusted_without_being_read(corpus_folder):
+    spoil_unnoticed(corpus_folder)
+    corpus = open_folder(corpus_folder)
+    recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
+    assert corpus.identity == recorded["train"]["sha256"]
+    assert corpus.train == raw_stream(corpus_folder / "train.bin", "int16", 1000)
+    assert corpus.val == raw_stream(corpus_folder / "val.bin", "int16", 100)
+    assert (corpus.vocab_size, corpus.end_of_text_id, corpus.notes) == (400, 0, ())
+
+
+def test_a_file_touched_since_is_read_and_its_bad_id_found(corpus_folder):
+    tokens = np.fromfile(corpus_folder / "train.bin", "<i2")
+    tokens.tofile(corpus_folder / "train.bin")
+    unchanged = open_folder(corpus_folder)
+    assert unchanged.identity == json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["sha256"]
+    tokens[7] = 5
+    tokens.tofile(corpus_folder / "train.bin")
+    assert open_folder(corpus_folder).identity != unchanged.identity
+    tokens[999] = 400
+    tokens.tofile(corpus_folder / "train.bin")
+    with pytest.raises(UserError, match="id 400 at position 999 is outside the vocabulary of 400 ids"):
+        open_folder(corpus_folder)
+
+
+# ---------------------------------------------------------------- a folder that does not hold what its metadata says
+
+
+def write(name: str, content: bytes | str):
+    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def tokens(values: list[int], dtype: str = "<i2") -> bytes:
+    return np.array(values, dtype).tobytes()
+
+
+def swap_for_a_folder(folder: Path) -> None:
+    (folder / "train.bin").unlink()
+    (folder / "train.bin").mkdir()
+
+
+BAD_CORPORA = {
+    "odd bytes": (write("train.bin", b"x" * 1999), "1,999 bytes, not a positive multiple of 2"),
+    "empty": (write("train.bin", b""), "has 0 bytes"),
+    "shorter": (write("train.bin", tokens([1] * 999)), "holds 999 tokens, metadata"),
+    "longer": (write("train.bin", tokens([1] * 1001)), "says 1,000"),
+    "short val": (write("val.bin", tokens([1] * 99)), "holds 99 tokens"),
+    "large id": (write("train.bin", tokens([1] * 500 + [400] + [1] * 499)), "id 400 at position 500"),
+    "negative id": (write("train.bin", tokens([1] * 998 + [-7, -8])), "id -7 at position 998"),
+    "large val id": (write("val.bin", tokens([401] + [1] * 99)), "val.bin: id 401 at position 0"),
+    "missing bin": (lambda folder: (folder / "train.bin").unlink(), "is missing. Run: python pretokenize.py"),
+    "missing val": (lambda folder: (folder / "val.bin").unlink(), "val.bin is missing"),
+    "folder as bin": (swap_for_a_folder, "train.bin is missing"),
+    "npy": (lambda folder: np.save((folder / "train.bin").open("wb"), np.ones(8)), "holds 96 tokens, metadata"),
+    "llm.c": (write("train.bin", tokens([20240520] + [0] * 499, "<i4")), "id -10,104 at position 0"),
+    "no metadata": (lambda folder: (folder / "metadata.json").unlink(), "No such file or directory. Run: python"),
+    "empty metadata": (write("metadata.json", ""), "is not JSON"),
+    "cut metadata": (write("metadata.json", '{"format": "gpt-tok'), "is not JSON"),
+    "binary metadata": (write("metadata.json", b"\xff\xfe\x00"), "is not JSON"),
+    "deep metadata": (write("metadata.json", "[" * 100_000), "is not JSON"),
+    "long number": (write("metadata.json", '{"vocab_size": ' + "9" * 5000 + "}"), "is not JSON"),
+    "metadata a list": (write("metadata.json", "[1, 2]"), "holds no JSON object"),
+    "version": (lambda folder: change(folder, version=99), "version 99 is unknown, this program reads 1"),
+    "no version": (lambda folder: change(folder, version=None), "version None is unknown"),
+    "vocab text": (lambda folder: change(folder, vocab_size="400"), "vocab_size is '400', not a whole number"),
+    "vocab float": (lambda folder: change(folder, vocab_size=400.0), "vocab_size is 400.0"),
+    "vocab true": (lambda folder: change(folder, vocab_size=True), "vocab_size is True"),
+    "vocab zero": (lambda folder: change(folder, vocab_size=0), "vocab_size is 0"),
+    "vocab negative": (lambda folder: change(folder, vocab_size=-1), "vocab_size is -1"),
+    "vocab huge": (lambda folder: change(folder, vocab_size=2**24 + 1), "whole number from 1 to 16,777,216"),
+    "vocab list": (lambda folder: change(folder, vocab_size=[400]), "vocab_size is \\[400\\]"),
+    "end text": (lambda folder: change(folder, end_of_text_id="x"), "end_of_text_id is 'x'"),
+    "end outside": (lambda folder: change(folder, end_of_text_id=400), "end_of_text_id is 400"),
+    "dtype unknown": (lambda folder: change(folder, dtype="float32"), "dtype is 'float32', not one of int16"),
+    "dtype number": (lambda folder: change(folder, dtype=16), "dtype is 16"),
+    "no splits": (lambda folder: change(folder, splits=None), "splits is (None|\\[\\]), not an object"),
+    "splits a list": (lambda folder: change(folder, splits=[]), "splits is (None|\\[\\]), not an object"),
+    "tokens text": (lambda folder: change(folder, splits={"train": {"tokens": "many"}}), "tokens is 'many'"),
+    "small vocab": (lambda folder: change(folder, vocab_size=100), "ids, metadata .* says 100"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CORPORA)
+def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, case):
+    damage, reason = BAD_CORPORA[case]
+    damage(corpus_folder)
+    with pytest.raises(UserError, match=reason) as caught:
+        open_folder(corpus_folder)
+    assert caught.value.code == Exit.DATA
+    assert str(caught.value).count("\n") == 0
+    assert len(str(caught.value)) < 500
+
+
+# ---------------------------------------------------------------- several files
+
+
+def sharded(folder: Path, layout: str = "native", cuts: tuple[int, ...] = (400, 401)) -> Path:
+    """Turns a corpus folder into one of shards as pretokenize.py would write them."""
+    metadata = json.loads((folder / "metadata.json").read_text())
+    dtype = LAYOUTS[layout].dtype_for(metadata["vocab_size"])
+    metadata |= {"layout": layout, "dtype": dtype}
+    for split, record in metadata["splits"].items():
+        values = np.fromfile(folder / f"{split}.bin", "<i2").astype(DTYPES[dtype])
+        (folder / f"{split}.bin").unlink()
+        files = []
+        for at, piece in enumerate(np.split(values, cuts if split == "train" else ())):
+            path = folder / LAYOUTS[layout].file_name(split, at)
+            path.write_bytes(LAYOUTS[layout].header(len(piece), dtype) + piece.tobytes())
+            files.append({"name": path.name, "tokens": len(piece), "file_bytes": path.stat().st_size,
+                          "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)})
+        metadata["splits"][split] = {"tokens": record["tokens"], "files": files}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    return folder
+
+
+def open_shards(folder: Path, **more) -> Corpus:
+    return open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json", **more)
+
+
+@pytest.mark.parametrize("layout", ["native", "llmc"])
+def test_our_shards_are_one_stream_and_trusted(corpus_folder, layout):
+    whole = open_folder(corpus_folder)
+    expected = ids_in(whole.train), ids_in(whole.val)
+    corpus_folder = sharded(corpus_folder, layout)
+    recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["files"]
+    corpus = open_shards(corpus_folder)
+    assert (ids_in(corpus.train), ids_in(corpus.val)) == expected
+    assert [part.path.name for part in corpus.train.parts] == [file["name"] for file in recorded]
+    assert corpus.identity == hashlib.sha256("".join(file["sha256"] for file in recorded).encode()).hexdigest()
+    assert corpus.notes == ()
+    for path in corpus_folder.glob("*.bin"):
+        os.utime(path, ns=(0, 0))  # copied, say: read again, and found to be the same
+    assert open_shards(corpus_folder).identity == corpus.identity
+
+
+def test_shards_with_the_recorded_sizes_and_times_are_trusted_without_being_read(corpus_folder):
+    spoil_unnoticed(sharded(corpus_folder))
+    assert open_shards(corpus_folder).train.length == 1000
+
+
+def test_a_single_file_in_a_folder_is_opened_as_the_file_is(corpus_folder):
+    assert open_shards(corpus_folder) == open_folder(corpus_folder)
+
+
+def test_a_folder_without_recorded_validation_has_none(corpus_folder):
+    splits = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
+    change(corpus_folder, splits={"train": splits["train"]})
+    assert open_shards(corpus_folder).val is None
+
+
+def damage_files(split: str, **fields):
+    """A function that changes the record of a split's first file, or of the split itself."""
+    def damage(folder: Path) -> None:
+        splits = json.loads((folder / "metadata.json").read_text())["splits"]
+        (splits[split] if "files" in fields or "tokens_in_all" in fields else splits[split]["files"][0]).update(
+            {"tokens" if key == "tokens_in_all" else key: value for key, value in fields.items()})
+        change(folder, splits=splits)
+    return damage
+
+
+def named(name: object) -> tuple:
+    return damage_files("train", name=name), r"splits.train.files\[0\].name is .*not a name like train_000000.bin"
+
+
+BAD_SHARDS = {
+    **{f"name {name!r}": named(name) for name in (
+        "../train_000000.bin", "/etc/passwd", "a/train_000000.bin", "train_000000.bin/..", "val_000000.bin", "", None,
+        5, "train_000000.bin\n", "train_00000\u0661.bin", "..", "metadata.json", ["train_000000.bin"],
+        "train_000000.bin\0", "\x1b[2Jtrain_000000.bin", "C:\\train_000000.bin", "x" * 5000)},
+    "name twice": (damage_files("train", name="train_000001.bin"), "names train_000001.bin twice"),
+    "no files": (damage_files("train", files=[]), r"splits.train.files is \[\], not a list of files"),
+    "files a text": (damage_files("train", files="train_000000.bin"), "not a list of files"),
+    "files of numbers": (damage_files("train", files=[7]), "name is None"),
+    "tokens of a file": (damage_files("train", tokens=401), "train_000000.bin holds 400 tokens, metadata .* says 401"),
+    "tokens text": (damage_files("val", tokens="100"), "tokens is '100', not a whole number"),
+    "tokens in all": (damage_files("train", tokens_in_all=999), "holds 1,000 tokens, metadata .* says 999"),
+    "a shard is missing": (lambda folder: (folder / "train_000001.bin").unlink(), "train_000001.bin is missing"),
+    "a shard is shorter": (write("train_000002.bin", tokens([1] * 598)), "train_000002.bin holds 598 tokens"),
+    "a large id": (write("train_000002.bin", tokens([1] * 598 + [400])), "train_000002.bin: id 400 at position 598"),
+    "val is missing": (lambda folder: (folder / "val_000000.bin").unlink(), "val_000000.bin is missing"),
+    "layout": (lambda folder: change(folder, layout="zip"), "layout is 'zip', not one of native, nanogpt, llmc, "),
+    "layout list": (lambda folder: change(folder, layout=["native"]), "layout is \\['native'\\]"),
+    "layout of others": (lambda folder: change(folder, layout="llmc"), "has 800 bytes. llm.c's header alone takes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SHARDS)
+def test_bad_shards_are_refused_in_one_line_that_says_why(corpus_folder, case):
+    damage, reason = BAD_SHARDS[case]
+    damage(sharded(corpus_folder))
+    with pytest.raises(UserError, match=reason) as caught:
+        open_shards(corpus_folder)
+    assert caught.value.code == Exit.DATA
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+def test_random_metadata_is_refused_or_read_and_never_a_crash(corpus_folder):
+    """Any value anywhere in the metadata of shards: a corpus of the right length, or a UserError."""
+    folder, rng, refused, read = sharded(corpus_folder), random.Random(2), 0, 0
+    sound = (folder / "metadata.json").read_text()
+    for _ in range(500):
+        fields = json.loads(sound)
+        place = fields
+        while True:
+            key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            if not isinstance(place[key], dict | list) or not place[key] or rng.random() < 0.2:
+                break
+            place = place[key]
+        place[key] = rng.choice([None, True, -1, 0, 1, 2**70, 1.5, "", "x", "llmc", [], {}, [[]], {"files": [{}]}])
+        (folder / "metadata.json").write_text(json.dumps(fields))
+        try:
+            corpus = open_shards(folder, vocab_size=400)
+        except UserError as error:
+            refused += error.code == Exit.DATA
+        else:
+            assert corpus.train.length in (1000, 968)
+            read += 1
+    assert 200 < refused == 500 - read
+
+
+def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
+    ids = np.arange(300) % 50
+    for name, low, high in (("x_train_000001", 0, 100), ("x_train_000002", 100, 270), ("x_val_000000", 270, 300)):
+        write_llmc(tmp_path / f"{name}.bin", ids[low:high])
+    corpus = open_corpus(tmp_path, None, None, None, vocab_size=50)
+    assert ids_in(corpus.train) == ids[:270].tolist()
+    assert ids_in(corpus.val) == ids[270:].tolist()
+    assert corpus.notes == ("x_train_000001.bin and 1 more: llm.c's layout, uint16, 270 tokens",)
+    again = open_corpus(tmp_path / "*_train_*", tmp_path / "*_val_*", None, None, vocab_size=50)
+    assert again == corpus
+    alone = open_corpus(tmp_path / "*_val_*", None, None, None, vocab_size=50)
+    assert (alone.train.length, alone.val) == (30, None)
+    with pytest.raises(UserError, match=r"x_train_000001\.bin: id 49 at position 49 is outside the vocabulary of 49"):
+        open_corpus(tmp_path, None, None, None, vocab_size=49)
+    tail = open_corpus(tmp_path / "*_train_*", None, None, None, vocab_size=50, val_fraction=0.99)
+    assert tail.val is not None
+    assert (tail.train.length, tail.val.length) == (3, 267)
+    assert tail.notes[1] == ("no validation file: the last 267 tokens of x_train_000001.bin and 1 more are kept for "
+                             "validation")
+
+
+def test_a_shard_of_another_layout_is_refused(tmp_path):
+    for at in (1, 2):
+        write_llmc(tmp_path / f"x_train_{at}.bin", np.zeros(4))
+    (tmp_path / "x_train_2.bin").write_bytes(b"\1" + (tmp_path / "x_train_2.bin").read_bytes()[1:])
+    with pytest.raises(UserError, match=r"x_train_1\.bin has llm\.c's, x_train_2\.bin nanoGPT's") as caught:
+        open_corpus(tmp_path, None, None, None, vocab_size=50_257)
+    assert caught.value.code == Exit.DATA
+
+
+# ---------------------------------------------------------------- files of other programs
+
+
+def test_a_raw_file_without_its_vocabulary_is_refused(corpus_folder):
+    with pytest.raises(UserError, match="comes without its vocabulary") as caught:
+        open_corpus(corpus_folder / "train.bin", None, None, None)
+    assert caught.value.code == Exit.DATA
+
+
+def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation(corpus_folder):
+    corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
+    assert corpus.train == raw_stream(corpus_folder / "train.bin", "uint16", 968)
+    assert corpus.val == raw_stream(corpus_folder / "train.bin", "uint16", 32, 968)
+    assert len(corpus.notes) == 2
+    big = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300, val_fraction=0.2)
+    assert big.val == raw_stream(corpus_folder / "train.bin", "uint16", 200, 800)
+
+
+def test_a_file_too_short_to_share_is_all_for_training(corpus_folder):
+    np.ones(63, "<u2").tofile(corpus_folder / "train.bin")
+    corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
+    assert corpus.val is None
+    assert corpus.train.length == 63
+
+
+def test_a_validation_file_without_a_target_is_none(corpus_folder):
+    np.ones(1, "<u2").tofile(corpus_folder / "val.bin")
+    corpus = open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", None, None, vocab_size=300)
+    assert corpus.val is None
+    assert any("val.bin" in note for note in corpus.notes)
+
+
+def test_a_strangers_metadata_is_read_by_the_names_strangers_use(corpus_folder):
+    (corpus_folder / "meta.json").write_text(json.dumps(
+        {"n_vocab": 300, "dtype": "numpy.uint16", "total_tokens": 1000, "eos_token_id": 3}))
+    corpus = open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", corpus_folder / "meta.json", None)
+    assert (corpus.vocab_size, corpus.train.dtype, corpus.end_of_text_id) == (300, "uint16", 3)
+
+
+@pytest.mark.parametrize(("layout", "write", "name"), [
+    ("llmc", write_llmc, "x_{}_{:06}.bin"), ("npy", write_npy, "x_{}_{:06}.npy"),
+    ("megatron", write_megatron, "{}-{}_text_document.bin"), ("datatrove", write_datatrove, "{}_{}.ds")])
+def test_shards_of_every_layout_are_one_stream(tmp_path, layout, write: Callable[..., Path], name):
+    for split, number, low, high in (("train", 1, 0, 1500), ("train", 2, 1500, 1501), ("train", 3, 1501, 4500),
+                                     ("val", 0, 4500, 5000)):
+        ends = {"ends": np.array([high - low])} if write in (write_megatron, write_datatrove) else {}
+        write(tmp_path / name.format(split, number), IDS[low:high], **ends)
+    corpus = open_corpus(tmp_path, None, None, None, vocab_size=50_257)
+    assert ids_in(corpus.train) == IDS[:4500].tolist()
+    assert ids_in(corpus.val) == IDS[4500:].tolist()
+    assert corpus.notes == (f"{corpus.train.name}: {LAYOUTS[layout].whose} layout, uint16, 4,500 tokens",)
+    assert corpus.train.name.endswith("and 2 more")
+
+
+# ---------------------------------------------------------------- training on them
+
+
+def run_train(capsys, out: Path, *flags: str) -> tuple[int, str, str]:
+    """Four steps of a tiny model; the exit code, what was printed, and metrics.jsonl without what a clock measured."""
+    code = train.main([*flags, "--output_dir", str(out), "--no-use_gpu", "--n_layer", "1", "--n_head", "2",
+                       "--n_embd", "16", "--seq_length", "8", "--batch_size", "4", "--max_steps", "4",
+                       "--sample_interval", "0", "--eval_interval", "4", "--eval_batches", "3", "--log_interval", "1"])
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("seconds", None)
+    return code, captured.out + captured.err, json.dumps(lines)
+
+
+def test_shards_train_to_the_same_losses_as_one_raw_file(tmp_path, capsys):
+    ids = IDS % 300
+    (tmp_path / "shards").mkdir()
+    for split, number, low, high in (("train", 1, 0, 1500), ("train", 2, 1500, 4500), ("val", 0, 4500, 5000)):
+        write_llmc(tmp_path / f"shards/x_{split}_{number:06}.bin", ids[low:high])
+    write_raw(tmp_path / "train.bin", ids[:4500])
+    write_raw(tmp_path / "val.bin", ids[4500:])
+    code, text, metrics = run_train(capsys, tmp_path / "a", "--data_dir", str(tmp_path / "shards"), "--vocab_size",
+                                    "300", "--preload", "mmap")
+    assert code == 0
+    assert "x_train_000001.bin and 1 more: llm.c's layout, uint16, 4,500 tokens" in text
+    files = ["--bin_file", str(tmp_path / "train.bin"), "--val_bin_file", str(tmp_path / "val.bin")]
+    _, _, expected = run_train(capsys, tmp_path / "b", *files, "--vocab_size", "300")
+    assert metrics == expected
+    assert "val_loss" in metrics
+
+
+@real_files
+@pytest.mark.parametrize("whose", ["llmc_tiny_shakespeare", "nanogpt_shakespeare"])
+def test_the_real_files_train_with_gpt2s_vocabulary(tmp_path, capsys, whose):
+    flags = ["--bin_file", str(BINS / f"{whose}_train.bin"), "--val_bin_file", str(BINS / f"{whose}_val.bin")]
+    code, text, metrics = run_train(capsys, tmp_path / "out", *flags, "--vocab_size", "50257")
+    assert code == 0
+    assert ("llm.c's layout, uint16, 305,260 tokens" if "llmc" in whose else "read as raw uint16") in text
+    loss = json.loads(metrics)[0]["loss"]
+    assert abs(loss - np.log(50_257)) < 0.2  # an untrained model spreads itself evenly
+
+
+def test_files_without_a_vocabulary_name_the_flags_that_cure_it(tmp_path):
+    write_llmc(tmp_path / "x_train_000001.bin")
+    for flags in (["--data_dir", str(tmp_path)], ["--bin_file", str(tmp_path)],
+                  ["--bin_file", str(tmp_path / "x_train_*.bin")]):
+        with pytest.raises(UserError, match=r"vocabulary.*--tokenizer_file or --vocab_size") as caught:
+            train.main([*flags, "--no-use_gpu", "--output_dir", str(tmp_path / "out")])
+        assert caught.value.code == Exit.DATA
