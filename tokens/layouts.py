@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from common.errors import Exit, UserError
 from common.words import printable
@@ -76,7 +76,7 @@ class Layout:
     is_written = False
     file_prefix = ""  # of the names of the files
     first_train_number = 0  # of the shards of the training split
-    shard_tokens: int | None = None  # at most so many in a file unless --shard_tokens says otherwise
+    shard_tokens: ClassVar[int | None] = None  # at most so many in a file unless --shard_tokens says otherwise
     can_be_sharded = True
     has_index = False  # an .idx with the ends of the documents lies beside the file
     index_is_ours = False  # and it is the one that pretokenize.py keeps while it works
