@@ -184,7 +184,7 @@ from common.errors import Problems
 from common.files import cache_folder
 from common.progress import Progress
 from common.signals import Signals
-from common.words import printable, size
+from common.words import printable, several, size
 from machine import device
 from machine.device import Machine
 from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory, total_memory
@@ -326,7 +326,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(Exit.MACHINE, f"out of memory with {recovery.batch_size} sequences at a time: "
+        raise UserError(Exit.MACHINE, f"out of memory with {several(recovery.batch_size, 'sequence')} at a time: "
                                       f"{size(peak_memory(machine))} held, of {size(total_memory(machine))}. What was "
                                       "saved is safe. Try a smaller --batch_size, --seq_length or "
                                       "--model_size.") from error

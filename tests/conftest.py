@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from architectures.gpt2 import to_hf_config, to_hf_tensors
 from checkpoint.contents import Tensors, model_card
 from checkpoint.save import save
+from common.errors import UserError
 from common.files import sha256_of
 from model import GPT, GPTConfig
 from tests.helpers.forks import Forks
@@ -148,3 +149,40 @@ def write_folder(tokenizer_file):
         return folder
 
     return write
+
+
+# ---------------------------------------------------------------- runs of train.py
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A folder of pretokenize.py: 800 training and 90 validation tokens of 300 ids, with their tokenizer."""
+    import pretokenize
+
+    folder = tmp_path_factory.mktemp("corpus")
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "sea", "\n"]
+    (folder / "text.txt").write_text(" ".join(np.random.default_rng(0).choice(words, 900)))
+    flags = ["--output_dir", str(folder / "data"), "--vocab_size", "300", "--val_fraction", "0.1"]
+    assert pretokenize.main([str(folder / "text.txt"), *flags]) == 0
+    return folder / "data"
+
+
+@pytest.fixture
+def run(corpus, tmp_path, capsys):
+    """A function: runs train.main on the small corpus in this process; returns (exit code or UserError, what it
+    printed)."""
+    import train
+    from tests.helpers.training import QUIET, TINY
+
+    def call(*flags, out="out"):
+        where = [] if "--use_gpu" in flags else ["--no-use_gpu"]
+        argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *TINY, *QUIET, *where, *flags]
+        try:
+            code = train.main(argv)
+        except UserError as error:
+            code = error
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    call.folder = tmp_path  # type: ignore[attr-defined]
+    return call

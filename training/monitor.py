@@ -36,7 +36,8 @@ class Monitor:
 
     def __init__(self, args: argparse.Namespace, recipe: Recipe, config: GPTConfig, state: TrainState,
                  trackers: Trackers, runtime: Runtime):
-        self._args, self._recipe, self._config, self._state = args, recipe, config, state
+        self.state = state
+        self._args, self._recipe, self._config = args, recipe, config
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
         self._curve = LossCurve(math.log(config.vocab_size))
@@ -48,7 +49,7 @@ class Monitor:
 
     def show_bar(self) -> None:
         """Shows the bar, on a terminal."""
-        self._out.bar(self._recipe.total_steps, self._state.step, "step")
+        self._out.bar(self._recipe.total_steps, self.state.step, "step")
 
     def read(self, *numbers: torch.Tensor) -> list[float]:
         """Numbers from the device in one copy: the only place in the loop where the host waits for the device."""
@@ -62,16 +63,16 @@ class Monitor:
     def log_step(self, losses: Sequence[float], norm: float, batch_size: int) -> None:
         """The figures of the steps since the last logged one; batch_size is the micro-batch in use."""
         seconds = self._clock.lap()
-        num_steps = self._state.step - self._last_logged
+        num_steps = self.state.step - self._last_logged
         self._last_loss = losses[-1]
         self._log(norm, seconds / num_steps)
         self._watch(seconds, seconds / num_steps, batch_size)
         self._read_curve(losses)
-        self._last_logged = self._state.step
+        self._last_logged = self.state.step
 
     def _log(self, norm: float, seconds: float) -> None:
         """Prints the line of a logged step and records it; seconds are those of one step."""
-        state, recipe, T = self._state, self._recipe, self._config.seq_length
+        state, recipe, T = self.state, self._recipe, self._config.seq_length
         lr = learning_rate_at(state.step, recipe)
         self._trackers.log(state.step, loss=self._last_loss, lr=lr, grad_norm=norm, tokens=state.samples_seen * T,
                            seconds=seconds)
@@ -121,16 +122,16 @@ class Monitor:
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
         peak = self._recipe.learning_rate
-        advice = self._curve.advice(peak, learning_rate_at(self._state.step, self._recipe) / peak)
+        advice = self._curve.advice(peak, learning_rate_at(self.state.step, self._recipe) / peak)
         if advice:
             kind = advice.partition(":")[0]  # 'the loss explodes', for example
-            self.warn_once(kind, f"advice at step {self._state.step:,}: {advice}")
+            self.warn_once(kind, f"advice at step {self.state.step:,}: {advice}")
 
     # ---- between steps
 
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation."""
-        step, bits = self._state.step, loss.bits_per_byte
+        step, bits = self.state.step, loss.bits_per_byte
         self._trackers.log(step, val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits)
         self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
                       f"per byte {'n/a' if bits is None else f'{bits:.4f}'}{' | best so far' if is_best else ''}")
@@ -139,7 +140,7 @@ class Monitor:
         """Prints a sample of the model's text, if there is one."""
         if text is not None:
             lines = text.replace("\n", "\n  | ")
-            self._out.say(f"sample at step {self._state.step:,}\n  | {lines}")
+            self._out.say(f"sample at step {self.state.step:,}\n  | {lines}")
 
     # ---- the end
 
@@ -150,7 +151,7 @@ class Monitor:
 
     def close(self, seconds: float, compile_seconds: float | None, is_saved: bool) -> None:
         """Ends the bar and prints the closing block."""
-        state, machine = self._state, self._machine
+        state, machine = self.state, self._machine
         self._out.close()
         checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
         closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 import data
-from common.words import duration, printable
+from common.words import duration, printable, several
 from machine import device
 from machine.memory import forget_peak, is_out_of_memory, release_memory
 from machine.timing import synchronize
@@ -97,9 +97,9 @@ class Recovery:
 
         now, again = self._batches.batch_size, "; compiling again" if self._runtime.machine.compile else ""
         self._runtime.out.warn(
-            f"out of memory in step {self._state.step + 1:,} with {was} sequences at a time: going on with {now} x "
-            f"{self.accumulation} micro-batches, the same samples a step{again}. Next time give --batch_size {now} "
-            f"--gradient_accumulation_steps {self.accumulation}, or --batch_size auto.")
+            f"out of memory in step {self._state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
+            f"{now} x {self.accumulation} micro-batches, the same samples a step{again}. Next time give --batch_size "
+            f"{now} --gradient_accumulation_steps {self.accumulation}, or --batch_size auto.")
         if self._runtime.machine.compile:
             with self._runtime.clock.pause():
                 self.compile()

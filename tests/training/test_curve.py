@@ -5,16 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from training.curve import BLOCK, RECENT, Curve, spread
+from training.curve import BLOCK, RECENT, LossCurve, spread
 
 GUESSING = math.log(32_000)
 STEPS = np.arange(1, 1001)
 HEALTHY = 3.0 + 6.0 * np.exp(-STEPS / 150) + 1.2 * (STEPS + 10.0) ** -0.3
 
 
-def read(losses) -> tuple[Curve, list[str]]:
+def read(losses) -> tuple[LossCurve, list[str]]:
     """The curve after these losses, and the spikes it told of."""
-    curve = Curve(GUESSING)
+    curve = LossCurve(GUESSING)
     said = [curve.add(step, float(loss)) for step, loss in enumerate(losses, 1)]
     return curve, [line for line in said if line]
 

@@ -1,0 +1,78 @@
+"""A tiny model, its batches, and what a run of train.py left behind."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from data import Batch
+from machine import device
+from machine.device import Machine
+from model import GPT, GPTConfig
+from training.optimizers import OPTIMIZERS, parameter_groups
+from training.recipe import Recipe
+from training.state import Learner
+
+TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
+QUIET = ["--sample_interval", "0", "--eval_interval", "1000"]  # no checkpoints but those a test is about
+
+OUT_OF_MEMORY = {
+    "gpu": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes. Error code 12"),
+    "host": MemoryError(),
+}
+
+
+def recipe(**changes) -> Recipe:
+    values = {"batch_size": 4, "accumulation": 1, "windows_per_epoch": 100, "epochs": 1, "total_steps": 100,
+              "learning_rate": 1e-3, "min_lr": 1e-5, "warmup_steps": 10, "schedule": "cosine", "eval_interval": 10,
+              "sample_interval": 0, "log_interval": 1, "reasons": ()}
+    return Recipe(**{**values, **changes})
+
+
+def on_cpu() -> Machine:
+    return device.choose(False, None, "auto", None)
+
+
+def small_model(**changes) -> GPT:
+    torch.manual_seed(1)
+    shape = {"vocab_size": 70, "seq_length": 8, "n_layer": 2, "n_head": 2, "n_embd": 16}
+    return GPT.create(GPTConfig(**{**shape, **changes}))
+
+
+def small_batch(rows: int, seed: int = 0) -> Batch:
+    tokens = torch.randint(0, 70, (rows, 9), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def learner_of(model: GPT, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2) -> Learner:
+    kind = OPTIMIZERS["adamw"]
+    optimizer = kind.build(parameter_groups(model, 0.1), learning_rate, (0.9, 0.95))
+    return Learner(model, optimizer, kind, scaler or torch.amp.GradScaler("cpu", enabled=False))
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl without what is measured with a clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def same_tensors(a: Path, b: Path) -> bool:
+    """True if weights and optimizer state of two checkpoints are byte-identical."""
+    return all((a / name).read_bytes() == (b / name).read_bytes()
+               for name in ("model.safetensors", "optimizer.safetensors"))
+
+
+def forward_that_needs(monkeypatch, most_rows: int, error: Exception) -> list[int]:
+    """Makes the model's training forward raise the error for more rows than that; returns the rows of each call."""
+    forward, rows = GPT.forward, []
+
+    def limited(model, idx_BT, *rest):
+        if model.training:
+            rows.append(len(idx_BT))
+        if len(idx_BT) > most_rows:
+            raise error
+        return forward(model, idx_BT, *rest)
+
+    monkeypatch.setattr(GPT, "forward", limited)
+    return rows

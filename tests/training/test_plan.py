@@ -1,0 +1,49 @@
+"""The printed plan, its doubts, the dry run."""
+
+import numpy as np
+
+import train
+from training.plan import verdict
+
+
+def test_a_dry_run_writes_nothing(run):
+    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5", "--budget", "1000")
+    assert code == 0
+    for key in ("step_seconds", "tokens_per_second", "peak_memory", "largest_batch_size", "disk", "time", "cost"):
+        assert f"\n{key}: " in text
+    assert "\nbudget: fits" in text
+    assert not (run.folder / "out").exists()
+
+
+def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, capsys):
+    np.arange(20, dtype="<i2").tofile(tmp_path / "short.bin")
+    code = train.main(
+        [
+            "--bin_file",
+            f"{tmp_path}/short.bin",
+            "--vocab_size",
+            "32",
+            "--model_size",
+            "tiny",
+            "--max_steps",
+            "2",
+            "--output_dir",
+            f"{tmp_path}/out",
+        ]
+    )
+    assert code == 0
+    text = capsys.readouterr().err
+    assert "T is 19, not 1,024" in text
+    assert "no validation tokens" in text
+
+
+def test_a_validation_that_says_little_is_pointed_out(corpus, tmp_path, capsys):
+    flags = ["--data_dir", str(corpus), "--model_size", "tiny", "--seq_length", "16", "--dry_run"]
+    assert train.main(flags) == 0
+    assert "the validation set has 92 tokens: by chance alone its loss is 0.3 nats off" in capsys.readouterr().err
+
+
+def test_the_verdict_says_what_the_money_buys():
+    assert verdict(10, 4, 1000, 2) == "fits: 4.00 of 10.00, 6.00 left"
+    assert verdict(1, 4, 1000, 2) == "does not fit: 4.00 of 1.00; it would buy 250 of 1,000 steps, 0.5 epochs"
+    assert verdict(0, 4, 1000, 2).endswith("buy 0 of 1,000 steps, 0 epochs")

@@ -1,0 +1,126 @@
+"""Steps that fail: out of memory, between micro-batches; a compiler that cannot."""
+
+import io
+import types
+
+import pytest
+import torch
+
+import train
+from common.errors import Exit
+from common.progress import Progress
+from common.signals import Signals
+from machine import device
+from machine.processes import ALONE
+from model import GPT
+from tests.helpers.training import (
+    OUT_OF_MEMORY,
+    forward_that_needs,
+    learner_of,
+    metrics_of,
+    on_cpu,
+    recipe,
+    small_batch,
+    small_model,
+)
+from training.recovery import Abandoned, Recovery
+from training.state import Runtime, TrainState
+
+
+def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(device, "why_no_compile", lambda _: None)
+    monkeypatch.setattr(GPT, "compile", broken)
+    code, text = run("--max_steps", "2", "--compile")
+    assert code == 0
+    assert "torch.compile failed, running eagerly: no such kernel" in text
+
+
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
+@pytest.mark.parametrize("preload", ["ram", "mmap"])
+def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypatch, kind, preload):
+    """Six samples a step as 6, then as 2 x 3 from the first step on, and as 2 x 3 from the flags: one mathematics."""
+    flags = ["--max_steps", "6", "--log_interval", "1", "--eval_interval", "3", "--preload", preload]
+    assert run(*flags, "--batch_size", "6", out="whole")[0] == 0
+    assert run(*flags, "--batch_size", "2", "--gradient_accumulation_steps", "3", out="thirds")[0] == 0
+    rows = forward_that_needs(monkeypatch, 2, OUT_OF_MEMORY[kind])
+    code, text = run(*flags, "--batch_size", "6", out="shrunk")
+    assert code == 0
+    assert rows == [6, 3] + [2] * 18
+    assert text.count("out of memory in step 1") == 2
+    assert "going on with 2 x 3 micro-batches" in text
+    whole, thirds, shrunk = (metrics_of(run.folder / name) for name in ("whole", "thirds", "shrunk"))
+    for one, other in zip(whole, shrunk, strict=True):
+        assert other == pytest.approx(one, rel=1e-4)  # validation alike: its windows do not depend on the batch
+    assert [fields for fields in shrunk if "loss" in fields] == [fields for fields in thirds if "loss" in fields]
+
+
+def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatch):
+    """Memory runs out in the third of four micro-batches of step 3, with dropout: steps 1 and 2 are those of before."""
+    flags = ["--max_steps", "4", "--log_interval", "1", "--dropout", "0.2", "--gradient_accumulation_steps", "4"]
+    run(*flags, out="clean")
+    forward, calls = GPT.forward, []
+
+    def once(model, *rest):
+        calls.append(len(rest[0]))
+        if len(calls) == 11:
+            raise OUT_OF_MEMORY["gpu"]
+        return forward(model, *rest)
+
+    monkeypatch.setattr(GPT, "forward", once)
+    code, text = run(*flags, out="failed")
+    assert code == 0
+    assert "out of memory in step 3 with 4 sequences at a time: going on with 2 x 8 micro-batches" in text
+    assert calls[10:20] == [4] + [2] * 8 + [2]
+    clean, failed = (metrics_of(run.folder / name) for name in ("clean", "failed"))
+    assert clean[:2] == failed[:2]
+    assert failed[2]["loss"] == pytest.approx(clean[2]["loss"], abs=0.05)  # other neurons are dropped
+    assert failed[2]["tokens"] == clean[2]["tokens"]
+
+
+def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    learner = learner_of(small_model(), scaler)
+    args = train.read_flags(["--no-use_gpu"])
+    runtime = Runtime.of(on_cpu(), ALONE, Progress(io.StringIO()), Signals())
+    batches = types.SimpleNamespace(batch_size=1, get=lambda seen, micro: small_batch(1, micro))
+    recovery = Recovery(args, learner, TrainState(), recipe(batch_size=1), batches, runtime)  # type: ignore[arg-type]
+    train.train_step(learner, [small_batch(4)], 1, runtime.machine, 0.0, 1.0)
+    parameter = next(iter(learner.optimizer.state))
+    scale, rng = scaler.get_scale(), torch.get_rng_state()
+
+    def fails():
+        torch.rand(1)
+        del learner.optimizer.state[parameter]["exp_avg_sq"]
+        for p in learner.model.parameters():
+            p.grad = torch.zeros_like(p)
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(learner.optimizer)
+        raise Abandoned
+
+    with pytest.raises(Abandoned):
+        recovery.until_it_fits(fails)
+    assert parameter not in learner.optimizer.state
+    assert all(p.grad is None for p in learner.model.parameters())
+    assert scaler.get_scale() == scale
+    assert torch.equal(torch.get_rng_state(), rng)
+    loss, _ = train.train_step(learner, [small_batch(4)], 1, runtime.machine, 0.0, 1.0)
+    assert torch.isfinite(loss)
+
+
+def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monkeypatch):
+    rows = forward_that_needs(monkeypatch, 0, OUT_OF_MEMORY["gpu"])
+    code, text = run("--max_steps", "2")
+    assert code.code == Exit.MACHINE
+    assert rows == [4, 2, 1]
+    assert "out of memory with 1 sequence at a time" in str(code)
+    assert "--seq_length" in str(code)
+    assert "1 x 4 micro-batches" in text
+
+
+def test_another_error_of_the_step_is_not_taken_for_want_of_memory(run, monkeypatch):
+    forward_that_needs(monkeypatch, 0, RuntimeError("shapes do not match"))
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run("--max_steps", "2")

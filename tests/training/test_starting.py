@@ -1,0 +1,150 @@
+"""Resuming, finetuning, and what does not fit together."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import train
+from checkpoint.find import steps_in
+from checkpoint.huggingface import load_model, read_config
+from common.errors import Exit, UserError
+from tests.helpers.training import metrics_of
+
+ROOT = Path(train.__file__).parent
+
+
+def test_a_finished_run_says_so_and_writes_nothing(run):
+    assert run("--max_steps", "3")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*") if path.name != ".lock"}
+    code, text = run("--max_steps", "3", "--resume_from", "auto")
+    assert code == 0
+    assert "already at step 3 of 3; raise --epochs or --max_steps" in text
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_longer_horizon_goes_on_and_says_what_changed(run):
+    run("--max_steps", "3")
+    code, text = run("--max_steps", "6", "--learning_rate", "0.001", "--resume_from", "auto")
+    assert code == 0
+    assert "total_steps 3 -> 6" in text
+    assert "learning_rate" in text
+    assert max(steps_in(run.folder / "out")) == 6
+
+
+def test_another_runs_checkpoints_are_never_mixed_with_ours(run):
+    run("--max_steps", "3")
+    code, _ = run("--max_steps", "3")
+    assert code.code == Exit.CHECKPOINT
+    assert "--overwrite, which deletes its 1 checkpoints" in str(code)
+    code, text = run("--max_steps", "2", "--overwrite")
+    assert code == 0
+    assert "deleting" in text
+    assert list(steps_in(run.folder / "out")) == [2]
+
+
+def test_a_checkpoint_of_another_model_or_corpus_is_refused(run, corpus, tmp_path):
+    run("--max_steps", "2")
+    code, _ = run("--max_steps", "4", "--n_layer", "2", "--resume_from", "auto")
+    assert code.code == Exit.CHECKPOINT
+    assert "n_layer is 1 there, 2 here" in str(code)
+    other = [
+        "--bin_file",
+        str(corpus / "val.bin"),
+        "--tokenizer_file",
+        str(corpus / "tokenizer.json"),
+        "--resume_from",
+        "auto",
+    ]
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 300, "dtype": "int16"}))
+    other += ["--metadata_file", str(tmp_path / "metadata.json")]
+    vocabulary = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": vocabulary, "dtype": "int16"}))
+    code, _ = run("--max_steps", "4", *other)
+    assert code.code == Exit.DATA
+    assert "--allow_new_data" in str(code)
+    assert run("--max_steps", "4", *other, "--allow_new_data")[0] == 0
+
+
+def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(run, corpus):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    vocab_size = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, n_positions=16, n_embd=32, n_layer=2, n_head=2,
+                                        initializer_range=0.3)).eval()
+    theirs.save_pretrained(run.folder / "gpt2")
+    argv = ["--data_dir", str(corpus), "--output_dir", str(run.folder / "out"), "--init_from", str(run.folder / "gpt2"),
+            "--no-use_gpu", "--max_steps", "30", "--batch_size", "8", "--learning_rate", "1e-2"]
+    out = cli_output(argv)
+    tokens = torch.from_numpy(np.fromfile(corpus / "val.bin", "<i2").astype(np.int64))
+    windows = [tokens[start:start + 17] for start in range(0, len(tokens) - 1, 16)]
+    with torch.no_grad():
+        nats = sum(float(F.cross_entropy(theirs(window[None, :-1]).logits[0], window[1:], reduction="sum"))
+                   for window in windows)
+    began = float(re.search(r"validation before the first step \| loss (\S+)", out)[1])  # type: ignore[index]
+    assert began == pytest.approx(nats / (len(tokens) - 1), abs=6e-5)
+    assert "no tokenizer to compare" in out
+    losses = [line["val_loss"] for line in metrics_of(run.folder / "out") if "val_loss" in line]
+    assert losses[-1] < began - 1
+    again = GPT2LMHeadModel.from_pretrained(run.folder / "out/checkpoint-30").eval()
+    ours = load_model(run.folder / "out/checkpoint-30", torch.device("cpu")).eval()
+    with torch.no_grad():
+        assert torch.allclose(again(tokens[None, :16]).logits, ours(tokens[None, :16]), atol=1e-4)
+
+
+def cli_output(argv: list[str]) -> str:
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("flags", "code", "words"), [
+    (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
+    (["--n_layer", "2"], Exit.FLAGS, "--init_from: sets the model's shape"),
+    (["--data_dir", "{other}"], Exit.DATA, "another tokenizer than --init_from's"),
+    (["--data_dir", "{larger}"], Exit.DATA, "ids, --init_from"),
+])
+def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path, flags, code, words):
+    import pretokenize
+
+    assert run("--max_steps", "2")[0] == 0
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(str(number**3) for number in range(800)))
+    for name, size in (("other", "270"), ("larger", "320")):
+        pretokenize.main([str(text), "--output_dir", str(tmp_path / name), "--vocab_size", size])
+    flags = [flag.format(other=tmp_path / "other", larger=tmp_path / "larger") for flag in flags]
+    with pytest.raises(UserError, match=words) as caught:
+        train.main(["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--max_steps",
+                    "2", "--init_from", str(run.folder / "out"), *flags])
+    assert caught.value.code == code
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_finetuned_model_may_be_shorter_and_a_run_of_it_resumes(run, corpus, tmp_path):
+    assert run("--max_steps", "2")[0] == 0
+    argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--batch_size", "4",
+            "--init_from", str(run.folder / "out"), "--seq_length", "4", "--sample_interval", "0"]
+    assert train.main([*argv, "--max_steps", "2"]) == 0
+    assert train.main([*argv, "--max_steps", "3", "--resume_from", "auto"]) == 0
+    assert max(steps_in(tmp_path / "tuned")) == 3
+    config = read_config(tmp_path / "tuned/checkpoint-3")
+    assert (config.seq_length, config.n_layer) == (4, 1)
+
+
+def test_an_optimizer_reset_resumes_weights_and_step_alone(run):
+    flags = ("--checkpoint_every_steps", "2", "--eval_interval", "9", "--log_interval", "1", "--epochs", "9")
+    run("--max_steps", "4", *flags)
+    code, text = run("--max_steps", "6", *flags, "--resume_from", "auto", "--reset_optimizer")
+    assert code == 0
+    assert "the optimizer starts without its state (--reset_optimizer)" in text
+    assert [line["step"] for line in metrics_of(run.folder / "out")][:6] == [1, 2, 3, 4, 5, 6]
+    tensors = load_file(run.folder / "out/checkpoint-6/optimizer.safetensors")
+    assert tensors["step.transformer.wte.weight"] == 2
