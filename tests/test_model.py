@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from architectures.gpt2 import to_hf_config
 from checkpoint.huggingface import load_model, load_weights
 from machine import device
-from model import GPT, SIZES, GPTConfig
-from ops.attention import causal_attention
-from ops.linear import ACTIVATIONS, linear, onednn_linear
+from model import GPT, SIZES, GPTConfig, Options
+from ops.attention import attention_in_blocks, causal_attention
 from ops.loss import IGNORED
 
 GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,
@@ -110,23 +109,22 @@ def test_a_model_saved_here_gives_the_same_logits_in_transformers(make_checkpoin
     assert sum(p.numel() for p in theirs.parameters()) == replace(model.config, bias=True).num_parameters
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_is_the_one_transformers_calls_by_that_name(name):
-    from transformers.activations import ACT2FN
 
-    x = torch.linspace(-6, 6, 1001)
-    torch.testing.assert_close(F.gelu(x, approximate=ACTIVATIONS[name]), ACT2FN[name](x), atol=1e-6, rtol=0)
 
 
 # ---------------------------------------------------------------- causality
 
 
-@pytest.mark.parametrize("in_blocks", [False, True])
+def in_blocks_of_five(q_BHTK, k_BHTK, v_BHTK, dropout):
+    return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout, block_rows=5)
+
+
+@pytest.mark.parametrize("attention", [causal_attention, in_blocks_of_five])
 @pytest.mark.parametrize("changes", [{}, {"bias": False, "tie_weights": False, "n_head": 1}])
-def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_model, monkeypatch, changes, in_blocks):
-    monkeypatch.setattr("model.attends_in_blocks", lambda *_: in_blocks)
-    monkeypatch.setattr("model.BLOCK_ROWS", 5)
+def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_model, changes, attention):
     model, inputs = make_model(**changes), []
+    for block in model.transformer["h"]:
+        block.attn.attention = attention
 
     def keep(_module, _args, output):
         inputs.append(output.detach().requires_grad_())
@@ -142,18 +140,7 @@ def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_mod
         assert (gradient_BT[:, t + 1:] == 0).all()
 
 
-@pytest.mark.parametrize("seq_length", [1, 4, 5, 11])
-def test_attention_in_blocks_is_that_of_the_fused_kernel(monkeypatch, seq_length):
-    torch.manual_seed(0)
-    monkeypatch.setattr("model.BLOCK_ROWS", 5)
-    qkv = [torch.randn(2, 3, seq_length, 8, requires_grad=True) for _ in range(3)]
-    direction, found = torch.randn(2, 3, seq_length, 8), {}
-    for in_blocks in (False, True):
-        monkeypatch.setattr("model.attends_in_blocks", lambda *_, answer=in_blocks: answer)
-        y_BHTK = causal_attention(*qkv, dropout=0.0)
-        found[in_blocks] = [y_BHTK, *torch.autograd.grad((y_BHTK * direction).sum(), qkv)]
-    for blocks, fused in zip(found[True], found[False], strict=True):
-        torch.testing.assert_close(blocks, fused, atol=1e-5, rtol=1e-5)
+
 
 
 # ---------------------------------------------------------------- initial weights
@@ -293,7 +280,7 @@ def test_the_loss_in_chunks_and_its_gradients_are_those_of_all_logits(make_model
     ids, targets = random_ids(model), random_ids(model)
     targets[0, 3:9] = IGNORED
     plain = loss_and_gradients(model, ids, targets, label_smoothing)
-    model.loss_chunk = chunk
+    model.options = Options(loss_chunk=chunk)
     for found, expected in zip(loss_and_gradients(model, ids, targets, label_smoothing), plain, strict=True):
         assert largest_difference(found, expected) < 2e-6
     with torch.no_grad():
@@ -306,52 +293,28 @@ def test_the_loss_in_chunks_in_bf16_is_within_its_rounding(make_model):
     ids, targets = random_ids(model), random_ids(model)
     exact = loss_and_gradients(model, ids, targets)
     plain = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
-    model.loss_chunk = 8
+    model.options = Options(loss_chunk=8)
     chunked = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
     for found, expected, true in zip(chunked, plain, exact, strict=True):
         assert (found - true).norm() < 1.2 * (expected - true).norm() + 1e-3 * true.norm()
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
-@pytest.mark.parametrize("shape", [(7, 24), (2, 5, 24)])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_a_product_by_onednn_and_its_gradients_are_those_of_pytorch(monkeypatch, shape, has_bias):
-    by_onednn = []
-    real = onednn_linear
-    monkeypatch.setattr(room, "ONEDNN_IS_FASTER", True)
-    monkeypatch.setattr(room, "onednn_linear", lambda *args: by_onednn.append(1) or real(*args))
-    x, weight, bias = torch.randn(shape), torch.randn(40, 24), torch.randn(40) if has_bias else None
-    found = {}
-    for ONEDNN_IS_FASTER in (False, True):
-        leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
-        y = linear(*leaves)
-        y.mul(torch.arange(40)).transpose(0, -1).sum().backward()
-        found[ONEDNN_IS_FASTER] = [y.detach(), *(leaf.grad for leaf in leaves)]
-    assert len(by_onednn) == 2
-    for mine, theirs in zip(found[True], found[False], strict=True):
-        assert largest_difference(mine, theirs) < 2e-6
 
 
-def test_products_in_half_precision_and_without_avx512_are_pytorchs(monkeypatch):
-    monkeypatch.setattr(room, "onednn_linear", None)
-    x, weight = torch.randn(3, 24), torch.randn(40, 24)
-    monkeypatch.setattr(room, "ONEDNN_IS_FASTER", False)
-    assert linear(x, weight).equal(F.linear(x, weight))
-    monkeypatch.setattr(room, "ONEDNN_IS_FASTER", True)
-    assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(x, weight).dtype == torch.bfloat16
+
+
 
 
 def test_the_whole_logits_are_not_kept_when_the_loss_is_in_chunks(make_model):
     model = make_model(vocab_size=300).train()
     ids, found = random_ids(model), {}
-    for model.loss_chunk in (0, 8):
+    for chunk in (0, 8):
+        model.options = Options(loss_chunk=chunk)
         kept = []
         keep = lambda x, kept=kept: kept.append(tuple(x.shape)) or x  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             model(ids, ids)
-        found[model.loss_chunk] = {(32, 384), (32, 300)} & set(kept) != set()
+        found[chunk] = {(32, 384), (32, 300)} & set(kept) != set()
     assert found == {0: True, 8: False}
 
 
@@ -361,8 +324,7 @@ def test_compiled_it_is_one_graph_with_the_same_loss_and_gradients(make_model, c
     model = make_model(vocab_size=300).train()
     ids = random_ids(model)
     plain = loss_and_gradients(model, ids, ids)
-    for name, value in changes.items():
-        setattr(model, name, value)
+    model.options = Options(**changes)
     torch.compiler.reset()
     model.compile(dynamic=False, fullgraph=True)
     for found, expected in zip(loss_and_gradients(model, ids, ids), plain, strict=True):
@@ -376,7 +338,7 @@ def test_a_head_in_8_bits_is_near_the_one_in_16(make_model, chunk):
     targets[0, 3:9] = IGNORED
     exact = loss_and_gradients(model, ids, targets)
     plain = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
-    model.fp8_head, model.loss_chunk = True, chunk
+    model.options = Options(fp8_head=True, loss_chunk=chunk)
     coarse = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
     assert coarse[0] == pytest.approx(float(exact[0]), rel=2e-3)
     exact_G, plain_G, coarse_G = (torch.cat([x.flatten() for x in found[1:]]) for found in (exact, plain, coarse))
@@ -388,7 +350,7 @@ def test_a_head_in_8_bits_is_near_the_one_in_16(make_model, chunk):
 
 def test_a_head_in_8_bits_hides_no_nan(make_model):
     model = make_model(vocab_size=300).train()
-    model.fp8_head = True
+    model.options = Options(fp8_head=True)
     model.transformer["ln_f"].weight.data[3] = float("nan")
     assert loss_and_gradients(model, random_ids(model), random_ids(model), dtype=torch.bfloat16)[0].isnan()
 
@@ -398,7 +360,7 @@ def test_recomputed_blocks_give_the_same_loss_and_gradients(make_model, dropout)
     model = make_model(dropout=dropout).train()
     ids, targets = random_ids(model), random_ids(model)
     kept = loss_and_gradients(model, ids, targets)
-    model.recompute = True
+    model.options = Options(recompute=True)
     for found, expected in zip(loss_and_gradients(model, ids, targets), kept, strict=True):
         assert torch.equal(found, expected)
 
@@ -406,11 +368,12 @@ def test_recomputed_blocks_give_the_same_loss_and_gradients(make_model, dropout)
 def test_recomputing_keeps_less(make_model):
     model = make_model(n_layer=4).train()
     ids, kept = random_ids(model), {}
-    for model.recompute in (False, True):
+    for recompute in (False, True):
+        model.options = Options(recompute=recompute)
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, lambda x: x):
             model(ids, ids)
-        kept[model.recompute] = sum(sizes)
+        kept[recompute] = sum(sizes)
     assert kept[True] < 0.6 * kept[False]
 
 
@@ -421,7 +384,7 @@ def test_the_residual_stream_in_bf16_is_within_the_rounding_of_mixed_precision(m
     mixed = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
     seen = []
     model.transformer["h"][1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))  # type: ignore
-    model.residual_dtype = torch.bfloat16
+    model.options = Options(residual_dtype=torch.bfloat16)
     stream = loss_and_gradients(model, ids, targets, dtype=torch.bfloat16)
     assert seen == [torch.bfloat16]
     for found, expected, true in zip(stream, mixed, exact, strict=True):
@@ -445,8 +408,7 @@ def test_on_a_gpu_each_saving_gives_the_plain_gradients(make_model, compiled, ch
         return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
     exact = gradients(torch.float32)
-    for name, value in changes.items():
-        setattr(model, name, value)
+    model.options = Options(**changes)
     if compiled:
         torch.compiler.reset()
         model.compile(dynamic=False, fullgraph=True)
@@ -461,7 +423,8 @@ def test_on_a_gpu_a_head_in_8_bits_is_near_the_one_in_16(make_model, compiled):
         pytest.skip(reason)
     model = make_model(vocab_size=300).train().to("cuda")
     ids, found = random_ids(model).to("cuda"), []
-    for model.fp8_head in (False, True):
+    for fp8_head in (False, True):
+        model.options = Options(fp8_head=fp8_head)
         if compiled:
             torch.compiler.reset()
             model.compile(dynamic=False, fullgraph=True)

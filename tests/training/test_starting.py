@@ -54,7 +54,7 @@ def test_a_checkpoint_of_another_model_or_corpus_is_refused(run, corpus, tmp_pat
     run("--max_steps", "2")
     code, _ = run("--max_steps", "4", "--n_layer", "2", "--resume_from", "auto")
     assert code.code == Exit.CHECKPOINT
-    assert "n_layer is 1 there, 2 here" in str(code)
+    assert "n_layer is 1 in the checkpoint and 2 here" in str(code)
     other = [
         "--bin_file",
         str(corpus / "val.bin"),
@@ -107,10 +107,10 @@ def cli_output(argv: list[str]) -> str:
 
 
 @pytest.mark.parametrize(("flags", "code", "words"), [
-    (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
+    (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: the model of --init_from has 8 positions"),
     (["--n_layer", "2"], Exit.FLAGS, "--init_from: sets the model's shape"),
-    (["--data_dir", "{other}"], Exit.DATA, "another tokenizer than --init_from's"),
-    (["--data_dir", "{larger}"], Exit.DATA, "ids, --init_from"),
+    (["--data_dir", "{other}"], Exit.DATA, "another tokenizer than the weights of --init_from"),
+    (["--data_dir", "{larger}"], Exit.DATA, "ids, the model of --init_from"),
 ])
 def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path, flags, code, words):
     import pretokenize

@@ -1,0 +1,53 @@
+"""Linear layers and GELU against PyTorch's and transformers' own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ops import linear as linear_room
+from ops.linear import ACTIVATIONS, linear, onednn_linear
+
+
+def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """As a share of the largest expected value."""
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize("shape", [(7, 24), (2, 5, 24)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_by_onednn_and_its_gradients_are_those_of_pytorch(monkeypatch, shape, has_bias):
+    by_onednn = []
+    real = onednn_linear
+    monkeypatch.setattr(linear_room, "onednn_linear", lambda *args: by_onednn.append(1) or real(*args))
+    x, weight, bias = torch.randn(shape), torch.randn(40, 24), torch.randn(40) if has_bias else None
+    found = {}
+    for is_faster in (False, True):
+        monkeypatch.setattr(linear_room, "ONEDNN_IS_FASTER", is_faster)
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
+        y = linear(*leaves)
+        y.mul(torch.arange(40)).transpose(0, -1).sum().backward()
+        found[is_faster] = [y.detach(), *(leaf.grad for leaf in leaves)]
+    assert len(by_onednn) == 2
+    for mine, theirs in zip(found[True], found[False], strict=True):
+        assert largest_difference(mine, theirs) < 2e-6
+
+
+def test_products_in_half_precision_and_without_avx512_are_pytorchs(monkeypatch):
+    monkeypatch.setattr(linear_room, "onednn_linear", None)
+    x, weight = torch.randn(3, 24), torch.randn(40, 24)
+    monkeypatch.setattr(linear_room, "ONEDNN_IS_FASTER", False)
+    assert linear(x, weight).equal(F.linear(x, weight))
+    monkeypatch.setattr(linear_room, "ONEDNN_IS_FASTER", True)
+    assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_the_one_transformers_calls_by_that_name(name):
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-6, 6, 1001)
+    torch.testing.assert_close(F.gelu(x, approximate=ACTIVATIONS[name]), ACT2FN[name](x), atol=1e-6, rtol=0)
