@@ -184,7 +184,7 @@ from pretokenization.assemble import (
     summarise,
 )
 from pretokenization.blocks import LIMITS, Limits, Reading, Report
-from pretokenization.engines import Differs, choose, could_be_faster
+from pretokenization.engines import Differs, choose_engine, could_be_faster
 from pretokenization.files import Source
 from pretokenization.passes import Job, Text, encode, measure, split_by_hash, take_only_document
 from pretokenization.sources import demo_sources, find_sources, spans_of
@@ -331,7 +331,7 @@ def encode_only_document(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
 def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
     """The ids of all the text in the work folder, by the fastest engine that proves equal to tokenizers."""
     progress, requested = job.progress, job.args.engine
-    chosen = choose(requested, vocabulary, progress.say)
+    chosen = choose_engine(requested, vocabulary, progress.say)
     progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
     if chosen == "tokenizers" and could_be_faster(requested, vocabulary) and job.text.file_bytes > LARGE_BYTES:
         progress.say("python -m pip install gigatoken would make this about twenty times faster")

@@ -42,7 +42,7 @@ class Differs(Exception):
 # ---------------------------------------------------------------- the choice of an engine
 
 
-def choose(requested: str, vocabulary: Vocabulary, say: Callable[[str], None]) -> str:
+def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], None]) -> str:
     """The engine to encode with: the one requested if it can be used, else tokenizers, and the reason is printed."""
     if requested == "tokenizers":
         return requested

@@ -22,7 +22,7 @@ from pretokenization.engines import (
     NEWER,
     Encoder,
     Fence,
-    choose,
+    choose_engine,
     could_be_faster,
     differing_code_points,
     fence_ranges,
@@ -321,7 +321,7 @@ def test_special_tokens_with_far_ids_do_not_disturb_the_fast_engine(content):
     assert found.size == 5001
     assert found.is_known_kind
     said: list[str] = []
-    if choose("gigatoken", found, said.append) == "gigatoken":
+    if choose_engine("gigatoken", found, said.append) == "gigatoken":
         both = Encoder(found, "gigatoken"), Encoder(found, "tokenizers")
         same(both, [b"<|im_start|>a<|im_end|> b", *(part.encode() for _, part in hard_texts())])
 
@@ -394,18 +394,18 @@ def lying(monkeypatch, about: bytes) -> None:
 def test_the_fast_engine_is_chosen_where_it_proves_equal(vocabulary):
     pytest.importorskip("gigatoken")
     said: list[str] = []
-    assert choose("tokenizers", vocabulary, said.append) == "tokenizers"
-    assert choose("auto", vocabulary, said.append) == "gigatoken"
-    assert choose("gigatoken", vocabulary, said.append) == "gigatoken"
+    assert choose_engine("tokenizers", vocabulary, said.append) == "tokenizers"
+    assert choose_engine("auto", vocabulary, said.append) == "gigatoken"
+    assert choose_engine("gigatoken", vocabulary, said.append) == "gigatoken"
     assert [line for line in said if "comparing" not in line] == []
 
 
 def test_what_is_not_installed_is_not_used_and_that_is_said_to_who_asked(vocabulary, content, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     said: list[str] = []
-    assert choose("auto", vocabulary, said.append) == "tokenizers"
+    assert choose_engine("auto", vocabulary, said.append) == "tokenizers"
     assert said == []
-    assert choose("gigatoken", vocabulary, said.append) == "tokenizers"
+    assert choose_engine("gigatoken", vocabulary, said.append) == "tokenizers"
     assert said == ["gigatoken is not used: it is not installed; python -m pip install gigatoken"]
     assert could_be_faster("auto", vocabulary)
     assert not could_be_faster("auto", changed(content, dropout=0.1))
@@ -416,11 +416,11 @@ def test_an_unknown_kind_and_an_engine_that_lies_are_not_used_and_that_is_said(v
     pytest.importorskip("gigatoken")
     said: list[str] = []
     for requested in ("auto", "gigatoken"):
-        assert choose(requested, changed(content, ignore_merges=True), said.append) == "tokenizers"
+        assert choose_engine(requested, changed(content, ignore_merges=True), said.append) == "tokenizers"
         assert said.pop() == "gigatoken is not used: this tokenizer is not of GPT-2's kind"
     lying(monkeypatch, b"\xc2\xbd")
     for requested in ("auto", "gigatoken"):
-        assert choose(requested, vocabulary, said.append) == "tokenizers"
+        assert choose_engine(requested, vocabulary, said.append) == "tokenizers"
         assert said.pop() == "gigatoken is not used: it gives other ids for numbers"
 
 
