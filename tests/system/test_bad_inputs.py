@@ -561,8 +561,8 @@ CORPORA = [
      lambda place: (place / "x.txt.xz").write_bytes(packed("xz", bytes(2**22)) * 80)),
     ("lines without the field", "x.jsonl", "has no text in field 'text': its fields are body",
      write("x.jsonl", '{"body": "a b c"}\n' * 9)),
-    ("lines without another field", "x.jsonl --text_field body", "has no text in field 'body': its fields are text. Give"
-     " --text_field", write("x.jsonl", '{"text": "a b c"}\n' * 9)),
+    ("lines without another field", "x.jsonl --text_field body",
+     "has no text in field 'body': its fields are text. Give --text_field", write("x.jsonl", '{"text": "a b c"}\n' * 9)),
     ("lines with a number for text", "x.jsonl", "has no text in field 'text'", write("x.jsonl", '{"text": 5}\n' * 9)),
     ("broken lines", "x.jsonl", "is not JSON", write("x.jsonl", '{"text": "a b\n' * 9)),
     ("lists in lists in a line", "x.jsonl", "is not JSON", write("x.jsonl", deep("list"))),
