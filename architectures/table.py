@@ -16,41 +16,77 @@ ConfigT = TypeVar("ConfigT")
 class Architecture(Protocol[ConfigT]):
     """What the program must know about a network besides the network itself; a module may implement it.
 
-    architectures/gpt2.py says for each member what it means. Names of parameters are those of the network's
-    state_dict(), without .weight and .bias.
+    A config has the fields and properties of model.GPTConfig that the program reads: vocab_size and padded_vocab_size,
+    seq_length, n_layer, n_head, n_embd, dropout, tie_weights, num_parameters, num_block_weights, flops_per_token.
+    tensors are by the names of the network's state_dict(), stored ones by those of a Hugging Face folder. Names of
+    parts are those of their parameters without .weight and .bias.
     """
 
-    NAME: str
+    NAME: str  # for the model card
     Config: type[ConfigT]
+
+    def build(self, config: ConfigT) -> Any:
+        """The network, its values not yet set."""
+        ...
+
+    def block_bytes(self, config: ConfigT, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
+        """Bytes per token that autograd keeps of one block; dtype is autocast's, residual_bytes an element's size."""
+        ...
+
+    # config.json
+
+    def to_hf_config(self, config: ConfigT, end_of_text_id: int | None) -> dict[str, Any]:
+        """The fields of config.json, model_type among them, by which transformers opens the model."""
+        ...
+
+    def from_hf_config(self, fields: Mapping[str, Any]) -> ConfigT:
+        """The config from the fields. Raises InvalidCheckpoint for what the network does not compute exactly."""
+        ...
+
+    # model.safetensors
+
+    def shapes(self, config: ConfigT) -> dict[str, list[int]]:
+        """The shape of each tensor of state_dict() without the rows that pad the vocabulary."""
+        ...
+
+    def unpadded_tensors(self, config: ConfigT, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views without the vocabulary's padding; what others need and the network leaves out is zero."""
+        ...
+
+    def to_hf_tensors(self, config: ConfigT, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views by the names and in the layout of a Hugging Face folder."""
+        ...
+
+    def from_hf_tensors(self, config: ConfigT, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The inverse. Names and shapes are compared with shapes() afterwards, by the caller."""
+        ...
+
+    # decoding
+
     EMBEDDING: str
     POSITIONS: str
     FINAL_NORM: str
-    GGUF_ARCHITECTURE: str
-    GGUF_KEPT_IN_F32: tuple[str, ...]
 
-    def build(self, config: ConfigT) -> Any: ...
+    def head_name(self, config: ConfigT) -> str:
+        """The output layer, which is the embedding where the two share a matrix."""
+        ...
 
-    def block_bytes(self, config: ConfigT, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float: ...
+    def decoding_layer(self, config: ConfigT, layer: int) -> dict[str, tuple[int, ...]]:
+        """The parts of a block in the order in which a token passes them, with the shapes of their weights."""
+        ...
 
-    def to_hf_config(self, config: ConfigT, end_of_text_id: int | None) -> dict[str, Any]: ...
+    # GGUF, for llama.cpp
 
-    def from_hf_config(self, fields: Mapping[str, Any]) -> ConfigT: ...
+    GGUF_ARCHITECTURE: str  # of gguf.MODEL_ARCH
+    GGUF_KEPT_IN_F32: tuple[str, ...]  # matrices that stay f32, by their tensors' names
 
-    def shapes(self, config: ConfigT) -> dict[str, list[int]]: ...
+    def why_no_gguf(self, config: ConfigT) -> str | None:
+        """Why llama.cpp would compute something else from this model; None if it computes the same."""
+        ...
 
-    def unpadded_tensors(self, config: ConfigT, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
-
-    def to_hf_tensors(self, config: ConfigT, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
-
-    def from_hf_tensors(self, config: ConfigT, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
-
-    def decoding_layer(self, config: ConfigT, layer: int) -> dict[str, tuple[int, ...]]: ...
-
-    def head_name(self, config: ConfigT) -> str: ...
-
-    def why_no_gguf(self, config: ConfigT) -> str | None: ...
-
-    def add_gguf_fields(self, writer: Any, config: ConfigT) -> None: ...
+    def add_gguf_fields(self, writer: Any, config: ConfigT) -> None:
+        """Adds to a gguf.GGUFWriter the fields by which llama.cpp knows the model's shape."""
+        ...
 
 
 ARCHITECTURES: dict[str, Architecture[Any]] = {"gpt2": gpt2}

@@ -29,6 +29,8 @@ NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a
 PUBLISHED = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
 
+WHAT_OPENS = "a checkpoint of train.py or a Hugging Face GPT-2 folder"  # the cure in messages
+
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 ALIGNMENT = 64  # bytes, of a tensor in a copy of the state

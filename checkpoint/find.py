@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.fields import InvalidCheckpoint, shown
-from checkpoint.contents import CONFIG, MANIFEST, OPTIMIZER, STATE, WEIGHTS
+from checkpoint.contents import CONFIG, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
 from common.words import printable, several
 from model import GPTConfig
 
 LLMC_MAGIC = 20240326  # the first four bytes of a checkpoint of llm.c
-WHAT_OPENS = "a checkpoint of train.py or a Hugging Face GPT-2 folder"
 T = TypeVar("T")
 
 

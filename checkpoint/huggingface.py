@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint
 from architectures.table import architecture_of, by_model_type
-from checkpoint.contents import CONFIG, WEIGHTS
+from checkpoint.contents import CONFIG, WEIGHTS, WHAT_OPENS
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
 from common.words import printable
@@ -100,8 +100,8 @@ def open_model(folder: Path) -> tuple[GPTConfig, dict[str, torch.Tensor]]:
                                     f"{stored_bytes:,} bytes")
         return config, weights_in(folder, config)
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give a checkpoint of train.py "
-                                         "or a Hugging Face GPT-2 folder with safetensors.") from error
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give {WHAT_OPENS} "
+                                         "with safetensors.") from error
 
 
 def load_model(folder: Path, device: torch.device) -> GPT:

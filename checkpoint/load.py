@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint
-from checkpoint.contents import OPTIMIZER, StateShapes
+from checkpoint.contents import OPTIMIZER, WHAT_OPENS, StateShapes
 from checkpoint.find import resolve
 from checkpoint.huggingface import load_weights, read_config, weights_file
 from checkpoint.verify import MAX_COUNT
@@ -31,8 +31,8 @@ def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, 
         weights_file(folder)
         return folder, read_config(folder)
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(requested)}: {error}. Give a checkpoint of train.py "
-                                         "or a Hugging Face GPT-2 folder with safetensors.") from error
+        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(requested)}: {error}. Give {WHAT_OPENS} "
+                                         "with safetensors.") from error
 
 
 def start_from(folder: Path, model: GPT) -> None:

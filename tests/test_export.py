@@ -13,9 +13,8 @@ import torch
 import export
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
+from tests.helpers.commands import ROOT
 from tokens.tokenizer import vocab_size_of
-
-ROOT = Path(export.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,7 @@ def test_from_pretrained_takes_the_gguf(make_checkpoint, tmp_path):
         torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
 
 
-def test_the_gguf_holds_what_llama_cpp_asks_a_gpt2_for(make_checkpoint, tokenizer, tmp_path):
+def test_the_gguf_holds_what_llama_cpp_reads_of_a_gpt2(make_checkpoint, tokenizer, tmp_path):
     gguf = pytest.importorskip("gguf")
 
     path, model, _ = make_checkpoint(tmp_path / "out", vocab_size=410)
@@ -115,7 +114,7 @@ def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, t
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
-def test_a_smaller_type_rounds_matrices_alone(folder, tmp_path, dtype, torch_dtype):
+def test_a_smaller_type_rounds_only_matrices(folder, tmp_path, dtype, torch_dtype):
     gguf = pytest.importorskip("gguf")
 
     run(folder, tmp_path / "model.gguf", "--dtype", dtype)
@@ -136,7 +135,7 @@ def test_a_smaller_type_rounds_matrices_alone(folder, tmp_path, dtype, torch_dty
     {"normalizer": {"type": "NFC"}}, {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True,
                                                         "trim_offsets": True, "use_regex": True}},
     {"pre_tokenizer": {"type": "Whitespace"}}], ids=str)
-def test_a_tokenizer_that_llama_cpp_would_not_split_alike_is_refused(folder, tokenizer, tmp_path, change):
+def test_a_tokenizer_that_llama_cpp_would_split_differently_is_refused(folder, tokenizer, tmp_path, change):
     pytest.importorskip("gguf")
     (tmp_path / "other.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | change))
     with pytest.raises(UserError, match=r"not of GPT-2's kind .* Give --format huggingface") as caught:
@@ -188,7 +187,7 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
 # ---------------------------------------------------------------- what is there, what is left
 
 
-def test_an_export_is_replaced_only_if_asked_and_nothing_else_ever_is(folder, tmp_path):
+def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, tmp_path):
     flags = ("--format", "huggingface")
     run(folder, tmp_path / "mine", *flags)
     with pytest.raises(UserError, match=r"exists already\. Give --overwrite") as caught:
@@ -219,7 +218,7 @@ def test_an_export_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("value", "dtype", "code", "why"), [
     (float("nan"), "f32", Exit.DIVERGED, "not finite"), (1e5, "f16", Exit.FLAGS, "100,000, more than this type holds")])
-def test_weights_that_would_be_no_numbers_are_named(make_model, write_folder, tmp_path, value, dtype, code, why):
+def test_weights_that_the_type_cannot_hold_are_named(make_model, write_folder, tmp_path, value, dtype, code, why):
     model = make_model()
     with torch.no_grad():
         model.get_parameter("transformer.h.0.mlp.c_fc.weight")[0, 0] = value
