@@ -26,7 +26,7 @@ class Linear(nn.Linear):
         """Does nothing: the model draws all weights. PyTorch's own takes a second, or two on the meta device."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """input weight' + bias. Compiled on a CPU, the bias joins the loop that follows instead of the matrix product."""
+        """input weight' + bias. Compiled on a CPU, the bias joins the loop that follows, not the matrix product."""
         if self.bias is None or not is_compiling_for_cpu(input):
             return linear(input, self.weight, self.bias)
         y = linear(input, self.weight)
