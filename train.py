@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from common import flags
 from common.errors import Exit, UserError, guard, require
@@ -171,6 +171,7 @@ import gc
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,23 +270,21 @@ def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
 def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: Runtime, corpus: Corpus,
           config: GPTConfig, resumed: Resumed | None) -> int:
     """The run from the plan to the last line; returns the exit code."""
-    machine, out, signals = runtime.machine, runtime.out, runtime.signals
+    machine, out = runtime.machine, runtime.out
     folder, stored = resumed or (None, {})
-    state, kind = TrainState.from_stored(stored), OPTIMIZERS["adamw"]
+    state = TrainState.from_stored(stored)
+    kind = OPTIMIZERS["adamw"]
 
     # The plan: what will be trained, and how.
     options = choose_options(args, machine, parts.attention)
-    recipe = choose_recipe(args, config, corpus.train.length, most_sequences(args, config, options, kind, machine),
-                           state.step, state.samples_seen)
+    most = most_sequences(args, config, options, kind, machine)
+    recipe = choose_recipe(args, config, corpus.train.length, most, state.step, state.samples_seen)
     if resumed and state.step >= recipe.total_steps:
         out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; raise --epochs or --max_steps to continue")
         return Exit.DONE
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind)
     recipe = plan.recipe
-    for line in describe_plan(args, plan, corpus, machine):
-        out.say(line)
-    for line in (*machine.warnings, *corpus.notes, *doubts(args, plan, corpus)):
-        out.warn(line)
+    say_plan(args, plan, corpus, runtime)
 
     # The parts: model and optimizer, tokens, validation, checkpoints.
     learner = build_learner(args, parts, config, options, recipe, kind, runtime)
@@ -305,29 +304,45 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         resume(folder, stored, learner, settings, recipe.total_steps, args.reset_optimizer, out)
 
     # The run.
-    try:
+    with explaining_errors(recipe, recovery, checkpointer, machine):
         if machine.compile:
             recovery.compile()
         if args.dry_run:
             return dry_run(args, plan, learner, recovery, validator, checkpointer, runtime)
-        signals.at_once = ""  # from here on there is something to save
-        checkpointer.start(folder)
-        if args.overwrite:
-            delete_other_runs(checkpointer.output_dir, folder, state.step, out)
-        trackers = Trackers(args, checkpointer.output_dir, state)
-        checkpointer.add_earlier_validations(trackers.rows)
-        monitor = Monitor(args, recipe, config, state, trackers, runtime)
-        gc.freeze()  # so that the collector does not look through all there is again and again
+        monitor = begin(args, config, recipe, state, checkpointer, folder, runtime)
         loop(args, recipe, learner, state, recovery, validator, checkpointer, monitor, runtime)
-        return finish(args, argv, config, state, recovery, checkpointer, monitor, runtime)
+        return finish(args, argv, state, recovery, checkpointer, monitor, runtime)
+
+
+def begin(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, state: TrainState, checkpointer: Checkpointer,
+          folder: Path | None, runtime: Runtime) -> Monitor:
+    """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
+    runtime.signals.at_once = ""
+    checkpointer.start(folder)
+    if args.overwrite:
+        delete_other_runs(checkpointer.output_dir, folder, state.step, runtime.out)
+
+    trackers = Trackers(args, checkpointer.output_dir, state)
+    checkpointer.add_earlier_validations(trackers.rows)
+    gc.freeze()  # so that the collector does not look through all there is again and again
+    return Monitor(args, recipe, config, state, trackers, runtime)
+
+
+@contextlib.contextmanager
+def explaining_errors(recipe: Recipe, recovery: Recovery, checkpointer: Checkpointer, machine: Machine,
+                      ) -> Iterator[None]:
+    """Turns what ends a run early into an error with its cure, and waits for the save in flight."""
+    try:
+        yield
     except NotFinite as error:
         what = f"{error} is not finite after step {checkpointer.begun_step:,}"
         raise diverged(what, recipe, checkpointer) from error
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(Exit.MACHINE, f"out of memory with {several(recovery.batch_size, 'sequence')} at a time: "
-                                      f"{size(peak_memory(machine))} held, of {size(total_memory(machine))}. What was "
+        held, there = size(peak_memory(machine)), size(total_memory(machine))
+        sequences = several(recovery.batch_size, "sequence")
+        raise UserError(Exit.MACHINE, f"out of memory with {sequences} at a time: {held} held, of {there}. What was "
                                       "saved is safe. Try a smaller --batch_size, --seq_length or "
                                       "--model_size.") from error
     finally:
@@ -372,6 +387,14 @@ def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> 
     return where, why
 
 
+def say_plan(args: argparse.Namespace, plan: Plan, corpus: Corpus, runtime: Runtime) -> None:
+    """Prints the plan, and what a practitioner would object to."""
+    for line in describe_plan(args, plan, corpus, runtime.machine):
+        runtime.out.say(line)
+    for line in (*runtime.machine.warnings, *corpus.notes, *doubts(args, plan, corpus)):
+        runtime.out.warn(line)
+
+
 def build_learner(args: argparse.Namespace, parts: Parts, config: GPTConfig, options: Options, recipe: Recipe,
                   kind: OptimizerKind, runtime: Runtime) -> Learner:
     """The model as the seed makes it, with its optimizer and loss scaler."""
@@ -388,8 +411,8 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: GPTConfig, opt
 # ---------------------------------------------------------------- the step and the loop
 
 
-def train_step(learner: Learner, micro_batches: Iterable[data.Batch], accumulation: int, machine: Machine,
-               label_smoothing: float, grad_clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+def train_step(learner: Learner, machine: Machine, label_smoothing: float, grad_clip: float,
+               micro_batches: Iterable[data.Batch], accumulation: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One optimizer step: mean loss and gradient norm, fp32 [] each, on the device; the host waits for nothing.
 
     A loss or norm that is not finite leaves weights and optimizer state as they are. All micro-batches have the same
@@ -424,12 +447,9 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
          validator: Validator, checkpointer: Checkpointer, monitor: Monitor, runtime: Runtime) -> None:
     """Trains from the state's step to the horizon, a signal, or the end of patience."""
     machine, out, signals, optimizer = runtime.machine, runtime.out, runtime.signals, learner.optimizer
-    skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
+    step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
     losses: list[torch.Tensor] = []  # since the last logged step
-
-    def step() -> tuple[torch.Tensor, torch.Tensor]:
-        return train_step(learner, recovery.micro_batches(), recovery.accumulation, machine, args.label_smoothing,
-                          args.grad_clip)
+    skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
     if args.init_from and state.step == 0 and (found := validator.measure(learner.model, recovery.batch_size)):
         out.say(f"validation before the first step | loss {found.nats:.4f}")
@@ -506,7 +526,7 @@ def validate(state: TrainState, learner: Learner, recovery: Recovery, validator:
 # ---------------------------------------------------------------- the ends of a run
 
 
-def finish(args: argparse.Namespace, argv: Sequence[str], config: GPTConfig, state: TrainState, recovery: Recovery,
+def finish(args: argparse.Namespace, argv: Sequence[str], state: TrainState, recovery: Recovery,
            checkpointer: Checkpointer, monitor: Monitor, runtime: Runtime) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     seconds = monitor.seconds
@@ -533,11 +553,8 @@ def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Re
             checkpointer: Checkpointer, runtime: Runtime) -> int:
     """Four steps as the run would do them, and what the whole will take; writes nothing."""
     machine, clock, recipe = runtime.machine, runtime.clock, plan.recipe
+    step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
     step_seconds, validation_seconds, loss = [], 0.0, torch.zeros(())
-
-    def step() -> tuple[torch.Tensor, torch.Tensor]:
-        return train_step(learner, recovery.micro_batches(), recovery.accumulation, machine, args.label_smoothing,
-                          args.grad_clip)
 
     with runtime.out.phase("four steps"):
         for _ in range(4):  # the first one is cold and does not count
@@ -580,8 +597,9 @@ def run_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
         if machine.compile:
             recovery.compile()
         for _ in range(2):
-            train_step(learner, recovery.micro_batches(), accumulation, machine, args.label_smoothing,
-                       args.grad_clip)[0].item()
+            loss, _ = train_step(learner, machine, args.label_smoothing, args.grad_clip, recovery.micro_batches(),
+                                 accumulation)
+            loss.item()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

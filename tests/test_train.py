@@ -45,7 +45,7 @@ ROOT = Path(train.__file__).parent
 
 def step_with(learner: Learner, batches, clip: float = 1.0, dtype: torch.dtype = torch.float32):
     machine = dataclasses.replace(on_cpu(), dtype=dtype)
-    return train.train_step(learner, batches, len(batches), machine, 0.0, clip)
+    return train.train_step(learner, machine, 0.0, clip, batches, len(batches))
 
 
 def test_one_batch_of_2b_equals_two_micro_batches_of_b():
@@ -651,7 +651,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
 
     def step(number: int) -> None:
         batches = (loader.get(8 * number, micro) for micro in range(2))
-        train.train_step(learner, batches, 2, machine, 0.0, 1.0)
+        train.train_step(learner, machine, 0.0, 1.0, batches, 2)
 
     step(0)
     torch.cuda.set_sync_debug_mode("error")

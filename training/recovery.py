@@ -59,15 +59,15 @@ class Recovery:
                 batch = self._batches.get(self._state.samples_seen, micro)
             yield batch
 
-    def until_it_fits(self, step: Callable[[], T]) -> T:
-        """step(); where memory runs out, again from the same weights and samples in smaller micro-batches.
+    def until_it_fits(self, step: Callable[[Iterator[data.Batch], int], T]) -> T:
+        """step(micro_batches, accumulation); where memory runs out, the same samples again in smaller micro-batches.
 
         Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much.
         """
         rng = device.rng_state(self._runtime.machine)
         while True:
             try:
-                return step()
+                return step(self.micro_batches(), self.accumulation)
             except Abandoned:
                 self._undo(rng)
                 raise

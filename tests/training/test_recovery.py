@@ -87,11 +87,11 @@ def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
     runtime = Runtime.of(on_cpu(), ALONE, Progress(io.StringIO()), Signals())
     batches = types.SimpleNamespace(batch_size=1, get=lambda seen, micro: small_batch(1, micro))
     recovery = Recovery(args, learner, TrainState(), recipe(batch_size=1), batches, runtime)  # type: ignore[arg-type]
-    train.train_step(learner, [small_batch(4)], 1, runtime.machine, 0.0, 1.0)
+    train.train_step(learner, runtime.machine, 0.0, 1.0, [small_batch(4)], 1)
     parameter = next(iter(learner.optimizer.state))
     scale, rng = scaler.get_scale(), torch.get_rng_state()
 
-    def fails():
+    def fails(micro_batches, accumulation):
         torch.rand(1)
         del learner.optimizer.state[parameter]["exp_avg_sq"]
         for p in learner.model.parameters():
@@ -106,7 +106,7 @@ def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
     assert all(p.grad is None for p in learner.model.parameters())
     assert scaler.get_scale() == scale
     assert torch.equal(torch.get_rng_state(), rng)
-    loss, _ = train.train_step(learner, [small_batch(4)], 1, runtime.machine, 0.0, 1.0)
+    loss, _ = train.train_step(learner, runtime.machine, 0.0, 1.0, [small_batch(4)], 1)
     assert torch.isfinite(loss)
 
 
