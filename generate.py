@@ -135,8 +135,9 @@ def main(argv: Sequence[str]) -> int:
     prompts = [] if args.interactive else read_prompts(args.prompt, args.prompt_file, args.prompt_lines)
     num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
 
-    # The folder may be deleted by the run that writes it; then the next one is tried.
-    folder, decoder = read_checkpoint(Path(args.ckpt), warn, lambda folder: (folder, load(args, folder, num_rows)))
+    # A training run may delete the folder meanwhile; then the next one is tried.
+    folder, decoder = read_checkpoint(Path(args.ckpt), warn,
+                                      lambda folder: (folder, load_decoder(args, folder, num_rows)))
     tokenizer = tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size, all_ids=False)
     end_of_text_id = find_end_of_text_id(tokenizer)
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
@@ -148,14 +149,14 @@ def main(argv: Sequence[str]) -> int:
         conversation.hold()
         return Exit.DONE
     with Signals() as signals:
-        write(args, decoder, tokenizer, end_of_text_id, prompts, sampling, signals)
+        write_samples(args, decoder, tokenizer, end_of_text_id, prompts, sampling, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
 # ---------------------------------------------------------------- loading
 
 
-def load(args: argparse.Namespace, folder: Path, num_rows: int) -> Decoder:
+def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decoder:
     """The model, laid out for decoding on the chosen device. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()
@@ -214,8 +215,8 @@ def compile_step(decoder: Decoder) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def write(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, end_of_text_id: int | None,
-          prompts: Sequence[str], sampling: Sampling, signals: Signals) -> None:
+def write_samples(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, end_of_text_id: int | None,
+                  prompts: Sequence[str], sampling: Sampling, signals: Signals) -> None:
     """Continues every prompt num_samples times and writes the samples in that order, then the line of timing.
 
     The first sample that is not finished appears as it comes. A signal ends the work; what is there is written.

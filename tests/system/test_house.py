@@ -22,7 +22,7 @@ FLOORS = (
     ("tokens",),
     ("data",),
     ("checkpoint", "generation", "pretokenization"),
-    ("training",),
+    ("training", "evaluation"),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("benchmarks",),
     ("bench",),

@@ -1,0 +1,40 @@
+"""One tiny model: as this program opens it, to score with, and as transformers does."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+
+from checkpoint.huggingface import load_model
+from common.progress import Progress
+from common.signals import Signals
+from evaluation.scoring import Scorer, TextEncoder
+from tests.helpers.scoring import T
+
+
+@pytest.fixture(scope="module")
+def model_folder(make_checkpoint, tmp_path_factory):
+    """A checkpoint."""
+    return make_checkpoint(tmp_path_factory.mktemp("evaluation"), 3, seq_length=T)[0]
+
+
+@pytest.fixture(scope="module")
+def theirs(model_folder):
+    """The model in transformers, in fp64."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(model_folder).eval().double()
+
+
+@pytest.fixture
+def scorer(model_folder):
+    """The model, ready to score."""
+    model = load_model(model_folder, torch.device("cpu")).eval()
+    with contextlib.closing(Progress(io.StringIO())) as out:
+        yield Scorer(model, contextlib.nullcontext, 4 * T, out, Signals())
+
+
+@pytest.fixture
+def encoder(tokenizer):
+    """The tokenizer, whose end-of-text id is 0."""
+    return TextEncoder(tokenizer, 0)
