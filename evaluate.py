@@ -98,7 +98,7 @@ from common.files import write_whole
 from common.progress import Progress
 from common.signals import Signals, Stopped
 from common.words import count, printable
-from evaluation.scoring import PROGRESS_TOTAL, Result, Scorer, TextEncoder
+from evaluation.scoring import PROGRESS_TOTAL, Measurement, Scorer, TextEncoder
 from evaluation.tasks import TASKS
 from evaluation.texts import measure_texts
 from machine import device
@@ -159,7 +159,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
             write_whole(Path(args.json), json.dumps({**facts, "results": results}, indent=1) + "\n")
 
 
-def measurements(args: argparse.Namespace, scorer: Scorer, encoder: TextEncoder, stride: int) -> Iterator[Result]:
+def measurements(args: argparse.Namespace, scorer: Scorer, encoder: TextEncoder, stride: int) -> Iterator[Measurement]:
     """Everything requested, one result after the other. Raises UserError, Stopped at a signal."""
     if args.text:
         reading = Reading(args.text_field, args.document_separator)

@@ -26,7 +26,7 @@ FLOORS = (
     ("bench",),
     ("benchmarks",),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
-    ("training",),
+    ("training", "evaluation"),
     ("checkpoint", "generation", "pretokenization"),
     ("data",),
     ("tokens",),

@@ -95,7 +95,7 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
+class Measurement:
     """One measurement: its fields in --json, and its line on the screen."""
 
     fields: dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from common.errors import Exit, UserError
 from common.words import printable
-from evaluation.scoring import Result, Score, Scorer, TextEncoder, Window, perplexity_of
+from evaluation.scoring import Measurement, Score, Scorer, TextEncoder, Window, perplexity_of
 
 Item = TypeVar("Item")
 
@@ -97,7 +97,7 @@ def hellaswag_item(fields: dict[str, Any]) -> tuple[str, list[str], int]:
     return context, endings, right
 
 
-def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Result:
+def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Measurement:
     """How often the right ending is the likeliest: in all (acc), and per character (acc_norm).
 
     Source: Zellers et al. (2019). Raises UserError (exit 3), Stopped at a signal.
@@ -120,8 +120,9 @@ def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Result
     seconds = time.perf_counter() - started
     fields = {"task": "hellaswag", "file": path, "items": len(items), "acc": acc, "acc_stderr": acc_error,
               "acc_norm": norm, "acc_norm_stderr": norm_error, "seconds": seconds}
-    return Result(fields, f"hellaswag {printable(path)} | acc {acc:.4f} +- {acc_error:.4f} | acc_norm {norm:.4f} +- "
-                          f"{norm_error:.4f} | {len(items):,} items | {seconds:.1f} s")
+    line = (f"hellaswag {printable(path)} | acc {acc:.4f} +- {acc_error:.4f} | acc_norm {norm:.4f} +- {norm_error:.4f} "
+            f"| {len(items):,} items | {seconds:.1f} s")
+    return Measurement(fields, line)
 
 
 # ---------------------------------------------------------------- LAMBADA
@@ -133,7 +134,7 @@ def lambada_item(fields: dict[str, Any]) -> tuple[str, str]:
     return " ".join(before), " " + last
 
 
-def measure_lambada(scorer: Scorer, encoder: TextEncoder, path: str) -> Result:
+def measure_lambada(scorer: Scorer, encoder: TextEncoder, path: str) -> Measurement:
     """How often greedy decoding writes the last word (acc), and the perplexity of that word.
 
     Source: Paperno et al. (2016). Raises UserError (exit 3), Stopped at a signal.
@@ -148,12 +149,13 @@ def measure_lambada(scorer: Scorer, encoder: TextEncoder, path: str) -> Result:
     seconds = time.perf_counter() - started
     fields = {"task": "lambada", "file": path, "items": len(scores), "acc": acc, "acc_stderr": acc_error,
               "perplexity": perplexity, "seconds": seconds}
-    return Result(fields, f"lambada {printable(path)} | acc {acc:.4f} +- {acc_error:.4f} | perplexity "
-                          f"{perplexity:,.2f} | {len(scores):,} items | {seconds:.1f} s")
+    line = (f"lambada {printable(path)} | acc {acc:.4f} +- {acc_error:.4f} | perplexity {perplexity:,.2f} | "
+            f"{len(scores):,} items | {seconds:.1f} s")
+    return Measurement(fields, line)
 
 
 # By the name of the flag that gives the file, in the order in which they are measured.
-TASKS: dict[str, Callable[[Scorer, TextEncoder, str], Result]] = {
+TASKS: dict[str, Callable[[Scorer, TextEncoder, str], Measurement]] = {
     "hellaswag": measure_hellaswag,
     "lambada": measure_lambada,
 }

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.words import printable, several
-from evaluation.scoring import Result, Scorer, TextEncoder, Window, perplexity_of, windows_of
+from evaluation.scoring import Measurement, Scorer, TextEncoder, Window, perplexity_of, windows_of
 from pretokenization.blocks import Findings, Reading, parts_of
 from pretokenization.files import Source
 from pretokenization.sources import blocks_of, documents_of, find_sources
@@ -51,7 +51,7 @@ class TextFigures:
             "tokens_per_second": self.num_tokens / self.seconds if self.seconds else None,
         }
 
-    def result(self, file: str | None, shown_name: str) -> Result:
+    def measurement(self, file: str | None, shown_name: str) -> Measurement:
         """The figures of a file, or of all files (None), as a result."""
         fields = self.fields()
         line = f"{shown_name} | no token to score"
@@ -60,7 +60,7 @@ class TextFigures:
             line = (f"{shown_name} | {fields['nats_per_token']:.4f} nats per token | "
                     f"perplexity {fields['perplexity']:,.2f} | bits per byte {bits} | {self.num_tokens:,} tokens | "
                     f"{self.num_bytes:,} bytes | {self.seconds:.1f} s | {fields['tokens_per_second']:,.0f} tok/s")
-        return Result({"task": "text", "file": file, **fields}, line)
+        return Measurement({"task": "text", "file": file, **fields}, line)
 
 
 class DocumentWindows:
@@ -111,7 +111,7 @@ class DocumentWindows:
 
 
 def measure_texts(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], reading: Reading,
-                  stride: int) -> Iterator[Result]:
+                  stride: int) -> Iterator[Measurement]:
     """Perplexity and bits per byte of each file that the words of --text name, and of all together.
 
     Where a long document may be cut depends on the tokenizer, whatever the reading says. Raises UserError (exit 3) for
@@ -130,12 +130,12 @@ def measure_texts(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], re
         figures.seconds = time.perf_counter() - started
         warn_of(windows.found, source, scorer)
         total.add(figures)
-        yield figures.result(source.shown, source.shown)
+        yield figures.measurement(source.shown, source.shown)
 
     if not total.num_tokens:
         raise UserError(Exit.DATA, f"--text {printable(words[0])}: no token to score. Give a file with text.")
     if len(sources) > 1:
-        yield total.result(None, f"all {len(sources)} files")
+        yield total.measurement(None, f"all {len(sources)} files")
 
 
 def warn_of(found: Findings, source: Source, scorer: Scorer) -> None:

@@ -68,7 +68,7 @@ np.random.default_rng(0).integers(0, 500, 2_000_000).astype('<i2').tofile('$out/
                 "${model[@]}" $flags --dry_run
         done ;;
     saving) figure saving "$python" bench.py "$where" --saving "${model[@]:0:6}" ;;
-    generate) figure generate "$python" tests/peers_generate.py --use_gpu ${NANOGPT:+--nanogpt "$NANOGPT"} ;;
+    generate) figure generate "$python" -m benchmarks.generation_peers --use_gpu ${NANOGPT:+--nanogpt "$NANOGPT"} ;;
     *) echo "unknown part $part; there are: tests ladder peers tuned memory saving generate" >&2 && exit 2 ;;
     esac
 done

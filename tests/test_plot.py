@@ -41,7 +41,7 @@ def test_the_table_has_the_figures_of_each_run(make_run, capsys):
 
 
 def test_a_chart_has_each_value_in_its_place():
-    falling, flat = plot.Curve([0, 50, 99], [3.0, 2.0, 1.0]), plot.Curve([0, 99], [1.0, 1.0])
+    falling, flat = plot.Series([0, 50, 99], [3.0, 2.0, 1.0]), plot.Series([0, 99], [1.0, 1.0])
     lines = plot.chart("loss", [falling, flat], 10)
     assert lines[1] == "loss"
     assert lines[2] == "3 |a"
@@ -52,11 +52,11 @@ def test_a_chart_has_each_value_in_its_place():
 
 
 def test_one_value_and_none_can_be_drawn():
-    assert plot.chart("loss", [plot.Curve([7], [2.0])], 10)[2].endswith("a")
-    assert plot.chart("loss", [plot.Curve([], [])], 10) == []
+    assert plot.chart("loss", [plot.Series([7], [2.0])], 10)[2].endswith("a")
+    assert plot.chart("loss", [plot.Series([], [])], 10) == []
 
 
-def test_torn_lines_nulls_and_strangers_are_passed_over(make_run, capsys):
+def test_lines_cut_short_nulls_and_unknown_lines_are_skipped(make_run, capsys):
     extra = ('{"step": 105, "loss": null, "lr": 0.1, "tokens": 105000, "seconds": 0.5}\n[1]\n"x"\n\n{"step": "x"}\n'
              '{"step": 110, "val_loss": NaN}\n{"step": 115, "lo\0\xff')
     assert plot.main([str(make_run("one", extra=extra)), "--text"]) == 0
