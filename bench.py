@@ -51,7 +51,7 @@ from common import flags
 from common.errors import Exit, UserError, guard, require
 from common.progress import Progress
 from common.signals import Signals, Stopped
-from common.words import printable, size
+from common.words import printable, several, size
 
 SLOW_EXIT = 1  # a rung failed, or its losses are not the first rung's
 LOADER_TOKENS = 10_000_000
@@ -268,7 +268,7 @@ def compare_with_peer(who: str, turns: dict[str, list[Turn]], bench: Bench) -> i
         first = ", ".join(f"{of[0].losses[step]:.4f}" for step in first_steps)
         bench.out.say(f"{name:<13} {ms[name]:,.1f} ms, {size(memory[name])}; first losses {first}; {of[0].notes}")
     bench.out.say(f"ratio         {speedup:.3f}x the speed of {who}, {memory_ratio:.3f}x its memory; losses differ by "
-                  f"{difference:.0e} at most; medians of {len(ours)} turns")
+                  f"{difference:.0e} at most; medians of {several(len(ours), 'turn')}")
     return Exit.DONE if difference <= ANY_PRECISION["bf16"] else SLOW_EXIT
 
 

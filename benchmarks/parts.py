@@ -25,6 +25,7 @@ from checkpoint.contents import Tensors
 from checkpoint.save import Snapshot, save
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
+from common.words import several
 from machine import device
 from machine.timing import synchronize
 from model import GPT, SIZES, GPTConfig
@@ -63,7 +64,7 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any], wi
     what = Shape(**shape)
     return Probe(
         device=machine.device.type,
-        name=machine.name if on_gpu else f"{machine.name}, {torch.get_num_threads()} threads",
+        name=machine.name if on_gpu else f"{machine.name}, {several(torch.get_num_threads(), 'thread')}",
         software=f"torch {torch.__version__}, Python {sys.version.split()[0]}",
         half="fp32" if why_no_half else machine.precision,
         why_no_half=why_no_half,

@@ -160,5 +160,5 @@ def make_transformers(config: GPTConfig, weights: dict[str, torch.Tensor], where
     compiled = torch.compile(net)
     return Peer(net, lambda inputs_BT, targets_BT: compiled(
         input_ids=inputs_BT, labels=targets_BT, shift_labels=targets_BT).loss, optimizer,
-        f"transformers {transformers.__version__}, sdpa (compiled it is given the whole causal mask), "
+        f"transformers {transformers.__version__}, sdpa (when compiled, with the whole causal mask), "
         "torch.compile, fused AdamW")

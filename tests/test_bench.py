@@ -19,7 +19,7 @@ from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
 from tests.helpers.bench import CPU, SETTING, Imagined, flags_of, leave_a_run
-from tests.helpers.commands import ROOT
+from tests.helpers.commands import ROOT, run_python
 
 TINY = ["--model_size", "tiny", "--vocab_size", "256", "--seq_length", "32", "--batch_size", "4"]
 ALL_RUNGS = Namespace(rungs=None, tuned=None, png=None)
@@ -166,6 +166,10 @@ def test_the_fp8_head_is_not_timed_beside_a_peer_unless_it_is_asked_for():
     on_gpu = replace(SETTING, machine=replace(CPU, device="cuda", why_no_fp8=""))
     assert bench.best_rung(ALL_RUNGS, on_gpu).number == 9
     assert bench.best_rung(Namespace(**{**vars(ALL_RUNGS), "rungs": (9, 10)}), on_gpu).number == 10
+
+
+def test_the_process_that_starts_the_others_never_imports_torch():
+    assert run_python("import sys, bench; print('torch' in sys.modules)").stdout == "False\n"
 
 
 @pytest.mark.parametrize(("flags", "said"), [
