@@ -344,9 +344,10 @@ class Batches:
 def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
     """Inputs and targets on the device, of rows as stored, [B, T + 1]: two views of them, one token apart."""
     if isinstance(rows, np.ndarray):
-        if device.type == "cpu":  # widened by numpy: PyTorch would wake its other threads for these few bytes
-            ids = torch.from_numpy(rows.astype(np.int32))
-            return ids[:, :-1], ids[:, 1:]
+        if device.type == "cpu":
+            # By numpy: PyTorch would wake its other threads to widen these few bytes, and takes longer to cut them.
+            wide = rows.astype(np.int32)
+            return torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
         rows = torch.from_numpy(rows.view(f"<i{rows.itemsize}")).pin_memory().to(device, non_blocking=True)
     ids = rows.int()
     if dtype == "uint16":

@@ -25,17 +25,17 @@ CPU = torch.device("cpu")
 # ---------------------------------------------------------------- the order of windows
 
 
-@pytest.mark.parametrize("n", [*range(1, 71), 127, 128, 129, 1000])
 @pytest.mark.parametrize("key", [0, 1, 2**64 - 1])
-def test_permute_is_a_bijection(n, key):
-    assert sorted(data.permute(np.arange(n), n, key).tolist()) == list(range(n))
+def test_permute_is_a_bijection(key):
+    for n in (*range(1, 71), 127, 128, 129, 1000):
+        assert sorted(data.permute(np.arange(n), n, key).tolist()) == list(range(n))
 
 
-def test_permute_is_one_of_a_million_too_and_mixes():
-    images = data.permute(np.arange(10**6), 10**6, 7)
-    assert np.unique(images).size == 10**6
-    assert images.max() == 10**6 - 1
-    assert abs(np.corrcoef(np.arange(10**6), images.astype(float))[0, 1]) < 0.01
+def test_permute_is_a_bijection_of_many_numbers_too_and_mixes_them():
+    n = 200_000
+    images = data.permute(np.arange(n), n, 7)
+    assert (np.bincount(images, minlength=n) == 1).all()
+    assert abs(np.corrcoef(np.arange(n), images.astype(float))[0, 1]) < 0.01
     assert abs(np.corrcoef(images[:-1].astype(float), images[1:].astype(float))[0, 1]) < 0.01
 
 
@@ -51,7 +51,7 @@ def test_permute_does_not_change_what_it_is_given():
 
 
 @pytest.mark.parametrize("n", [20, 2**32 - 5, 2**32, 2**32 + 1, 2**40])
-def test_permute_multiplies_as_integers_without_end_would(n):
+def test_permute_multiplies_as_unbounded_integers_would(n):
     bits = (n - 1).bit_length()
 
     def image(x: int, key: int) -> int:
@@ -102,7 +102,7 @@ def test_over_many_epochs_every_token_is_a_target():
     assert set((starts[:, None] + 1 + np.arange(16)).flatten().tolist()) == set(range(1, 100))
 
 
-def test_a_start_does_not_depend_on_what_it_is_asked_with():
+def test_a_start_does_not_depend_on_the_starts_asked_for_with_it():
     order = WindowOrder(1000, 16, 1)
     alone = [int(order.starts(sample, 1)[0]) for sample in range(200)]
     assert order.starts(0, 200).tolist() == alone
@@ -196,7 +196,7 @@ def test_the_smallest_corpus_gives_its_one_window_for_ever(counting):
 
 
 def divided(file: TokenStream, cuts: list[int]) -> TokenStream:
-    """The same tokens as files of their own, each behind a header of another length."""
+    """The same tokens as several files, each behind a header of another length."""
     parts, source = [], file.parts[0]
     kind = DTYPES[file.dtype]
     values = np.fromfile(source.path, kind, file.length, offset=source.offset_bytes)
@@ -254,7 +254,7 @@ def test_a_file_that_has_become_shorter_is_noticed(counting, where):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names there are Unicode")
-def test_a_name_that_is_no_text_is_mapped(counting):
+def test_a_file_whose_name_is_not_utf8_is_mapped(counting):
     file = counting(40)
     odd = Path(os.fsdecode(os.fsencode(file.parts[0].path) + b"\xff"))
     try:
@@ -310,7 +310,7 @@ def test_a_limited_validation_takes_windows_from_all_over_the_file(counting):
     ("auto", 100, 1000, 200, "gpu"), ("auto", 101, 1000, 202, "ram"), ("auto", 101, 1000, 201, "mmap"),
     ("auto", 100, None, 200, "ram"), ("auto", 100, None, 199, "mmap"), ("ram", 100, 1000, 200, "ram"),
     ("ram", 100, 1000, 199, "mmap"), ("mmap", 1, 1000, 1000, "mmap"), ("gpu", 999, 1000, 1, "gpu")])
-def test_the_tokens_live_where_they_fit_and_it_says_why(requested, num_bytes, gpu_free, ram_free, expected):
+def test_the_tokens_live_where_they_fit_and_the_reason_is_given(requested, num_bytes, gpu_free, ram_free, expected):
     where, why = data.choose_preload(requested, num_bytes, gpu_free, ram_free)
     assert where == expected
-    assert why
+    assert (why == "as requested") == (requested == where)
