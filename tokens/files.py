@@ -68,7 +68,7 @@ def _sets_in(folder: Path) -> dict[str, list[Path]]:
             else:
                 sets.setdefault(f"{head}train{tail}{suffix}", []).append(path)
         elif not _is_idle(path):
-            names = (layout.set_name(path) for layout in LAYOUTS.values())
+            names = (layout.set_of(path) for layout in LAYOUTS.values())
             if name := next(filter(None, names), None):
                 sets.setdefault(name, []).append(path)
 

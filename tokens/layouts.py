@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 ITEM_BYTES = {"int16": 2, "uint16": 2, "int32": 4, "uint32": 4}  # uint32 only with ids below 2^31, which fit int32
-LLMC_VERSIONS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # magic number: version, type
-MEGATRON_MAGIC = b"MMIDIDX\0\0"
-MEGATRON_HEAD = struct.Struct("<9sQBQQ")  # magic, version, code of the type, sequences, document indices
-MEGATRON_CODES = {"int16": 3, "int32": 4, "uint16": 8}
 
 
 class Sink(Protocol):
@@ -67,30 +63,30 @@ class Layout:
 
     block: int = 2**20  # entries of an index that are read, checked or written at a time
 
-    whose = ""  # whose layout it is, in messages
+    whose = ""  # the program, in messages: "llm.c's"
     suffix = ".bin"
-    has_split_in_name = True  # files are called train_000000.bin or x_val.bin, say
+    has_split_in_name = True  # as train_000000.bin and x_val.bin have
     header_bytes = 0
 
-    # What pretokenize.py writes.
+    # What pretokenize.py needs to know to write it.
     is_written = False
-    file_prefix = ""  # of the names of the files
-    first_train_number = 0  # of the shards of the training split
-    shard_tokens: ClassVar[int | None] = None  # at most so many in a file unless --shard_tokens says otherwise
+    file_prefix = ""  # what the names of its files begin with
+    first_train_number = 0  # the number of the first shard for training
+    shard_tokens: ClassVar[int | None] = None  # the tokens of a shard, unless --shard_tokens gives another number
     can_be_sharded = True
     has_index = False  # an .idx with the ends of the documents lies beside the file
-    index_is_ours = False  # and it is the one that pretokenize.py keeps while it works
+    index_is_ours = False  # it is the .idx that pretokenize.py keeps while it works
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """True if a file that begins with the bytes head has this layout."""
         return False
 
     def is_idle(self, path: Path) -> bool:
-        """True for an empty file that a worker without input left behind, which belongs to no split."""
+        """True for an empty file that a worker without input has left behind: it holds no tokens, and that is right."""
         return False
 
-    def set_name(self, path: Path) -> str | None:
-        """What the files belong to that have no split in their names, '*.ds' say; None if this is not one of them."""
+    def set_of(self, path: Path) -> str | None:
+        """The set that a file without a split in its name belongs to, '*.ds' for example; None if it has no tokens."""
         return None
 
     def read(self, path: Path, dtype: str) -> Part:
@@ -99,7 +95,7 @@ class Layout:
             return self._read(path, path.stat().st_size, dtype)
 
     def _read(self, path: Path, num_bytes: int, dtype: str) -> Part:
-        """The same, for a file of num_bytes that exists: by default nothing but ids."""
+        """Like read, for a file that exists and has num_bytes. By default it holds ids and nothing else."""
         item_bytes = ITEM_BYTES[dtype]
         if num_bytes == 0 or num_bytes % item_bytes:
             raise _damaged(path, f"has {num_bytes:,} bytes, not a positive multiple of {item_bytes} ({dtype})",
@@ -122,7 +118,7 @@ class Layout:
             return self._document_ends(path, index, length)
 
     def _document_ends(self, path: Path, index: Path, length: int) -> np.ndarray:
-        """The same, for an index that exists: by default nothing but the ends."""
+        """Like document_ends, for an index that exists. By default it holds the ends and nothing else."""
         import numpy as np
 
         num_bytes = index.stat().st_size
@@ -140,13 +136,12 @@ class Layout:
         return ends
 
     def dtype_for(self, vocab_size: int) -> str:
-        """The type that this layout stores ids below vocab_size in."""
+        """The type in which this layout stores ids below vocab_size. Raises UserError (exit 3) if none can hold them.
+        """
         raise NotImplementedError(f"{self.whose} layout is read, not written")
 
-    def file_name(self, split: str, number: int | None = None) -> str:
-        """What pretokenize.py calls the token file of a split ('train' or 'val'), or its shard of a number from 0."""
-        if number is None:
-            return f"{self.file_prefix}{split}.bin"
+    def file_name(self, split: str, number: int) -> str:
+        """The name that pretokenize.py gives to a shard of a split ('train' or 'val'), counted from 0."""
         first = self.first_train_number if split == "train" else 0
         return f"{self.file_prefix}{split}_{first + number:06}.bin"
 
@@ -155,7 +150,7 @@ class Layout:
         return b""
 
     def write_index(self, file: Sink, ends: np.ndarray, dtype: str) -> None:
-        """Writes the .idx for documents that end at ends (cumulative uint64, in tokens; a memory map may be long)."""
+        """Writes the .idx for documents that end at ends: cumulative uint64, in tokens, possibly a long memory map."""
         raise NotImplementedError(f"{self.whose} layout has no index to be written")
 
 
@@ -181,6 +176,8 @@ def _damaged(path: Path, what: str, why: str, cure: str = "Download or write it 
 
 
 class NanoGPT(Layout):
+    """karpathy/nanoGPT, data/openwebtext/prepare.py: uint16 ids, in train.bin and val.bin."""
+
     whose = "nanoGPT's"
     is_written = True
 
@@ -203,6 +200,8 @@ class Native(NanoGPT):
 
 
 # ---------------------------------------------------------------- llm.c
+
+LLMC_VERSIONS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # magic number: version, type
 
 
 class Llmc(Layout):
@@ -296,6 +295,10 @@ class Npy(Layout):
 
 # ---------------------------------------------------------------- Megatron
 
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
+MEGATRON_HEAD = struct.Struct("<9sQBQQ")  # magic, version, code of the type, sequences, document indices
+MEGATRON_CODES = {"int16": 3, "int32": 4, "uint16": 8}
+
 
 class Megatron(Layout):
     """NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py: ids in a .bin, everything else in the .idx."""
@@ -317,7 +320,7 @@ class Megatron(Layout):
         except OSError:
             return False
 
-    def set_name(self, path: Path) -> str | None:
+    def set_of(self, path: Path) -> str | None:
         return "*.bin with .idx" if path.suffix == ".bin" and self._has_index(path) else None
 
     def _read(self, path: Path, num_bytes: int, dtype: str) -> Part:
@@ -392,7 +395,7 @@ class Megatron(Layout):
         return "uint16" if vocab_size < 65_500 else "int32"  # the bound that Megatron's own tools have
 
     def write_index(self, file: Sink, ends: np.ndarray, dtype: str) -> None:
-        """Each document is one sequence. Raises UserError (exit 3) for a document too long for int32."""
+        """Writes each document as one sequence. Raises UserError (exit 3) for one that is too long for int32."""
         import numpy as np
 
         num = len(ends)
@@ -434,7 +437,7 @@ class Datatrove(Layout):
         beside = (path.with_name(path.name + ending) for ending in (".metadata", ".index"))
         return path.suffix == ".ds" and path.stat().st_size == 0 and any(file.exists() for file in beside)
 
-    def set_name(self, path: Path) -> str | None:
+    def set_of(self, path: Path) -> str | None:
         return "*.ds" if path.suffix == ".ds" else None
 
     def index_path(self, path: Path) -> Path:

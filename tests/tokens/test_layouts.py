@@ -68,7 +68,7 @@ def test_a_new_layout_is_one_class_and_one_entry_of_the_table(tmp_path, monkeypa
         def recognises(self, path: Path, head: bytes) -> bool:
             return head.startswith(b"TOY!")
 
-        def set_name(self, path: Path) -> str | None:
+        def set_of(self, path: Path) -> str | None:
             return "toys" if path.suffix == ".bin" else None
 
         def _read(self, path: Path, num_bytes: int, dtype: str) -> Part:
