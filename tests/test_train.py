@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import dataclasses
+import functools
+import io
 import json
 import math
 import os
@@ -11,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from checkpoint.find import steps_in
 from common.errors import Exit, UserError
 from machine import device
 from model import GPT, SIZES
+from tests.helpers.commands import run as run_command
+from tests.helpers.forks import Forks, Raised
 from tests.helpers.training import (
     TINY,
     learner_of,
@@ -174,9 +177,7 @@ VARIANTS = {
     "--metadata_file": "nowhere.json",
     "--vocab_size": "300 | --bin_file {corpus}/train.bin",
     "--preload": "mmap",
-    "--allow_new_data": "| --resume_from auto",
     "--deterministic": "",
-    "--model_size": "mini | --n_head 2",
     "--n_layer": "2",
     "--n_head": "4",
     "--n_embd": "32",
@@ -212,8 +213,6 @@ VARIANTS = {
     "--checkpoint_every_minutes": "1e-9",
     "--keep_checkpoints": "1 | --checkpoint_every_steps 1",
     "--resume_from": "auto",
-    "--overwrite": "| --resume_from {tmp}",
-    "--reset_optimizer": "| --resume_from auto",
     "--init_from": "nowhere",
     "--eval_interval": "1",
     "--eval_batches": "1",
@@ -224,59 +223,68 @@ VARIANTS = {
     "--gpu_cost_per_hour": "2 | --dry_run",
     "--budget": "1 | --dry_run --gpu_cost_per_hour 2",
 }
-
-
-NOT_ON_A_CPU = {
+ELSEWHERE = {
+    "--model_size": "its shapes have tests of their own",
+    "--allow_new_data": "makes a difference to a resumed run",
+    "--overwrite": "makes a difference where another run's checkpoints are",
+    "--reset_optimizer": "makes a difference to a resumed run",
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--no-tf32": "a GPU's number format",
     "--fp8_head": "a GPU's number format; that a CPU refuses it is tested below",
-    "--debug": "tested in test_cli.py",
+    "--debug": "tested in common/test_errors.py",
 }
+CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"
+                    r"time: .*|hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|data_wait:.*|out-\d+")
 
 
-def fingerprint(run, *flags) -> tuple:
-    """All that a run shows and leaves, but for clock readings: printed text, metrics, checkpoints, weights."""
-    out = f"out-{len(list(run.folder.iterdir()))}"
-    code, text = run(
-        "--epochs",
-        "1",
-        "--max_steps",
-        "4",
-        "--log_interval",
-        "1",
-        "--eval_interval",
-        "4",
-        "--sample_interval",
-        "4",
-        *flags,
-        out=out,
-    )
-    text = re.sub(
-        r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|time: .*|"
-        r"hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|data_wait:.*|out-\d+",
-        "",
-        text,
-    )
-    files = sorted(str(path.relative_to(run.folder / out)) for path in (run.folder / out).rglob("*"))
-    weights = [(run.folder / out / name).read_bytes() for name in files if name.endswith("model.safetensors")]
-    lines = metrics_of(run.folder / out) if "metrics.jsonl" in files else []
-    return str(code), text, files, lines, weights
+class Fingerprints:
+    """What runs with certain flags show and leave; a run that several flags are compared with is made once."""
+
+    def __init__(self, corpus: Path, folder: Path):
+        self.corpus, self.folder, self.count = corpus, folder, 0
+        self.of = functools.cache(self.new)
+
+    def new(self, *flags: str) -> tuple:
+        """Exit code, printed text, files, metrics and weights of a run, except for what is measured with a clock."""
+        self.count += 1
+        out, printed = self.folder / f"out-{self.count}", io.StringIO()
+        argv = ["--data_dir", str(self.corpus), "--output_dir", str(out), *TINY, "--epochs", "1", "--max_steps", "4",
+                "--log_interval", "1", "--eval_interval", "4", "--sample_interval", "0"]
+        argv += flags if "--use_gpu" in flags else ["--no-use_gpu", *flags]
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            try:
+                code = str(train.main(argv))
+            except UserError as error:
+                code = str(error)
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        weights = [path.read_bytes() for path in files if path.name == "model.safetensors"]
+        lines = metrics_of(out) if (out / "metrics.jsonl").exists() else []
+        names = [str(path.relative_to(out)) for path in files if "tfevents" not in path.name]
+        return code, CLOCKS.sub("", printed.getvalue()), names, len(files), lines, weights
 
 
-def test_each_flag_changes_something(run, corpus, monkeypatch):
-    monkeypatch.setenv("CXX", "/nonexistent")  # --compile then shows in the plan and the warning, without its seconds
-    assert fingerprint(run) == fingerprint(run)
-    silent = []
-    for flag, words in VARIANTS.items():
-        value, _, context = (part.format(corpus=corpus, tmp=run.folder).split() for part in words.partition("|"))
-        if fingerprint(run, *context) == fingerprint(run, *context, flag, *value):
-            silent.append(flag)
-    assert silent == ["--allow_new_data", "--model_size", "--overwrite", "--reset_optimizer"]  # have tests of their own
-    shown = subprocess.run(
-        [sys.executable, ROOT / "train.py", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+@pytest.fixture(scope="module")
+def fingerprints(corpus, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "/nonexistent")  # --compile then shows in plan and warning, and takes no seconds
+        yield Fingerprints(corpus, tmp_path_factory.mktemp("fingerprints"))
+
+
+@pytest.mark.parametrize("flag", VARIANTS)
+def test_each_flag_changes_something(flag, fingerprints, corpus):
+    value, _, context = (part.format(corpus=corpus, tmp=fingerprints.folder).split()
+                         for part in VARIANTS[flag].partition("|"))
+    assert fingerprints.of(*context) != fingerprints.new(*context, flag, *value)
+
+
+def test_the_same_flags_change_nothing(fingerprints):
+    assert fingerprints.new() == fingerprints.of()
+
+
+def test_every_flag_is_tried_here_or_elsewhere():
+    shown = run_command("train", "--help").stdout
     declared = set(re.findall(r"^  (--[\w-]+)", shown, re.MULTILINE))
-    assert declared == {flag.replace("--no-", "--") for flag in (*VARIANTS, *NOT_ON_A_CPU)}
+    assert declared == {flag.replace("--no-", "--") for flag in (*VARIANTS, *ELSEWHERE)}
 
 
 def test_a_run_prints_its_plan_its_steps_and_what_to_type_next(run):
@@ -389,58 +397,25 @@ def test_ram_and_mmap_train_alike(run):
     assert metrics_of(run.folder / "ram") == metrics_of(run.folder / "mmap")
 
 
-def killed_run(argv: list[str], folder: Path, kill_after_step: int) -> None:
-    """Starts train.py and kills it, uncatchably, once it has logged the step."""
-    with subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        while process.poll() is None:
-            with contextlib.suppress(OSError):
-                if f'"step": {kill_after_step},' in (folder / "metrics.jsonl").read_text():
-                    process.send_signal(signal.SIGKILL)
-                    return
-            time.sleep(0.01)
+def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> None:
+    """Compares a run with one that is killed, uncatchably, at the start of its 8th, 24th and 47th step."""
+    common = ["train.py", "--no-use_gpu", "--data_dir", str(corpus), *TINY, "--epochs", "9", "--max_steps", "60",
+              "--dropout", "0.1", "--log_interval", "1", "--checkpoint_every_steps", "4", "--eval_interval", "9",
+              "--sample_interval", "0", "--resume_from", "auto", *flags]
+    whole = forks.run([*common, "--output_dir", str(folder / "whole")])
+    assert whole.code == 0, whole.stderr
+    parts = [*common, "--output_dir", str(folder / "parts")]
+    for step in (8, 24, 47):
+        calls = step - max(steps_in(folder / "parts"), default=0)
+        killed = forks.run(parts, raised=[Raised("train:train_step", calls, signal.SIGKILL)])
+        assert killed.code == -signal.SIGKILL, killed.stderr
+    assert forks.run(parts).code == 0
+    assert metrics_of(folder / "whole") == metrics_of(folder / "parts")
+    assert same_tensors(folder / "whole/checkpoint-60", folder / "parts/checkpoint-60")
 
 
-def three_kills(corpus: Path, tmp_path: Path, flags: list[str]) -> None:
-    common = [
-        "--no-use_gpu",
-        "--data_dir",
-        str(corpus),
-        *TINY,
-        "--epochs",
-        "9",
-        "--max_steps",
-        "60",
-        "--dropout",
-        "0.1",
-        "--log_interval",
-        "1",
-        "--checkpoint_every_steps",
-        "4",
-        "--eval_interval",
-        "9",
-        "--sample_interval",
-        "0",
-        "--resume_from",
-        "auto",
-        *flags,
-    ]
-    subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *common, "--output_dir", str(tmp_path / "whole")],
-        check=True,
-        capture_output=True,
-    )
-    parts = [*common, "--output_dir", str(tmp_path / "parts")]
-    for step in (7, 23, 46):
-        killed_run(parts, tmp_path / "parts", step)
-    subprocess.run([sys.executable, str(ROOT / "train.py"), *parts], check=True, capture_output=True)
-    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
-    assert same_tensors(tmp_path / "whole/checkpoint-60", tmp_path / "parts/checkpoint-60")
-
-
-def test_a_run_killed_three_times_equals_one_that_was_not(corpus, tmp_path):
-    three_kills(corpus, tmp_path, [])
+def test_a_run_killed_three_times_equals_one_that_was_not(forks, corpus, tmp_path):
+    three_kills(forks, corpus, tmp_path, [])
 
 
 @pytest.mark.slow
@@ -454,8 +429,8 @@ def test_a_run_killed_three_times_equals_one_that_was_not(corpus, tmp_path):
     ],
     ids=" ".join,
 )
-def test_a_run_killed_three_times_equals_one_that_was_not_in_every_mode(corpus, tmp_path, flags):
-    three_kills(corpus, tmp_path, flags)
+def test_a_run_killed_three_times_equals_one_that_was_not_in_every_mode(forks, corpus, tmp_path, flags):
+    three_kills(forks, corpus, tmp_path, flags)
 
 
 @pytest.mark.slow
