@@ -85,8 +85,8 @@ def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
                      f"{args.min_frequency:,} times")
     with job.folder.writing():
         write_whole(job.folder.work / "tokenizer.json", content)
-    job.journal.trained = {"split": asdict(job.split), "report": known.report.state()}
-    job.folder.write_journal(job.journal)
+        job.journal.trained = {"split": asdict(job.split), "report": known.report.state()}
+        job.folder.write_journal(job.journal)
     return vocabulary
 
 

@@ -20,7 +20,7 @@ from pretokenization.store import (
     copy_documents,
     first_ones,
 )
-from tokens.layouts import DTYPES
+from tokens.stream import DTYPES
 
 
 def records(*sizes: int, first_hash: int = 0) -> np.ndarray:

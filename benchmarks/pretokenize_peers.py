@@ -1,4 +1,6 @@
-"""Text to tokens by others' scripts and by ours, in turns: python tests/peers_pretokenize.py FILE.jsonl TOKENIZER.json
+"""Text to tokens by others' scripts and by ours, in turns.
+
+    python benchmarks/pretokenize_peers.py FILE.jsonl TOKENIZER.json
 
 Whole commands, from a JSON-lines file to a finished .bin: nanoGPT's data/*/prepare.py (tiktoken, the whole file at
 once), build-nanogpt's fineweb.py (tiktoken, half of the cores as it is written, and all of them), encode_batch_fast of
