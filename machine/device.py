@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend
 
 from common.words import several
 from machine.cards import find_card
-from machine.memory import total_memory
 
 OLDER_CUDA_BUILD = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
 
@@ -295,10 +294,10 @@ def set_rng_state(machine: Machine, states: list[torch.Tensor]) -> None:
 # ---------------------------------------------------------------- saying so
 
 
-def describe(machine: Machine, attention: str, tf32: bool) -> list[str]:
-    """The lines about the machine that are printed at every start."""
+def describe(machine: Machine, memory_bytes: int, attention: str, tf32: bool) -> list[str]:
+    """The lines about the machine that are printed at every start; memory_bytes is what the device has."""
     threads = ""
-    memory = f"{total_memory(machine) / 2**30:.1f} GiB"
+    memory = f"{memory_bytes / 2**30:.1f} GiB"
     precision = machine.precision
     if machine.device.type == "cpu":
         threads = f", {several(torch.get_num_threads(), 'thread')}"

@@ -7,12 +7,10 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from machine.device import Machine
+from machine.device import Machine
 
 # Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
 OUT_OF_MEMORY = (

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
-if TYPE_CHECKING:
-    from machine.device import Machine
+from machine.device import Machine
 
 READING_SECONDS = 5  # between two readings of a GPU's utilisation and power
 FEWEST_READINGS = 3  # for a mean that says something

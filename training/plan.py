@@ -12,7 +12,7 @@ import torch
 from common.words import count, duration, printable, size
 from machine import device
 from machine.device import Machine
-from machine.memory import peak_memory
+from machine.memory import peak_memory, total_memory
 from model import GPTConfig, Options
 from ops.attention import attends_in_blocks
 from tokens.corpus import Corpus
@@ -47,7 +47,7 @@ class Plan:
 def describe_plan(args: argparse.Namespace, plan: Plan, corpus: Corpus, machine: Machine) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     config, recipe, setting = plan.config, plan.recipe, plan.memory
-    return [*device.describe(machine, _attention(args, config, machine), args.tf32),
+    return [*device.describe(machine, total_memory(machine), _attention(args, config, machine), args.tf32),
             f"exactness   a resumed run's loss is {_exactness(args, machine)}",
             _activations(args, plan.options),
             _tokens(corpus, f"{plan.where}: {plan.why_there}"),
