@@ -2,6 +2,8 @@
 
 import os
 import random
+import threading
+import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +195,37 @@ def test_the_smallest_corpus_gives_its_one_window_for_ever(counting):
     inputs_BT, targets_BT = batches(file).get(10**6, 3)
     assert inputs_BT.tolist() == [list(range(16))] * 4
     assert targets_BT.tolist() == [list(range(1, 17))] * 4
+
+
+class SlowWindows:
+    """Windows that are not a corpus's: sample s holds s, s + 1, ... The threads that asked for them are remembered."""
+
+    seq_length, dtype, may_wait_for_disk, windows_per_epoch = 3, "int32", True, 100
+
+    def __init__(self):
+        self.asked: list[tuple[int, int, str]] = []
+
+    def rows(self, first: int, num: int) -> np.ndarray:
+        self.asked.append((first, num, threading.current_thread().name))
+        time.sleep(2 * data.COLD_SECONDS)
+        return (first + np.arange(num)[:, None] + np.arange(self.seq_length + 1)).astype("<i4")
+
+
+def test_batches_come_from_any_windows_and_slow_ones_are_read_ahead():
+    windows = SlowWindows()
+    drawn = Batches(windows, 2, CPU, Processes(1, 2))
+    for samples_seen, micro, batch_size in ((0, 0, 2), (0, 1, 2), (8, 0, 2), (12, 0, 1), (12, 1, 1)):
+        if batch_size != drawn.batch_size:
+            drawn.resize(batch_size)
+        inputs_BT, targets_BT = drawn.get(samples_seen, micro)
+        first = samples_seen + (2 * micro + 1) * batch_size
+        assert inputs_BT.tolist() == [[first + i + j for j in range(3)] for i in range(batch_size)]
+        assert torch.equal(targets_BT, inputs_BT + 1)
+    while len(windows.asked) < 7:  # the last batch read ahead, which nobody takes
+        time.sleep(0.001)
+    by_thread = {(first, num, "read-ahead" in thread) for first, num, thread in windows.asked}
+    assert by_thread == {(2, 2, False), (6, 2, True), (10, 2, True), (14, 2, True), (13, 1, False), (15, 1, True),
+                         (17, 1, True)}
 
 
 def divided(file: TokenStream, cuts: list[int]) -> TokenStream:
