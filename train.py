@@ -202,7 +202,7 @@ from training.plan import Plan, describe_dry_run, describe_plan, doubts
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe
 from training.recovery import Abandoned, Recovery
 from training.schedules import learning_rate_at
-from training.starting import delete_other_runs, find_corpus, find_resume, resume, settings_of, start_from_weights
+from training.starting import delete_other_runs, find_corpus, choose_resume, resume, settings_of, start_from_weights
 from training.state import Learner, Runtime, TrainState
 from training.trackers import Trackers
 from training.validation import Validator
@@ -219,7 +219,7 @@ Resumed = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its tra
 def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
     if argv[:1] == [TRIAL]:
-        return run_trial(int(argv[1]), int(argv[2]), argv[3:])
+        return measure_trial(int(argv[1]), int(argv[2]), argv[3:])
     args = read_flags(argv)
     with contextlib.closing(Progress()) as out, Signals() as signals, contextlib.ExitStack() as held:
         signals.at_once = NOTHING_LOST
@@ -251,7 +251,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
             raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
-        if not args.dry_run and (resumed := find_resume(args, out)) and corpus and config:
+        if not args.dry_run and (resumed := choose_resume(args, out)) and corpus and config:
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
     problems.stop()
     assert corpus
@@ -309,13 +309,13 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
             recovery.compile()
         if args.dry_run:
             return dry_run(args, plan, learner, recovery, validator, checkpointer, runtime)
-        monitor = begin(args, config, recipe, state, checkpointer, folder, runtime)
+        monitor = open_output(args, config, recipe, state, checkpointer, folder, runtime)
         loop(args, recipe, learner, state, recovery, validator, checkpointer, monitor, runtime)
-        return finish(args, argv, state, recovery, checkpointer, monitor, runtime)
+        return save_and_close(args, argv, state, recovery, checkpointer, monitor, runtime)
 
 
-def begin(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, state: TrainState, checkpointer: Checkpointer,
-          folder: Path | None, runtime: Runtime) -> Monitor:
+def open_output(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, state: TrainState,
+                checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     runtime.signals.at_once = ""
     checkpointer.start(folder)
@@ -526,8 +526,8 @@ def validate(state: TrainState, learner: Learner, recovery: Recovery, validator:
 # ---------------------------------------------------------------- the ends of a run
 
 
-def finish(args: argparse.Namespace, argv: Sequence[str], state: TrainState, recovery: Recovery,
-           checkpointer: Checkpointer, monitor: Monitor, runtime: Runtime) -> int:
+def save_and_close(args: argparse.Namespace, argv: Sequence[str], state: TrainState, recovery: Recovery,
+                   checkpointer: Checkpointer, monitor: Monitor, runtime: Runtime) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     seconds = monitor.seconds
     is_saved = checkpointer.finish()
@@ -577,7 +577,7 @@ def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Re
 # ---------------------------------------------------------------- trials of --batch_size auto
 
 
-def run_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
+def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
     """In a child process: prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if too many."""
     args, kind = read_flags(argv), OPTIMIZERS["adamw"]
     out = Progress(open(os.devnull, "w"))  # noqa: SIM115

@@ -83,7 +83,7 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
 # ---------------------------------------------------------------- a checkpoint
 
 
-def find_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str, Any]] | None:
+def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str, Any]] | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
     output_dir = Path(args.output_dir)
     there = find.steps_in(output_dir)
