@@ -202,7 +202,7 @@ from training.plan import Plan, describe_dry_run, describe_plan, doubts
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe
 from training.recovery import Abandoned, Recovery
 from training.schedules import learning_rate_at
-from training.starting import delete_other_runs, find_corpus, choose_resume, resume, settings_of, start_from_weights
+from training.starting import choose_resume, delete_other_runs, find_corpus, resume, settings_of, start_from_weights
 from training.state import Learner, Runtime, TrainState
 from training.trackers import Trackers
 from training.validation import Validator

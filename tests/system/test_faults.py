@@ -405,7 +405,7 @@ PHASES = {
     "validating": ("training.validation:evaluate", 2),
     "sampling": ("training.validation:sample", 1),
     "saving": ("", 0),  # by the disk, at any call of a save
-    "finishing": ("train:finish", 1),
+    "finishing": ("train:save_and_close", 1),
 }
 
 
@@ -490,7 +490,7 @@ def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
         out = stops.start(f"twice-{number:d}")
         slow = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "18", "FAULTY_SLOW": "200"}
         code, text, seconds = stops.trial.run(out, env=slow, raised=[
-            Raised("train:train_step", 8, number), Raised("train:finish", 1, number, 0.5)])
+            Raised("train:train_step", 8, number), Raised("train:save_and_close", 1, number, 0.5)])
         assert code == 128 + number, text
         assert "to continue" not in text  # it has left while saving
         assert seconds < stops.trial.seconds + 0.5 + 2
