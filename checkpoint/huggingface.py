@@ -95,7 +95,7 @@ def open_model(folder: Path) -> tuple[GPTConfig, dict[str, torch.Tensor]]:
     try:
         config = read_config(folder)
         stored_bytes = weights_file(folder).stat().st_size
-        if 2 * config.num_parameters > 1.1 * stored_bytes + 2**20:  # before memory for so many is taken
+        if 2 * config.num_parameters > 1.1 * stored_bytes + 2**20:  # before their memory is taken
             raise InvalidCheckpoint(f"{CONFIG} asks for {config.num_parameters:,} parameters, {WEIGHTS} has "
                                     f"{stored_bytes:,} bytes")
         return config, weights_in(folder, config)

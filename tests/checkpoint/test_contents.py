@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from checkpoint.contents import bytes_needed, model_card
 from checkpoint.huggingface import read_config
 from model import GPTConfig
@@ -24,6 +26,8 @@ def test_a_checkpoint_takes_about_the_predicted_bytes(sound):
     config = read_config(sound / "checkpoint-900")
     taken = sum(path.stat().st_size for path in (sound / "checkpoint-900").iterdir())
     assert taken <= bytes_needed(config) <= taken + 2**21
+    tensors = sum((sound / "checkpoint-900" / f"{name}.safetensors").stat().st_size for name in ("model", "optimizer"))
+    assert bytes_needed(config) - 2**20 == pytest.approx(tensors, rel=0.1)  # headers, and the generator's state
     assert config == GPTConfig(400, 16, 2, 2, 32)
     assert bytes_needed(config) - bytes_needed(config, 2) == 6 * config.num_parameters
 
