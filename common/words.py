@@ -41,5 +41,6 @@ def count(number: float) -> str:
 
 
 def several(number: int, noun: str) -> str:
-    """A number with its noun: '1 file', '2,000 files'."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    """A number with its noun: '1 file', '2,000 files', '3 micro-batches'."""
+    plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{number:,} {noun}{plural * (number != 1)}"

@@ -20,7 +20,7 @@ import torch
 
 from common.errors import Exit, UserError
 from common.files import cache_folder, sha256_of, write_whole
-from common.words import printable, size
+from common.words import printable, several, size
 from machine.device import Machine
 from machine.memory import available_ram, free_memory, total_memory
 from model import GPTConfig
@@ -136,7 +136,7 @@ def find_micro_batch(args: argparse.Namespace, config: GPTConfig, setting: Memor
     if larger and larger * config.seq_length > MOST_TOKENS:
         why = f"more than {MOST_TOKENS:,} tokens would be no faster"
     source = f"{len(tried)} tried" if tried else f"remembered in {printable(str(known.file))}"
-    out.say(f"batch_size  {found} x {samples // found} micro-batches holds {size(held)}; {why} ({source})")
+    out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(held)}; {why} ({source})")
     signals.at_once = before
     return replace(recipe, batch_size=found, accumulation=samples // found)
 

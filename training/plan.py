@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from common.words import count, duration, printable, size
+from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine
 from machine.memory import peak_memory, total_memory
@@ -86,22 +86,23 @@ def _tokens(corpus: Corpus, where: str) -> str:
 
 
 def _model(config: GPTConfig) -> str:
-    return (f"model       {count(config.num_parameters)} parameters: {config.n_layer} layers, {config.n_head} heads, "
-            f"width {config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, output layer "
-            f"{'tied' if config.tie_weights else 'untied'}")
+    return (f"model       {count(config.num_parameters)} parameters: {several(config.n_layer, 'layer')}, "
+            f"{several(config.n_head, 'head')}, width {config.n_embd}, T {config.seq_length:,}, vocabulary "
+            f"{config.vocab_size:,}, output layer {'tied' if config.tie_weights else 'untied'}")
 
 
 def _steps(config: GPTConfig, recipe: Recipe) -> list[str]:
     tokens_per_step = recipe.samples_per_step * config.seq_length
-    return [f"step        {tokens_per_step:,} tokens: {recipe.batch_size} sequences x {recipe.accumulation} "
-            f"micro-batches x {config.seq_length:,}; {config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
-            f"horizon     {recipe.total_steps:,} steps, {count(recipe.total_steps * tokens_per_step)} tokens, "
-            f"{recipe.passes:.3g} epochs of {recipe.windows_per_epoch:,} sequences"]
+    micro_batches = f"{several(recipe.batch_size, 'sequence')} x {several(recipe.accumulation, 'micro-batch')}"
+    return [f"step        {tokens_per_step:,} tokens: {micro_batches} x {config.seq_length:,}; "
+            f"{config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
+            f"horizon     {several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens_per_step)} tokens, "
+            f"{recipe.passes:.3g} epochs of {several(recipe.windows_per_epoch, 'sequence')}"]
 
 
 def _output(args: argparse.Namespace, saving: SavingPlan) -> str:
     free = shutil.disk_usage(args.output_dir).free
-    return (f"output      {printable(args.output_dir)}: up to {saving.num_checkpoints} checkpoints, "
+    return (f"output      {printable(args.output_dir)}: up to {several(saving.num_checkpoints, 'checkpoint')}, "
             f"{size(saving.disk_bytes)}; {size(free)} free; written {saving.words}")
 
 

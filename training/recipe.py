@@ -15,7 +15,7 @@ import torch
 import data
 from checkpoint.load import starting_config
 from common.errors import Exit, UserError, warn
-from common.words import count
+from common.words import count, several
 from machine.device import Machine
 from model import SIZES, GPTConfig, Options
 from training.parts import Attention
@@ -70,8 +70,8 @@ def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) ->
     a corpus of fewer than two tokens or of more ids than --init_from has, exit 4 for an --init_from that is no model.
     """
     if num_tokens < 2:
-        raise UserError(Exit.DATA, f"the corpus has {num_tokens} tokens, and training needs at least 2. Give "
-                                   "pretokenize.py more text.")
+        raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
+                                   "Give pretokenize.py more text.")
     if args.init_from:
         return _config_of_weights(args, vocab_size, num_tokens)
 
@@ -202,8 +202,8 @@ def _warmup_steps(args: argparse.Namespace, total_steps: int, reasons: list[str]
     """The warm-up requested, or the default one."""
     if args.warmup_steps is not None:
         if args.warmup_steps >= total_steps:
-            raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has {total_steps:,} steps. "
-                                        "Lower it.")
+            raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has "
+                                        f"{several(total_steps, 'step')}. Lower it.")
         return args.warmup_steps
     longest = min(total_steps // 5, LONGEST_WARMUP)
     warmup_steps = min(max(math.ceil(2 / (1 - args.beta2)), total_steps // 50), longest)

@@ -98,8 +98,8 @@ class Recovery:
         now, again = self._batches.batch_size, "; compiling again" if self._runtime.machine.compile else ""
         self._runtime.out.warn(
             f"out of memory in step {self._state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
-            f"{now} x {self.accumulation} micro-batches, the same samples a step{again}. Next time give --batch_size "
-            f"{now} --gradient_accumulation_steps {self.accumulation}, or --batch_size auto.")
+            f"{now} x {several(self.accumulation, 'micro-batch')}, the same samples a step{again}. Next time give "
+            f"--batch_size {now} --gradient_accumulation_steps {self.accumulation}, or --batch_size auto.")
         if self._runtime.machine.compile:
             with self._runtime.clock.pause():
                 self.compile()

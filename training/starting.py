@@ -12,7 +12,7 @@ import torch
 from checkpoint import find, load
 from common.errors import Exit, UserError
 from common.progress import Progress
-from common.words import printable
+from common.words import printable, several
 from machine.device import Machine
 from model import Options
 from tokens.corpus import Corpus, open_corpus
@@ -97,7 +97,7 @@ def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[s
         raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds the checkpoints of another "
                                          f"run, the last one of step {max(there):,}. Give --resume_from auto to "
                                          "continue that run, another --output_dir, or --overwrite, which deletes its "
-                                         f"{len(there)} checkpoints.")
+                                         f"{several(len(there), 'checkpoint')}.")
     return None
 
 

@@ -43,7 +43,7 @@ def test_another_runs_checkpoints_are_never_mixed_with_ours(run):
     run("--max_steps", "3")
     code, _ = run("--max_steps", "3")
     assert code.code == Exit.CHECKPOINT
-    assert "--overwrite, which deletes its 1 checkpoints" in str(code)
+    assert "--overwrite, which deletes its 1 checkpoint" in str(code)
     code, text = run("--max_steps", "2", "--overwrite")
     assert code == 0
     assert "deleting" in text
