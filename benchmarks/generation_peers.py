@@ -4,8 +4,8 @@
     python -m benchmarks.generation_peers --first_token tokenizer.json
 
 The weights are random, prompts have 32 ids, the temperature is 0.8 and top_k 200. Compared are the generate() of
-transformers with its cache, in fp32 and bf16, that of nanoGPT (DIR holds its model.py), and ours as generate.py lays the
-weights out. One prompt and eight at once; new tokens per second, the pass over the prompt included. Figures are in
+transformers with its cache, in fp32 and bf16, that of nanoGPT (DIR holds its model.py), and ours as generate.py lays
+the weights out: one prompt and eight at once; new tokens per second, the pass over the prompt included. Figures are in
 LOG.md. With --first_token it measures instead the seconds from the shell to the first new token of generate.py, beside
 those for importing torch and reading the weights.
 """

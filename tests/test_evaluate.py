@@ -36,11 +36,11 @@ def call(folder, tmp_path):
     return main
 
 
-def test_the_command_prints_a_line_for_each_measurement(folder, tmp_path):
+def test_the_command_prints_a_line_for_each_measurement(folder, tmp_path, forks):
     (tmp_path / "a.txt").write_text("the cat sat on the mat")
     (tmp_path / "l.jsonl").write_text('{"text": "the cat sat on the mat"}\n')
-    done = run("evaluate", "--ckpt", folder, "--text", "a.txt", "--lambada", "l.jsonl", "--no-use_gpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forks.run(f"evaluate.py --ckpt '{folder}' --text a.txt --lambada l.jsonl --no-use_gpu", cwd=tmp_path)
+    assert done.code == 0, done.stderr
     assert re.search(r"window 16, stride 8 \| .* \| fp32 \(", done.stdout)
     assert re.search(r"^a.txt \| \d+\.\d{4} nats per token \| perplexity [\d,]+\.\d\d \| bits per byte \d+\.\d{4} \| "
                      r"\d+ tokens \| 22 bytes \| \d+\.\d s \| [\d,]+ tok/s$", done.stdout, re.MULTILINE)

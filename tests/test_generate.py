@@ -45,10 +45,10 @@ TIMING = (r"first token \d+\.\d{3} s, then (\d+) new tokens in \d+\.\d\d s, "
           r"(\d+\.\d tok/s, \d+\.\d GB/s of weights|n/a tok/s)\n")
 
 
-def test_the_command_writes_text_and_one_line_of_timing(folder):
-    done = run("generate", "--ckpt", folder, "--prompt", "the cat", "--num_samples", "2", "--max_new_tokens", "20",
-               "--no-use_gpu", cwd=folder)
-    assert done.returncode == 0, done.stderr
+def test_the_command_writes_text_and_one_line_of_timing(folder, forks):
+    done = forks.run(["generate.py", "--ckpt", ".", "--prompt", "the cat", "--num_samples", "2", "--max_new_tokens",
+                      "20", "--no-use_gpu"], cwd=folder)
+    assert done.code == 0, done.stderr
     assert done.stdout.startswith("the cat")
     assert done.stdout.count("the cat") == 2
     assert SEPARATOR in done.stdout
