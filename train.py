@@ -489,9 +489,12 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
                 raise diverged(f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
                                f"{state.step:,}; none was applied", recipe, checkpointer)
 
-        # Save, validate, sample.
-        stays = state.step == recipe.total_steps or checkpointer.epoch_ended()
-        saves, validates = stays or checkpointer.is_due(), validator.is_due(state.step)
+        # Save, validate, sample: at their intervals, and after the last step.
+        is_last = state.step == recipe.total_steps
+        stays = is_last or checkpointer.epoch_ended()
+        saves = stays or checkpointer.is_due()
+        validates = is_last or state.step % recipe.eval_interval == 0
+        samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
         if saves or validates:
             state.skipped_steps += int(skipped)
             skipped.zero_()
@@ -500,7 +503,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
             checkpointer.save(stays)
         if validates:
             validate(state, learner, recovery, validator, checkpointer, monitor)
-        if validator.sample_is_due(state.step):
+        if samples:
             monitor.show_sample(validator.sample(learner.model, state.step))
         if args.patience and state.validations_without_gain >= args.patience:
             out.say(f"patience    {args.patience} validations without a new best: the run ends here")

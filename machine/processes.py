@@ -1,4 +1,7 @@
-"""Which of the processes of a run this one is: rank and world size."""
+"""Which of the processes of a run this one is: rank and world size.
+
+train.py's main makes it, and Runtime (training/state.py) carries it to what must know: data.Batches, the Checkpointer.
+"""
 
 from __future__ import annotations
 

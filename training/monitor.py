@@ -1,4 +1,4 @@
-"""What a run says while it trains: the line of a logged step, validations, samples, advice, the closing block."""
+"""What a run prints and records while it trains: the line of a logged step, advice, the closing block."""
 
 from __future__ import annotations
 

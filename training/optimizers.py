@@ -1,4 +1,5 @@
-"""Optimizers. To add one, write how it is built and what it keeps, and enter it in OPTIMIZERS.
+"""Optimizers and their groups of parameters. To add one, write how it is built and what it keeps, and enter it in
+OPTIMIZERS.
 
 Every optimizer here takes what the step decides on the device, so that the host waits for nothing: found_inf, fp32 [],
 1 where the step must change nothing; grad_scale, fp32 [], by which it divides the gradients. PyTorch's fused optimizers

@@ -1,4 +1,4 @@
-"""Measuring the model between steps: the validation loss, and a short sample of text."""
+"""Measuring the model between steps: the validation loss, and a short sample of text. train.py's loop says when."""
 
 from __future__ import annotations
 
@@ -87,15 +87,6 @@ class Validator:
     @property
     def has_tokens(self) -> bool:
         return self._tokens is not None
-
-    def is_due(self, step: int) -> bool:
-        """True after the last step and after every eval_interval steps."""
-        return step == self._recipe.total_steps or step % self._recipe.eval_interval == 0
-
-    def sample_is_due(self, step: int) -> bool:
-        """True after the last step and after every sample_interval steps; never where that is 0."""
-        every = self._recipe.sample_interval
-        return bool(every) and (step == self._recipe.total_steps or step % every == 0)
 
     def measure(self, model: GPT, batch_size: int, most_batches: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
