@@ -1,28 +1,23 @@
-"""What the tests share: a multilingual tokenizer, a small corpus folder, tiny models whose every weight matters."""
+"""What the tests share: a multilingual tokenizer, a small corpus folder, tiny models, runs of the commands.
+
+Fixtures import torch only when they need it, so that the tests of rooms without it start at once.
+"""
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from architectures.gpt2 import to_hf_config, to_hf_tensors
-from checkpoint.contents import Tensors, model_card
-from checkpoint.save import save
 from common.errors import UserError
 from common.files import sha256_of
-from model import GPT, GPTConfig
 from tests.helpers.forks import Forks
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each process, and so for those that the tests start
     os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
 
 TEXTS = ["the cat sat on the mat and the dog ran to the sea",
          "caf\u00e9 na\u00efve \u00fcber \u00df \u0141\u00f3d\u017a",
@@ -105,38 +100,19 @@ def corpus_folder(make_corpus, tmp_path):
 
 @pytest.fixture(scope="session")
 def make_model():
-    """A function: a tiny model with every weight, norm and bias random: nothing can hide behind a one or a zero."""
+    """A function: a tiny model of a seed, with the changes to its configuration."""
+    from tests.helpers.models import make_model
 
-    def make(seed: int = 0, **changes) -> GPT:
-        torch.manual_seed(seed)
-        config = replace(GPTConfig(400, 16, 2, 2, 32), **changes)
-        model = GPT.create(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.1 * torch.randn(parameter.shape)
-            model.transformer["wte"].weight[config.vocab_size:] = 0.0  # type: ignore[index]
-            model.head_weight[config.vocab_size:] = 0.0
-        return model
-
-    return make
+    return make_model
 
 
 @pytest.fixture(scope="session")
-def make_checkpoint(make_model, tokenizer_file):
+def make_checkpoint(tokenizer_file):
     """A function: trains a tiny model one step, saves it as folder/checkpoint-STEP; returns path, model, optimizer."""
+    from tests.helpers.models import trained_checkpoint
 
     def make(folder: Path, step: int = 1, stays: bool = False, **changes):
-        model = make_model(step, **changes).train()
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        ids = torch.randint(0, model.config.vocab_size, (2, model.config.seq_length))
-        model(ids, ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        state = {"stays": stays, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
-        path = save(folder, step, model.config, Tensors.of(model, optimizer), state,
-                               tokenizer_file.read_text(encoding="utf-8"), 0,
-                               model_card(model.config, {"steps": str(step)}))
-        return path, model.eval(), optimizer
+        return trained_checkpoint(folder, step, stays, tokenizer_file.read_text(encoding="utf-8"), **changes)
 
     return make
 
@@ -144,16 +120,9 @@ def make_checkpoint(make_model, tokenizer_file):
 @pytest.fixture(scope="session")
 def write_folder(tokenizer_file):
     """A function: writes a model as a Hugging Face folder without training state; weights that are not finite too."""
+    from tests.helpers.models import write_hugging_face_folder
 
-    def write(folder: Path, model: GPT) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = to_hf_tensors(model.config, model.state_dict())
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(to_hf_config(model.config, 0)))
-        (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
-        return folder
-
-    return write
+    return lambda folder, model: write_hugging_face_folder(folder, model, tokenizer_file)
 
 
 # ---------------------------------------------------------------- runs of train.py

@@ -1,0 +1,51 @@
+"""Tiny models whose every weight matters, and the folders they are saved in."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from architectures.gpt2 import to_hf_config, to_hf_tensors
+from checkpoint.contents import Tensors, model_card
+from checkpoint.save import save
+from model import GPT, GPTConfig
+
+
+def make_model(seed: int = 0, **changes) -> GPT:
+    """A tiny model with every weight, norm and bias random: nothing can hide behind a one or a zero."""
+    torch.manual_seed(seed)
+    config = replace(GPTConfig(400, 16, 2, 2, 32), **changes)
+    model = GPT.create(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+        model.transformer["wte"].weight[config.vocab_size:] = 0.0  # type: ignore[index]
+        model.head_weight[config.vocab_size:] = 0.0
+    return model
+
+
+def trained_checkpoint(folder: Path, step: int, stays: bool, tokenizer_json: str, **changes,
+                       ) -> tuple[Path, GPT, torch.optim.Optimizer]:
+    """Trains a tiny model for one step and saves it as folder/checkpoint-STEP."""
+    model = make_model(step, **changes).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    ids = torch.randint(0, model.config.vocab_size, (2, model.config.seq_length))
+    model(ids, ids).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    state = {"stays": stays, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
+    card = model_card(model.config, {"steps": str(step)})
+    path = save(folder, step, model.config, Tensors.of(model, optimizer), state, tokenizer_json, 0, card)
+    return path, model.eval(), optimizer
+
+
+def write_hugging_face_folder(folder: Path, model: GPT, tokenizer_file: Path) -> Path:
+    """Writes a model as a folder without training state, also weights that are not finite."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = to_hf_tensors(model.config, model.state_dict())
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(to_hf_config(model.config, 0)))
+    (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+    return folder
