@@ -184,11 +184,10 @@ from pretokenization.assemble import (
     summarise,
 )
 from pretokenization.blocks import LIMITS, Limits, Reading, Report
-from pretokenization.engines import Differs, choose_engine, could_be_faster
 from pretokenization.files import Source
-from pretokenization.passes import Job, Text, encode, measure, split_by_hash, take_only_document
+from pretokenization.passes import Job, Text, encode_only_document, encode_text, measure, take_only_document
 from pretokenization.sources import demo_sources, find_sources, spans_of
-from pretokenization.store import WORK, Folder, Journal
+from pretokenization.store import WORK, Folder, Journal, split_by_hash
 from pretokenization.verify import peek, verify
 from pretokenization.vocabulary import given_vocabulary, trained_vocabulary
 from pretokenization.workers import in_thread
@@ -196,7 +195,6 @@ from tokens.layouts import ITEM_BYTES
 from tokens.tokenizer import Vocabulary
 
 Shard = tuple[int, int]  # one of N shards, and N
-LARGE_BYTES = 50_000_000  # of text, from which on a faster engine is worth installing
 
 
 # ---------------------------------------------------------------- the stages, in the order of events
@@ -318,31 +316,6 @@ def commit_tokenizer(job: Job, vocabulary: Vocabulary) -> dict[str, Any]:
     job.progress.say(f"vocabulary: {vocabulary.size:,} ids\n"
                      f"next: python pretokenize.py ... --tokenizer_file {shlex.quote(printable(str(path)))}")
     return {}
-
-
-def encode_only_document(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
-    """Encodes again a text that turned out to be one document, now with its end kept for validation."""
-    take_only_document(job)
-    job.journal.encoded = None
-    job.journal.only = True
-    encode_text(job, vocabulary, dtype)
-
-
-def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
-    """The ids of all the text in the work folder, by the fastest engine that proves equal to tokenizers."""
-    progress, requested = job.progress, job.args.engine
-    chosen = choose_engine(requested, vocabulary, progress.say)
-    progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
-    if chosen == "tokenizers" and could_be_faster(requested, vocabulary) and job.text.file_bytes > LARGE_BYTES:
-        progress.say("python -m pip install gigatoken would make this about twenty times faster")
-    with job.folder.writing(), job.stage("encoding"):
-        try:
-            return encode(job, vocabulary, chosen, dtype)
-        except Differs as error:
-            progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. Everything is "
-                          "encoded again by tokenizers.")
-            job.journal.encoded = None
-            return encode(job, vocabulary, "tokenizers", dtype)
 
 
 def finish(job: Job, report: Report, vocabulary: Vocabulary, dtype: str, is_new: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The first and the last stage: does it fit on the disk? Split and duplicates settled, files laid out, committed.
+"""The token files of a run put together and committed: split and duplicates settled, metadata.json written last.
 
-And for many machines: a shard is committed with shard.json, and read back to be put together with the others.
+Before that: what makes two runs the same, and whether the tokens will fit on the disk. For many machines: a shard is
+committed with shard.json, and read back to be put together with the others.
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, several, size
 from pretokenization.files import Source
-from pretokenization.passes import Job, adjusted
-from pretokenization.store import SPLITS, TokenWriter, Written, blocks_of_tokens, copy_documents, first_ones
+from pretokenization.passes import Job
+from pretokenization.store import (
+    SPLITS,
+    TokenWriter,
+    Written,
+    adjusted,
+    blocks_of_tokens,
+    copy_documents,
+    first_ones,
+)
 from tokens.layouts import ITEM_BYTES, LAYOUTS, Part
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION, read_metadata
 from tokens.stream import DTYPES, scan

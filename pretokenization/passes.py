@@ -17,18 +17,19 @@ import numpy as np
 
 from common.progress import Progress
 from common.signals import Signals
-from common.words import duration, several
+from common.words import duration, printable, several
 from pretokenization.blocks import Block, Findings, Reading, Report
-from pretokenization.engines import Differs, fence_ranges
+from pretokenization.engines import Differs, choose_engine, could_be_faster, fence_ranges
 from pretokenization.files import MARK, Feed, Source
 from pretokenization.sources import KINDS, Span, blocks_of, documents_of
-from pretokenization.store import DOCUMENT, SPLITS, Folder, Journal, TokenWriter
+from pretokenization.store import DOCUMENT, SPLITS, Folder, Journal, Split, TokenWriter, adjusted, split_of_one
 from pretokenization.workers import Answer, Reader, Setup, Task, Workers, hash_of, is_heavy
 from tokens.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+LARGE_BYTES = 50_000_000  # of text, from which on a faster engine is worth installing
 SAY_SECONDS = 5.0  # between lines of progress where there is no bar
 NO_ENDS = np.zeros(0, np.int64)
 NO_DOCUMENTS = np.zeros(0, DOCUMENT)
@@ -63,54 +64,6 @@ class Meter:
             line = (f"{self.doing} {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | "
                     f"{per_second / 1e6:.1f} MB/s | {duration((self.total - self.done) / per_second)} left")
             self.progress.at(self.done, "" if self.on_bar else line)
-
-
-# ---------------------------------------------------------------- the split into training and validation
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which part of the text is kept for validation, and the rule in words, as metadata.json records it.
-
-    Either documents whose hash is below the threshold, or, of a single document, everything from a byte on.
-    """
-
-    rule: str
-    threshold: int = 0
-    cut_byte: int | None = None
-
-
-def split_by_hash(val_fraction: float) -> Split:
-    """Whole documents by hash: the same for each document whatever other documents there are."""
-    if val_fraction == 0:
-        return Split("none, as asked")
-    return Split(f"documents whose sha256 / 2^256 is below {val_fraction:g}", int(val_fraction * 2**64))
-
-
-def adjusted(split: Split, lowest: int, highest: int) -> Split:
-    """The split once the hashes of all documents are known: neither part is empty while two documents differ.
-
-    lowest and highest are the hashes' bounds; highest is -1 if there is no document.
-    """
-    if not split.threshold or highest < 0:
-        return split
-    if lowest == highest:
-        return replace(split, rule="none, the documents are all the same", threshold=0)
-    if lowest >= split.threshold:
-        return replace(split, rule=split.rule + "; there are none, so the one nearest to it", threshold=lowest + 1)
-    if highest < split.threshold:
-        return replace(split, rule=split.rule + ", but the last that is left", threshold=highest)
-    return split
-
-
-def split_of_one(num_bytes: int, val_fraction: float, last_character_bytes: int = 1) -> Split:
-    """A single document: its tail is kept for validation."""
-    cut = max(1, int(num_bytes * (1 - val_fraction)))
-    if val_fraction == 0:
-        return Split("none, as asked", 0, num_bytes)
-    if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
-        return Split("none, the text is too short", 0, num_bytes)
-    return Split(f"the tail of the only document, from byte {cut:,} on", 0, cut)
 
 
 # ---------------------------------------------------------------- one run
@@ -453,3 +406,28 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
     finally:
         encoding.close()
     return encoding.report
+
+
+def encode_only_document(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
+    """Encodes again a text that turned out to be one document, now with its end kept for validation."""
+    take_only_document(job)
+    job.journal.encoded = None
+    job.journal.only = True
+    encode_text(job, vocabulary, dtype)
+
+
+def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
+    """The ids of all the text in the work folder, by the fastest engine that proves equal to tokenizers."""
+    progress, requested = job.progress, job.args.engine
+    chosen = choose_engine(requested, vocabulary, progress.say)
+    progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
+    if chosen == "tokenizers" and could_be_faster(requested, vocabulary) and job.text.file_bytes > LARGE_BYTES:
+        progress.say("python -m pip install gigatoken would make this about twenty times faster")
+    with job.folder.writing(), job.stage("encoding"):
+        try:
+            return encode(job, vocabulary, chosen, dtype)
+        except Differs as error:
+            progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. Everything is "
+                          "encoded again by tokenizers.")
+            job.journal.encoded = None
+            return encode(job, vocabulary, "tokenizers", dtype)

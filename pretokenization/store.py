@@ -1,4 +1,4 @@
-"""The output folder while it is filled: token files that can be cut back, a journal, and one commit of the whole."""
+"""The output folder while it is filled: the split, token files that can be cut back, a journal, and one commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,57 @@ DOCUMENT = np.dtype([("hash", "<u8"), ("bytes", "<u8")])
 OUTPUTS = re.compile(r"tokenizer\.json|(train|val)\.(bin|idx|docs)|(tokens_)?(train|val)_\d{6}\.bin")
 COPIED_TOKENS = 2**23
 HASHES_AT_ONCE = 2**22
+
+
+# ---------------------------------------------------------------- the split into training and validation
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which part of the text is kept for validation, and the rule in words, as metadata.json records it.
+
+    Either documents whose hash is below the threshold, or, of a single document, everything from a byte on.
+    """
+
+    rule: str
+    threshold: int = 0
+    cut_byte: int | None = None
+
+
+def split_by_hash(val_fraction: float) -> Split:
+    """Whole documents by hash: the same for each document whatever other documents there are."""
+    if val_fraction == 0:
+        return Split("none, as asked")
+    return Split(f"documents whose sha256 / 2^256 is below {val_fraction:g}", int(val_fraction * 2**64))
+
+
+def adjusted(split: Split, lowest: int, highest: int) -> Split:
+    """The split once the hashes of all documents are known: neither part is empty while two documents differ.
+
+    lowest and highest are the hashes' bounds; highest is -1 if there is no document.
+    """
+    if not split.threshold or highest < 0:
+        return split
+    if lowest == highest:
+        return replace(split, rule="none, the documents are all the same", threshold=0)
+    if lowest >= split.threshold:
+        return replace(split, rule=split.rule + "; there are none, so the one nearest to it", threshold=lowest + 1)
+    if highest < split.threshold:
+        return replace(split, rule=split.rule + ", but the last that is left", threshold=highest)
+    return split
+
+
+def split_of_one(num_bytes: int, val_fraction: float, last_character_bytes: int = 1) -> Split:
+    """A single document: its tail is kept for validation."""
+    cut = max(1, int(num_bytes * (1 - val_fraction)))
+    if val_fraction == 0:
+        return Split("none, as asked", 0, num_bytes)
+    if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
+        return Split("none, the text is too short", 0, num_bytes)
+    return Split(f"the tail of the only document, from byte {cut:,} on", 0, cut)
+
+
+# ---------------------------------------------------------------- writing
 
 
 class TokenWriter:

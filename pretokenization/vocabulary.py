@@ -16,7 +16,8 @@ import numpy as np
 
 from common.files import write_whole
 from pretokenization.engines import Encoder, Fence, fence_ranges
-from pretokenization.passes import Job, Split, Survey, survey, take_only_document, write_sample
+from pretokenization.passes import Job, Survey, survey, take_only_document, write_sample
+from pretokenization.store import Split
 from pretokenization.workers import SEPARATOR, in_child
 from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
 

@@ -20,8 +20,7 @@ from common.files import sha256_of
 from common.signals import Signals
 from pretokenization import assemble, store, vocabulary
 from pretokenization.blocks import SAFE_PLACE, Limits, Reading, parts_of
-from pretokenization.passes import split_of_one
-from pretokenization.store import Folder
+from pretokenization.store import Folder, split_of_one
 from pretokenization.vocabulary import sampled, tokenizer_json
 from tests.helpers.commands import ROOT
 from tests.helpers.commands import run as run_command
