@@ -62,21 +62,23 @@ def test_one_batch_of_2b_equals_two_micro_batches_of_b():
         assert torch.allclose(a, b, atol=2e-5), name  # Adam's first step divides by the gradient's own size
 
 
-def test_a_step_equals_plain_adamw_with_clipping():
+@pytest.mark.parametrize("clip", [0.5, 1e3], ids=["every gradient is longer", "no gradient is"])
+def test_a_step_equals_plain_adamw_with_clipping(clip):
     ours = small_model()
     theirs = copy.deepcopy(ours)
     learner = learner_of(ours, learning_rate=1e-3)
     reference = torch.optim.AdamW(parameter_groups(theirs, 0.1), lr=1e-3, betas=(0.9, 0.95), foreach=False, fused=False)
     for seed in range(5):
         x, y = small_batch(4, seed)
-        loss, norm = step_with(learner, [(x, y)], clip=0.5)
+        loss, norm = step_with(learner, [(x, y)], clip)
         expected = F.cross_entropy(theirs(x).flatten(0, 1), y.flatten())
         reference.zero_grad()
         expected.backward()
-        expected_norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        expected_norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         reference.step()
         assert torch.allclose(loss, expected, atol=1e-6)
         assert torch.allclose(norm, expected_norm, rtol=1e-5)
+        assert (norm > clip) == (clip < 1)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
