@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import importlib
 import json
 import math
 import os
@@ -71,8 +70,9 @@ class TensorBoard:
     """Event files for TensorBoard, which replace those of the steps after the one resumed from."""
 
     def __init__(self, output_dir: Path, state: TrainState):
-        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        self._board = writer(str(output_dir / "tensorboard"), purge_step=state.step + 1)
+        from torch.utils.tensorboard import SummaryWriter  # needs the package tensorboard
+
+        self._board = SummaryWriter(str(output_dir / "tensorboard"), purge_step=state.step + 1)
 
     def log(self, step: int, fields: Fields) -> None:
         """Writes each figure that is finite."""
