@@ -188,7 +188,7 @@ from pretokenization.files import Source
 from pretokenization.passes import Job, Text, encode_only_document, encode_text, measure, take_only_document
 from pretokenization.sources import demo_sources, find_sources, spans_of
 from pretokenization.store import WORK, Folder, Journal, split_by_hash
-from pretokenization.verify import peek, verify
+from pretokenization.verify import peek, verify_folder
 from pretokenization.vocabulary import given_vocabulary, trained_vocabulary
 from pretokenization.workers import in_thread
 from tokens.layouts import ITEM_BYTES
@@ -413,7 +413,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
     """Does what the flags ask for."""
     output_dir = Path(args.output_dir)
     if args.verify is not None:
-        verify(Path(args.verify), signals, progress)
+        verify_folder(Path(args.verify), signals, progress)
     elif args.finalize:
         with Folder(output_dir) as folder:
             finalize(args, folder, signals, progress)

@@ -35,7 +35,7 @@ def tiktoken_encoding(path: str):
     return tiktoken.Encoding("ours", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END: vocab[END]})
 
 
-def texts_of(path: str):
+def read_texts(path: str):
     """The documents of a JSON-lines file."""
     with open(path) as file:
         for line in file:
@@ -46,11 +46,11 @@ def nanogpt(path: str, tokenizer: str, out: str) -> None:
     """data/shakespeare/prepare.py: the text in one string."""
     import numpy as np
 
-    ids = tiktoken_encoding(tokenizer).encode_ordinary("\n".join(texts_of(path)))
+    ids = tiktoken_encoding(tokenizer).encode_ordinary("\n".join(read_texts(path)))
     np.array(ids, dtype=np.uint16).tofile(out)
 
 
-def begin(tokenizer: str) -> None:
+def open_tokenizer(tokenizer: str) -> None:
     """A worker's encoding."""
     global encoding
     encoding = tiktoken_encoding(tokenizer)
@@ -71,8 +71,8 @@ def fineweb(path: str, tokenizer: str, out: str, processes: int) -> None:
     import numpy as np
 
     shard, filled = np.empty(10**8, np.uint16), 0
-    with multiprocessing.Pool(processes, begin, (tokenizer,)) as pool:
-        for ids in pool.imap(one_document, texts_of(path), chunksize=16):
+    with multiprocessing.Pool(processes, open_tokenizer, (tokenizer,)) as pool:
+        for ids in pool.imap(one_document, read_texts(path), chunksize=16):
             shard[filled:filled + len(ids)] = ids
             filled += len(ids)
     np.save(out, shard[:filled])
@@ -86,7 +86,7 @@ def bare(path: str, tokenizer: str, out: str) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     reference = Tokenizer.from_file(tokenizer)
     reference.encode_special_tokens = True
-    texts = list(texts_of(path))
+    texts = list(read_texts(path))
     with open(out, "wb") as file:
         for first in range(0, len(texts), 1000):
             for found in reference.encode_batch_fast(texts[first:first + 1000], add_special_tokens=False):
@@ -107,7 +107,7 @@ def main(path: str, tokenizer: str, rounds: int = 5) -> None:
         "ours, tokenizers": [*ours, "--engine", "tokenizers"],
         "ours, tokenizers, 1 worker": [*ours, "--engine", "tokenizers", "--num_workers", "1"],
     }
-    megabytes = sum(len(text.encode()) for text in texts_of(path)) / 1e6
+    megabytes = sum(len(text.encode()) for text in read_texts(path)) / 1e6
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(rounds):
         for name, command in commands.items():

@@ -68,7 +68,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """A run of bytes of a source's text, or of its rows: whole documents, or a part of one document."""
 
     source: int  # the index of the source
@@ -146,7 +146,7 @@ class Report:
         """All that add() has counted, for a later Report(sources, reading, has_fields, **state)."""
         return {key: value for key, value in vars(self).items() if key not in ("sources", "reading", "has_fields")}
 
-    def add(self, block: Block, found: Findings) -> None:
+    def add(self, block: TextBlock, found: Findings) -> None:
         """Counts the findings of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
         if block.source != self.now_source:
             self.end_source()
@@ -264,14 +264,14 @@ class Kind(Protocol):
         ...
 
     def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[Block]:
+               cut: int | None) -> Iterator[TextBlock]:
         """The blocks whose documents begin from byte start on and before stop.
 
         cut is for a text that is a single document: the byte from which on it is kept for validation.
         """
         ...
 
-    def documents(self, block: Block, content: Any, reading: Reading,
+    def documents(self, block: TextBlock, content: Any, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
         """The documents of a block as text and as UTF-8; of a part of a document, its text alone."""
         ...

@@ -15,7 +15,7 @@ from typing import Any
 
 from common.errors import Exit, UserError
 from common.words import printable
-from pretokenization.blocks import Block, Findings, FirstLook, Reading, after, first_document, part_end
+from pretokenization.blocks import Findings, FirstLook, Reading, TextBlock, after, first_document, part_end
 from pretokenization.files import MARK, Feed, Source
 
 NOT_JSON = "is not JSON"
@@ -56,12 +56,12 @@ class JsonLines:
         return False
 
     def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[Block]:
+               cut: int | None) -> Iterator[TextBlock]:
         with Feed(source) as feed:
             start = first_document(feed, b"\n", start, reading.limits.window_bytes)
             yield from line_blocks(index, feed, reading, start, stop)
 
-    def documents(self, block: Block, content: bytes, reading: Reading,
+    def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
         if block.fault:
             found.newlines = 1
@@ -90,7 +90,7 @@ def begins_with_object(head: bytes) -> bool:
         return False
 
 
-def line_blocks(index: int, feed: Feed, reading: Reading, start: int, stop: int | None) -> Iterator[Block]:
+def line_blocks(index: int, feed: Feed, reading: Reading, start: int, stop: int | None) -> Iterator[TextBlock]:
     """Blocks of whole lines. A line that is too long becomes parts of its document."""
     limits = reading.limits
     while stop is None or start < stop:
@@ -107,11 +107,11 @@ def line_blocks(index: int, feed: Feed, reading: Reading, start: int, stop: int 
                 continue
         if end == start:
             return
-        yield Block(index, start, end - start, feed.take(start, end), on_disk=feed.on_disk or end)
+        yield TextBlock(index, start, end - start, feed.take(start, end), on_disk=feed.on_disk or end)
         start = end
 
 
-def documents_of_lines(block: Block, content: bytes, reading: Reading,
+def documents_of_lines(block: TextBlock, content: bytes, reading: Reading,
                        found: Findings) -> tuple[list[str], list[bytes]]:
     """The documents of whole lines, as text and as UTF-8; a line without one is counted."""
     texts: list[str] = []
@@ -173,7 +173,7 @@ RELEASED_BYTES = 2**25  # of the line, after which the memory of its pages is gi
 CHECKED_BYTES = 2**24  # a list or object that is skipped is checked up to this size; a longer one may be invalid inside
 
 
-def long_line(index: int, feed: Feed, reading: Reading, start: int) -> Iterator[Block]:
+def long_line(index: int, feed: Feed, reading: Reading, start: int) -> Iterator[TextBlock]:
     """One line as the parts of its document; returns where the next line begins.
 
     A line without a document is one block without content that says what is wrong with the line.
@@ -193,18 +193,18 @@ def long_line(index: int, feed: Feed, reading: Reading, start: int) -> Iterator[
         on_disk = feed.on_disk or end
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as line:
             if SPACES.fullmatch(line):
-                yield Block(index, start, end - start, b"\n", on_disk=on_disk)
+                yield TextBlock(index, start, end - start, b"\n", on_disk=on_disk)
                 return end
             span = span_of_text(line, reading)
             if isinstance(span, str):
-                yield Block(index, start, end - start, b"", on_disk=on_disk, fault=span)
+                yield TextBlock(index, start, end - start, b"", on_disk=on_disk, fault=span)
             else:
                 yield from parts_of_string(index, line, span, reading, start, on_disk)
     return end
 
 
 def parts_of_string(index: int, line: mmap.mmap, span: tuple[int, int], reading: Reading, offset: int,
-                    on_disk: int) -> Iterator[Block]:
+                    on_disk: int) -> Iterator[TextBlock]:
     """A string in JSON as the parts of a document."""
     part_bytes = reading.limits.part_bytes
     held, is_first = b"", True
@@ -212,9 +212,9 @@ def parts_of_string(index: int, line: mmap.mmap, span: tuple[int, int], reading:
         held += content or b""
         while len(held) > part_bytes:
             cut = part_end(held[:part_bytes], reading.places)
-            yield Block(index, offset, cut, held[:cut], True, is_first, False, on_disk=on_disk)
+            yield TextBlock(index, offset, cut, held[:cut], True, is_first, False, on_disk=on_disk)
             held, is_first = held[cut:], False
-    yield Block(index, offset, len(held), held, True, is_first, True, on_disk=on_disk)
+    yield TextBlock(index, offset, len(held), held, True, is_first, True, on_disk=on_disk)
 
 
 def span_of_text(line: mmap.mmap, reading: Reading) -> tuple[int, int] | str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import Exit, UserError, optional
 from common.words import printable
-from pretokenization.blocks import Block, Findings, FirstLook, Reading
+from pretokenization.blocks import Findings, FirstLook, Reading, TextBlock
 from pretokenization.files import Source
 
 MAGIC = b"PAR1"
@@ -38,7 +38,7 @@ class Parquet:
         return False
 
     def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[Block]:
+               cut: int | None) -> Iterator[TextBlock]:
         """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
         parquet = optional("pyarrow.parquet", source.shown)
         try:
@@ -52,7 +52,7 @@ class Parquet:
             why = printable(str(error))[:120].rstrip(".")
             raise UserError(Exit.DATA, f"{source.shown} is damaged: {why}. Give a complete copy.") from error
 
-    def documents(self, block: Block, content: list[Any], reading: Reading,
+    def documents(self, block: TextBlock, content: list[Any], reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
         found.unit = "row"
         found.newlines = len(content)
@@ -60,14 +60,14 @@ class Parquet:
         return texts, [text.encode(errors="replace") for text in texts]
 
 
-def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Iterator[Block]:
+def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:
     """The rows of an opened ParquetFile in blocks."""
     total = max(1, file.metadata.num_rows)
     num_rows, held, held_bytes = 0, [], 0
 
-    def block() -> Block:
+    def block() -> TextBlock:
         done = source.num_bytes * num_rows // total
-        return Block(index, num_rows - len(held), len(held), held, on_disk=done)
+        return TextBlock(index, num_rows - len(held), len(held), held, on_disk=done)
 
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
         for value in batch.column(0).to_pylist():

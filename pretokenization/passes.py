@@ -18,7 +18,7 @@ import numpy as np
 from common.progress import Progress
 from common.signals import Signals
 from common.words import duration, printable, several
-from pretokenization.blocks import Block, Findings, Reading, Report
+from pretokenization.blocks import Findings, Reading, Report, TextBlock
 from pretokenization.engines import Differs, choose_engine, could_be_faster, fence_ranges
 from pretokenization.files import MARK, Feed, Source
 from pretokenization.sources import KINDS, Span, blocks_of, documents_of
@@ -92,7 +92,7 @@ class Text:
         """True if there is a file that --text_field applies to."""
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
-    def blocks(self, split: Split) -> Iterator[Block]:
+    def blocks(self, split: Split) -> Iterator[TextBlock]:
         """All blocks, in order; on_disk counts from the first byte of the first span."""
         before = 0
         for span in self.spans:
@@ -154,7 +154,7 @@ class LongDocument:
         self.digest = hashlib.sha256()
         self.state: dict[str, Any] = {"bytes": 0, "characters": 0, "is_blank": True, **(state or {})}
 
-    def add(self, block: Block, answer: Answer) -> None:
+    def add(self, block: TextBlock, answer: Answer) -> None:
         """Counts the next part, and hashes it if the hash decides where the document belongs."""
         self.state["characters"] += answer.characters
         self.state["is_blank"] = self.state["is_blank"] and answer.is_blank
@@ -279,7 +279,7 @@ def write_sample(job: Job, path: Path, share: float, long_hashes: Iterable[int])
     """Writes a share of the training text into a file, evenly spread over the text; returns its bytes."""
     meter, hashes, num_bytes = job.meter("sampled"), iter(long_hashes), 0
 
-    def decided() -> Iterator[Block]:
+    def decided() -> Iterator[TextBlock]:
         """The blocks, of which those of long documents know whether they are for validation."""
         in_val = False
         for block in job.text.blocks(job.split):
@@ -312,7 +312,7 @@ class Encoding:
                         for split in SPLITS}
         self.saved = time.monotonic()
 
-    def blocks_left(self) -> Iterator[Block]:
+    def blocks_left(self) -> Iterator[TextBlock]:
         """The blocks that are not yet encoded."""
         done_before = self.num_blocks
         for number, block in enumerate(self.job.text.blocks(self.job.split)):
@@ -321,7 +321,7 @@ class Encoding:
             else:
                 self.job.signals.look()
 
-    def add(self, block: Block, answer: Answer) -> None:
+    def add(self, block: TextBlock, answer: Answer) -> None:
         """Writes the ids of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
         self.report.add(block, answer.found)
         self.num_blocks += 1
@@ -362,7 +362,7 @@ class Encoding:
             "report": self.report.state(),
         }
 
-    def save_now_and_then(self, block: Block) -> None:
+    def save_now_and_then(self, block: TextBlock) -> None:
         """Every few seconds all that was written is synced to the disk, and then the journal.
 
         Not within a document whose hash decides where it belongs: the hash of a part cannot be recorded. A run that is

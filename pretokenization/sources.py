@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.words import printable, several
-from pretokenization.blocks import Block, Findings, FirstLook, Kind, Reading
+from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.files import PACKED_ENDINGS, PACKINGS, Feed, Source
 from pretokenization.json_lines import JsonLines
 from pretokenization.parquet import Parquet
@@ -186,7 +186,7 @@ def refuse_what_is_not_text(look: FirstLook) -> None:
 
 
 def blocks_of(index: int, source: Source, reading: Reading, start: int = 0, stop: int | None = None,
-              cut: int | None = None) -> Iterator[Block]:
+              cut: int | None = None) -> Iterator[TextBlock]:
     """The blocks of a source; with start and stop those whose lines or documents begin between these bytes.
 
     cut is for a text that is a single document: the byte from which on it is kept for validation.
@@ -198,7 +198,7 @@ def blocks_of(index: int, source: Source, reading: Reading, start: int = 0, stop
         raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while reading. Run the command again.") from error
 
 
-def documents_of(block: Block, sources: Sequence[Source], reading: Reading,
+def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
                  found: Findings) -> tuple[list[str], list[bytes]]:
     """The documents of a block as text and as UTF-8; of a part of a document, its text alone.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pretokenization.blocks import Block, Findings, FirstLook, Reading, first_document, part_end
+from pretokenization.blocks import Findings, FirstLook, Reading, TextBlock, first_document, part_end
 from pretokenization.files import Feed, Source
 
 
@@ -30,7 +30,7 @@ class TextFile:
         return reading.separator is None
 
     def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[Block]:
+               cut: int | None) -> Iterator[TextBlock]:
         separator = (reading.separator or "").encode()
         with Feed(source) as feed:
             start = first_document(feed, separator, start, reading.limits.window_bytes)
@@ -39,7 +39,7 @@ class TextFile:
             else:
                 yield from parts_of_source(index, feed, reading, start, cut)
 
-    def documents(self, block: Block, content: bytes, reading: Reading,
+    def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
         found.newlines = content.count(b"\n")
         found.shows_encoding = True
@@ -62,7 +62,7 @@ class TextFile:
 
 
 def separated_blocks(index: int, feed: Feed, reading: Reading, separator: bytes, start: int,
-                     stop: int | None) -> Iterator[Block]:
+                     stop: int | None) -> Iterator[TextBlock]:
     """Blocks of whole documents with the separators after them; a document that is too long is cut into parts."""
     block_bytes = reading.limits.block_bytes
     while stop is None or start < stop:
@@ -72,19 +72,19 @@ def separated_blocks(index: int, feed: Feed, reading: Reading, separator: bytes,
         is_the_rest = len(content) < block_bytes and not feed.window(start + len(content), 1)
         if is_the_rest:
             if content:
-                yield Block(index, start, len(content), content, on_disk=feed.on_disk or start)
+                yield TextBlock(index, start, len(content), content, on_disk=feed.on_disk or start)
             return
 
         begun = content.split(separator)[-1]  # the document that this block's aim cuts
         length = len(content) - len(begun)
         if length:
-            yield Block(index, start, length, content[:length], on_disk=feed.on_disk or start + length)
+            yield TextBlock(index, start, length, content[:length], on_disk=feed.on_disk or start + length)
             start += length
         else:
             start = yield from parts_of_document(index, feed, reading, separator, start)
 
 
-def parts_of_document(index: int, feed: Feed, reading: Reading, separator: bytes, start: int) -> Iterator[Block]:
+def parts_of_document(index: int, feed: Feed, reading: Reading, separator: bytes, start: int) -> Iterator[TextBlock]:
     """One long document and the separator after it as parts; returns where the next document begins."""
     part_bytes = reading.limits.part_bytes
     begin = start
@@ -96,14 +96,14 @@ def parts_of_document(index: int, feed: Feed, reading: Reading, separator: bytes
             end = found + len(separator) if found >= 0 else len(content)
         else:
             end = part_end(content[:part_bytes], reading.places)
-        yield Block(index, start, end, content[:end], True, start == begin, is_last, on_disk=feed.on_disk or start)
+        yield TextBlock(index, start, end, content[:end], True, start == begin, is_last, on_disk=feed.on_disk or start)
         start += end
         if is_last:
             return start
         feed.forget(start)
 
 
-def parts_of_source(index: int, feed: Feed, reading: Reading, start: int, cut: int | None) -> Iterator[Block]:
+def parts_of_source(index: int, feed: Feed, reading: Reading, start: int, cut: int | None) -> Iterator[TextBlock]:
     """A whole source as one document, or as two if it is cut for validation: parts of it."""
     part_bytes = reading.limits.part_bytes
     begin = start
@@ -123,7 +123,7 @@ def parts_of_source(index: int, feed: Feed, reading: Reading, start: int, cut: i
             end = start + (aim if is_cut_here else part_end(content[:part_bytes], reading.places))
 
         is_last = is_the_rest or is_cut_here
-        yield Block(index, start, end - start, feed.take(start, end), True, start == begin, is_last, in_val,
+        yield TextBlock(index, start, end - start, feed.take(start, end), True, start == begin, is_last, in_val,
                     feed.on_disk or end)
         if is_the_rest:
             return

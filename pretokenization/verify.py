@@ -31,7 +31,7 @@ def open_folder(folder: Path) -> tuple[Corpus, dict[str, Any]]:
     return corpus, metadata
 
 
-def verify(folder: Path, signals: Signals, progress: Progress) -> None:
+def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
     """Checks everything that a finished folder records. Raises UserError (exit 3) at the first difference."""
     corpus, metadata = open_folder(folder)
     check_tokenizer(folder, corpus, metadata)

@@ -77,7 +77,7 @@ def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
             fence = fence_ranges(progress.say)
             content = in_child(job.signals, train_fast, path, possible, args.min_frequency, fence,
                                seconds=max(30.0, sample_bytes / 2e6))
-        content = content or in_child(job.signals, train, path, possible, args.min_frequency)
+        content = content or in_child(job.signals, train_tokenizer, path, possible, args.min_frequency)
     path.unlink()
 
     vocabulary = vocabulary_of(parse(content))
@@ -110,7 +110,7 @@ def choose_trainer(requested: str, sample_bytes: int, vocab_size: int, fast_samp
     return "gigatoken" if sample_bytes >= least else "tokenizers"
 
 
-def train(sample: Path, vocab_size: int, min_frequency: int) -> str:
+def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     """A byte-level BPE with GPT-2's pre-tokenizer, as JSON: id 0 ends a document, no byte is ever unknown."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -126,7 +126,7 @@ def train(sample: Path, vocab_size: int, min_frequency: int) -> str:
 
 
 def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequence[tuple[int, int]]) -> str:
-    """The same by gigatoken: the JSON that train() would return, or an empty string where that is not certain.
+    """The same by gigatoken: what train_tokenizer() would return, or an empty string where that is not certain.
 
     gigatoken has no least frequency and does not know when to stop. But counts fall from merge to merge, so if the
     last pair occurs often enough, all do.

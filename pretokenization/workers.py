@@ -23,7 +23,7 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.signals import Signals
-from pretokenization.blocks import Block, Findings, Reading, last_place, parts_of
+from pretokenization.blocks import Findings, Reading, TextBlock, last_place, parts_of
 from pretokenization.engines import encoder_for
 from pretokenization.files import Source
 from pretokenization.sources import documents_of
@@ -238,7 +238,7 @@ class Reader:
         if setup.vocabulary is not None:
             self.encoder = encoder_for(setup.vocabulary, setup.engine, setup.fence)
 
-    def answer(self, block: Block) -> Answer:
+    def answer(self, block: TextBlock) -> Answer:
         """Reads a block and does the task."""
         setup, answer = self.setup, Answer(Findings())
         contents = self._contents(block, answer)
@@ -260,7 +260,7 @@ class Reader:
             self._encode(block, contents, in_val, answer)
         return answer
 
-    def _contents(self, block: Block, answer: Answer) -> list[bytes]:
+    def _contents(self, block: TextBlock, answer: Answer) -> list[bytes]:
         """The documents of a block that are not too short, in UTF-8; or the text of a part."""
         reading, found = self.setup.reading, answer.found
         texts, contents = documents_of(block, self.setup.sources, reading, found)
@@ -276,7 +276,7 @@ class Reader:
             found.short_documents = len(texts) - len(contents)
         return contents
 
-    def _encode(self, block: Block, contents: list[bytes], in_val: np.ndarray, answer: Answer) -> None:
+    def _encode(self, block: TextBlock, contents: list[bytes], in_val: np.ndarray, answer: Answer) -> None:
         """Encodes the documents and sorts their ids by split."""
         assert self.encoder is not None
         if block.is_incomplete:
@@ -343,7 +343,7 @@ def short_runs(content: bytes) -> bytes:
     return b"".join(piece.encode() + SEPARATOR for piece in slices)
 
 
-def is_heavy(block: Block) -> bool:
+def is_heavy(block: TextBlock) -> bool:
     """True for a block that carries its text with it."""
     return block.content is not None
 

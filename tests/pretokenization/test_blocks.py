@@ -11,11 +11,11 @@ from common.errors import Exit, UserError
 from pretokenization.blocks import (
     SAFE_PLACE,
     SPACE,
-    Block,
     Findings,
     Limits,
     Reading,
     Report,
+    TextBlock,
     begun_character,
     last_place,
     parts_of,
@@ -90,7 +90,7 @@ def test_latin_1_is_told_from_damaged_utf8():
 def test_a_report_goes_on_from_its_state():
     content = b"\xffcaf\xe9 \xe9\xe9\n" * 3
     reading = Reading(separator="<->")
-    block, found = Block(0, 0, len(content)), Findings()
+    block, found = TextBlock(0, 0, len(content)), Findings()
     TextFile().documents(block, content, reading, found)
     source = Source(Path("a.txt"), "a.txt")
     whole, first = Report([source], reading), Report([source], reading)

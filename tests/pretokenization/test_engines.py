@@ -29,7 +29,7 @@ from pretokenization.engines import (
     hard_texts,
     resident_bytes,
 )
-from pretokenization.vocabulary import choose_trainer, given_vocabulary, train
+from pretokenization.vocabulary import choose_trainer, given_vocabulary, train_tokenizer
 from pretokenization.workers import SEPARATOR
 from tests.helpers.training_texts import in_child, language
 from tokens.corpus import open_corpus
@@ -48,11 +48,11 @@ EMOJI = ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f44d
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory):
-    """A tokenizer of 3,000 ids that train() has made of several scripts, as JSON."""
+    """A tokenizer of 3,000 ids that train_tokenizer() has made of several scripts, as JSON."""
     path = tmp_path_factory.mktemp("trained") / "sample"
     texts = [language(150_000), "\n".join(part for _, part in hard_texts()), " ".join(ENDINGS * 20)]
     path.write_bytes(b"".join(part.encode() + SEPARATOR for part in texts))
-    return in_child(train, path, 3000, 2)
+    return in_child(train_tokenizer, path, 3000, 2)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import Exit, UserError
 from pretokenization import sources
-from pretokenization.blocks import Block, Findings, FirstLook, Limits, Reading
+from pretokenization.blocks import Findings, FirstLook, Limits, Reading, TextBlock
 from pretokenization.files import Source
 from pretokenization.sources import (
     DEMO_BYTES,
@@ -226,10 +226,10 @@ class Csv:
         return False
 
     def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[Block]:
-        yield Block(index, 0, source.num_bytes, on_disk=source.num_bytes)
+               cut: int | None) -> Iterator[TextBlock]:
+        yield TextBlock(index, 0, source.num_bytes, on_disk=source.num_bytes)
 
-    def documents(self, block: Block, content: bytes, reading: Reading,
+    def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
         texts = [line.strip('"') for line in content.decode().splitlines()]
         return texts, [text.encode() for text in texts]

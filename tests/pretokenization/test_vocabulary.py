@@ -12,7 +12,14 @@ import pretokenize
 from pretokenization import vocabulary
 from pretokenization.blocks import Limits
 from pretokenization.engines import NEWER
-from pretokenization.vocabulary import auto_vocab_size, choose_trainer, sampled, tokenizer_json, train, train_fast
+from pretokenization.vocabulary import (
+    auto_vocab_size,
+    choose_trainer,
+    sampled,
+    tokenizer_json,
+    train_fast,
+    train_tokenizer,
+)
 from pretokenization.workers import LONGEST_RUN, SEPARATOR, short_runs
 from tests.helpers.training_texts import each_in_child, in_child, language, sample
 from tokens.tokenizer import byte_alphabet, parse, vocabulary_of
@@ -31,7 +38,7 @@ def merges_of(content: str) -> list[tuple[bytes, bytes]]:
 
 
 def test_merges_become_the_json_that_tokenizers_writes():
-    content = in_child(train, sample(language(50_000)), 600, 2)
+    content = in_child(train_tokenizer, sample(language(50_000)), 600, 2)
     assert tokenizer_json(merges_of(content)) == content
     assert vocabulary_of(parse(tokenizer_json([]))).size == 257
 
@@ -40,7 +47,7 @@ def test_both_trainers_make_the_same_tokenizer():
     pytest.importorskip("gigatoken")
     parts = [language(500_000, seed) for seed in range(2)] + ["", "a", "\0\x1f it's \U0001f600" * 50]
     path = sample(*parts)
-    slow, fast = each_in_child((train, path, 2000, 2), (train_fast, path, 2000, 2, NEWER))
+    slow, fast = each_in_child((train_tokenizer, path, 2000, 2), (train_fast, path, 2000, 2, NEWER))
     assert len(merges_of(slow)) == 2000 - 257
     assert fast == slow
 
@@ -51,8 +58,8 @@ def test_the_fast_trainer_gives_nothing_where_it_is_not_certain():
     plain, newer = sample(part), sample(part, chr(NEWER[0][0]), name="newer")
     few = sample("few words, few pairs " * 50, name="few")
     fast, slow, rare, behind_the_fence, too_few, all_of_few = each_in_child(
-        (train_fast, plain, 500, 2, NEWER), (train, plain, 500, 2), (train_fast, plain, 500, 10**6, NEWER),
-        (train_fast, newer, 500, 2, NEWER), (train_fast, few, 900, 2, NEWER), (train, few, 900, 2))
+        (train_fast, plain, 500, 2, NEWER), (train_tokenizer, plain, 500, 2), (train_fast, plain, 500, 10**6, NEWER),
+        (train_fast, newer, 500, 2, NEWER), (train_fast, few, 900, 2, NEWER), (train_tokenizer, few, 900, 2))
     assert fast == slow != ""
     assert rare == ""  # the last merge is not as frequent
     assert behind_the_fence == ""
@@ -63,7 +70,7 @@ def test_the_fast_trainer_gives_nothing_where_it_is_not_certain():
 def test_the_fast_trainer_knows_the_exact_least_frequency():
     pytest.importorskip("gigatoken")
     path = sample(" ".join(["ab"] * 50 + ["cd"] * 30 + ["ef"] * 20))
-    slow, fast, rare = each_in_child((train, path, 263, 19), (train_fast, path, 263, 19, NEWER),
+    slow, fast, rare = each_in_child((train_tokenizer, path, 263, 19), (train_fast, path, 263, 19, NEWER),
                                      (train_fast, path, 263, 21, NEWER))
     assert len(merges_of(slow)) == 6
     assert fast == slow
@@ -98,7 +105,7 @@ def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
         assert pretokenize.main(argv, Limits(fast_sample_bytes=0)) == 0
         made.append({name: Path(engine, name).read_bytes() for name in ("train.bin", "val.bin", "tokenizer.json")})
     assert made[0] == made[1]
-    assert works == [train, train_fast]
+    assert works == [train_tokenizer, train_fast]
 
 
 @pytest.mark.parametrize(("length", "num_slices"), [(0, 1), (1, 1), (999, 1), (1000, 1), (1999, 2), (2000, 2),
