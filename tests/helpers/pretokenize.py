@@ -11,7 +11,7 @@ import pytest
 import pretokenize
 from common.errors import Exit, UserError
 from pretokenization.blocks import LIMITS, Limits
-from pretokenization.vocabulary import train
+from pretokenization.vocabulary import train_tokenizer
 from tests.helpers.texts import STRINGS, words
 from tests.helpers.training_texts import in_child, sample
 from tokens.stream import DTYPES
@@ -78,4 +78,4 @@ def corpus(number: int = 60, seed: int = 0) -> list[str]:
 
 def trained(texts: list[str], vocab_size: int = 600) -> str:
     """A tokenizer trained on texts, as JSON."""
-    return in_child(train, sample(*texts), vocab_size, 2)
+    return in_child(train_tokenizer, sample(*texts), vocab_size, 2)
