@@ -19,8 +19,9 @@ def test_the_first_signal_is_remembered_and_the_handlers_come_back():
 
 
 def test_a_second_signal_leaves_at_once():
-    done = run_python("import os, signal\nfrom common.signals import Signals\nwith Signals():\n"
-                      "    os.kill(os.getpid(), signal.SIGINT)\n    os.kill(os.getpid(), signal.SIGTERM)\n")
+    done = run_python("import os, signal, time\nfrom common.signals import Signals\nwith Signals():\n"
+                      "    os.kill(os.getpid(), signal.SIGINT)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+                      "    time.sleep(60)  # the thread that takes them may be the later one\n")
     assert done.returncode == 128 + signal.SIGTERM
 
 
