@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import json
 import os
@@ -277,8 +278,10 @@ class Folder:
             return False
         (self.path / self.mark).unlink(missing_ok=True)
         sync(self.path)
-        for entry in list(self.path.iterdir()):  # a val.bin of the set that is replaced
-            if OUTPUTS.fullmatch(entry.name) and entry.name not in names:
+        for entry in list(self.path.iterdir()):
+            is_old = OUTPUTS.fullmatch(entry.name) and entry.name not in names  # a val.bin of the set that is replaced
+            is_half_written = fnmatch.fnmatch(entry.name, f".{self.mark}.*.tmp")  # by a run that was killed
+            if is_old or is_half_written:
                 entry.unlink()
         for name, place in lying.items():
             place.replace(self.path / name)

@@ -309,3 +309,12 @@ def test_a_commit_whose_files_are_lost_is_not_ended():
         (folder.work / "train.bin").write_text("new")
         assert not folder.finish_commit({"train.bin": "train.bin", "val.bin": "val.bin"}, {})
         assert not Path("data/train.bin").exists()
+
+
+def test_a_mark_that_a_killed_run_has_half_written_is_removed_and_other_files_stay():
+    with Folder(Path("data")) as folder:
+        (folder.work / "train.bin").write_text("new")
+        for name in (".metadata.json.123.tmp", ".notes.json.123.tmp"):
+            Path("data", name).write_text("half")
+        folder.commit(Journal("a"), {"train.bin": "train.bin"}, {"a": 1})
+    assert sorted(os.listdir("data")) == [".notes.json.123.tmp", "metadata.json", "train.bin"]

@@ -105,7 +105,7 @@ def killed_after(seconds: float, takes_all: bool, *argv: str) -> bool:
         return False
     (os.killpg if takes_all else os.kill)(process.pid, signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30  # a worker first ends the block it is encoding
     while living(process.pid):
         assert time.monotonic() < deadline, living(process.pid)
         time.sleep(0.01)
