@@ -14,8 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.signals import STOPPING
 from common.words import printable
@@ -23,8 +22,7 @@ from common.words import printable
 MESSAGE_LINES = 5  # the most lines that one error takes
 
 
-@dataclass(frozen=True)
-class Versions:
+class Versions(NamedTuple):  # a dataclass would cost every --help 10 ms, for importing inspect
     """The oldest version of a package that works, and the newest release the tests have run on ("": not recorded)."""
 
     oldest: str

@@ -8,8 +8,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from common.errors import MESSAGE_LINES, Exit, UserError
 from common.words import printable
@@ -20,8 +19,7 @@ SHOWN_CHARACTERS = 80  # of a value that is quoted in a message
 # ---------------------------------------------------------------- kinds of values
 
 
-@dataclass(frozen=True)
-class ValueKind:
+class ValueKind(NamedTuple):
     """How the text of a flag becomes its value.
 
     parse raises ValueError for text it does not take; words completes the sentence "must be ..."; metavar stands for
