@@ -52,10 +52,12 @@ from common.errors import Exit, UserError, guard, require
 from common.progress import Progress
 from common.signals import Signals, Stopped
 from common.words import printable, several, size
+from tokens.metadata import Metadata, read_metadata
 
 SLOW_EXIT = 1  # a rung failed, or its losses are not the first rung's
 LOADER_TOKENS = 10_000_000
-CHILDREN = ("naive", "probe", "tokens", "peer", "loader", "saving")
+LOADER_SEQ_LENGTH = 512
+CHILDREN = ("naive", "corpus", "probe", "tokens", "peer", "loader", "saving")
 
 
 # ---------------------------------------------------------------- flags
@@ -278,10 +280,11 @@ def compare_with_peer(who: str, turns: dict[str, list[Turn]], bench: Bench) -> i
 def time_loader(bench: Bench) -> int:
     """Microseconds of a batch, ours and by nanoGPT's formula."""
     with bench.out.phase("loading batches"):
-        found = bench.children.ask(LoaderTimes, "loader", data_dir=bench.setting.data_dir)
+        found = bench.children.ask(LoaderTimes, "loader", data_dir=bench.setting.data_dir,
+                                   seq_length=LOADER_SEQ_LENGTH)
     bench.record.keep(loader=asdict(found))
-    bench.out.say(f"a batch of 64 x 512, inputs and targets, in turns, medians of {found.turns} turns of "
-                  f"{found.batches} batches")
+    bench.out.say(f"a batch of 64 x {LOADER_SEQ_LENGTH}, inputs and targets, in turns, medians of {found.turns} "
+                  f"turns of {found.batches} batches")
     theirs = found.microseconds["get_batch"]
     for name, microseconds in found.microseconds.items():
         bench.out.say(f"{name:<24}{microseconds:>9,.1f} us{theirs / microseconds:>8.1f}x")
@@ -321,6 +324,10 @@ def answer(name: str, request: Request) -> Answer:
             from benchmarks.synthetic import synthesise
 
             return synthesise(**request)
+        case "corpus":
+            from benchmarks.parts import check_corpus
+
+            return check_corpus(**request)
         case "probe":
             from benchmarks.parts import probe
 
@@ -353,16 +360,22 @@ def choose_shape(args: argparse.Namespace) -> Shape:
              "batch_size": args.batch_size}
     if args.data_dir is not None:
         path = Path(args.data_dir) / "metadata.json"
-        try:
-            given["vocab_size"] = int(json.loads(path.read_text(encoding="utf-8"))["vocab_size"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(Exit.DATA, f"--data_dir: {printable(str(path))} cannot be read. Run: python pretokenize.py "
-                                       "TEXT, or drop the flag.") from error
+        given["vocab_size"] = Metadata(read_metadata(path), path).vocab_size
+        if given["vocab_size"] is None:
+            raise UserError(Exit.DATA, f"--data_dir: {printable(str(path))} does not record its vocab_size. Run: "
+                                       "python pretokenize.py TEXT, or drop the flag.")
     return replace(SHAPES[args.shape], **{name: value for name, value in given.items() if value is not None})
 
 
 def measure_machine(args: argparse.Namespace, shape: Shape, out: Progress, children: Children) -> Setting:
-    """What the figures will be about; on the way, the matmul speed is measured and tokens are made up."""
+    """What the figures will be about; on the way, the matmul speed is measured, and tokens are checked or made up.
+
+    Raises UserError (exit 3) for tokens in --data_dir that no rung could train on.
+    """
+    if args.data_dir is not None:
+        with out.phase("checking the tokens"):
+            children.ask(Done, "corpus", data_dir=args.data_dir,
+                         seq_length=LOADER_SEQ_LENGTH if args.loader else shape.seq_length)
     with out.phase("multiplying matrices"):
         machine = children.ask(Probe, "probe", use_gpu=args.use_gpu, precision=args.precision, shape=asdict(shape))
     steps, warmup = (50, 20) if machine.on_gpu else (12, 4)

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.answers import Probe
 from benchmarks.processes import ROOT, Children, Ended
+from common.errors import Exit, UserError
 
 LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
@@ -208,7 +209,10 @@ def train_flags(setting: Setting, rung: Rung, folder: Path) -> list[str]:
 
 
 def run_rung(setting: Setting, rung: Rung, children: Children, cache: str) -> RungRun:
-    """Runs a rung, compiling into the cache. Raises RungFailed, and Stopped after a signal."""
+    """Runs a rung, compiling into the cache.
+
+    Raises RungFailed, Stopped after a signal, and UserError (exit 3) for tokens that no rung can train on.
+    """
     output_dir = children.folder / OUTPUT
     flags = train_flags(setting, rung, children.folder)
     words = [str(ROOT / "train.py"), *flags]
@@ -224,6 +228,8 @@ def run_rung(setting: Setting, rung: Rung, children: Children, cache: str) -> Ru
 
 def _check(ended: Ended) -> None:
     """Raises RungFailed if train.py failed, or went on as another rung: eagerly, or with a smaller micro-batch."""
+    if ended.code == Exit.DATA:
+        raise UserError(Exit.DATA, ended.problem)
     if ended.problem:
         raise RungFailed(ended.problem)
     for line in ended.stderr.splitlines():

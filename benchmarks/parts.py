@@ -19,19 +19,21 @@ import torch
 from safetensors.torch import save_file
 
 import data
-from benchmarks.answers import LoaderTimes, Probe, SavingTimes
+import train
+from benchmarks.answers import Done, LoaderTimes, Probe, SavingTimes
 from benchmarks.ladder import LEARNING_RATE, SEED, Shape
 from checkpoint.contents import Tensors
 from checkpoint.save import Snapshot, save
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
-from common.words import several
+from common.words import printable, several
 from machine import device
 from machine.timing import synchronize
 from model import GPT, SIZES, GPTConfig
 from tokens.corpus import open_corpus
 from tokens.layouts import Part
 from tokens.stream import DTYPES
+from training.starting import find_corpus
 
 MATMUL_REPEATS = 20  # the best counts
 
@@ -94,12 +96,22 @@ def _matmul_flops(machine: device.Machine, dtype: torch.dtype, width: int) -> fl
 # ---------------------------------------------------------------- loading batches
 
 
-def loader_times(data_dir: str, turns: int = 9, num_batches: int = 256) -> LoaderTimes:
-    """Times a batch of 64 x 512 on the CPU: ours from RAM and from a warm memory map, and nanoGPT's get_batch.
+def check_corpus(data_dir: str, seq_length: int) -> Done:
+    """Opens a folder of tokens as train.py does. Raises UserError (exit 3) if it cannot, or for fewer than T + 1."""
+    corpus = find_corpus(train.read_flags(["--data_dir", data_dir]))
+    if corpus.train.length <= seq_length:
+        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: its {several(corpus.train.length, 'token')} are "
+                                   f"too few for a sequence of T {seq_length:,}. Lower --seq_length, or give more text "
+                                   "to pretokenize.py.")
+    return Done()
+
+
+def loader_times(data_dir: str, seq_length: int, turns: int = 9, num_batches: int = 256) -> LoaderTimes:
+    """Times a batch of 64 x T on the CPU: ours from RAM and from a warm memory map, and nanoGPT's get_batch.
 
     The three take turns of num_batches batches each; our order of windows is worked out about once a turn.
     """
-    B, T = 64, 512
+    B, T = 64, seq_length
     device.set_up(device.choose(False, None, "auto", False), True, Path())  # as train.py does, for all three
     folder, cpu = Path(data_dir), torch.device("cpu")
     stream = open_corpus(folder, None, folder / "metadata.json", None).train

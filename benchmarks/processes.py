@@ -81,10 +81,12 @@ class Children:
     def ask(self, kind: type[T], name: str, cache: str = "cache", **request: Any) -> T:
         """Starts the child of this name with the request as its arguments, and returns its answer.
 
-        Raises UserError with the child's problem.
+        Raises UserError with the child's problem: exit 3 if the child ended with that, else exit 5.
         """
         ended = self.run([str(ROOT / "bench.py"), name, json.dumps(request)], cache)
         if problem := ended.problem:
+            if ended.code == Exit.DATA:
+                raise UserError(Exit.DATA, problem)
             raise UserError(Exit.MACHINE, problem if problem.startswith("--") else f"{name} failed: {problem}")
         return kind(**json.loads(ended.stdout.splitlines()[-1]))
 

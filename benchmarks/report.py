@@ -62,14 +62,20 @@ def _percent(share: float | None) -> str:
 
 
 def footer(results: Sequence[Result]) -> list[str]:
-    """The lines after the table: from which rung on which attention kernel ran, and what 'same' means for losses."""
+    """The lines after the table: from which rung on which attention kernel ran, and what 'same' means for losses.
+
+    There are none if no rung was run.
+    """
     first_rungs: dict[str, int] = {}
     for result in results:
         if result.run is not None:
             first_rungs.setdefault(result.run.attention, result.rung.number)
     lines = [f"attention from rung {number}: {kernel}" for kernel, number in first_rungs.items()]
-    return [*lines, f"losses    the same in the first {LOSS_STEPS} steps: relative to the first rung within "
-                    f"{_bounds(ANY_PRECISION)}; to the first of the same precision within {_bounds(SAME_PRECISION)}"]
+    if lines:
+        lines.append(f"losses    are called the same if those of the first {LOSS_STEPS} steps differ from the first "
+                     f"rung's by at most {_bounds(ANY_PRECISION)}, and from those of the first rung in the same "
+                     f"precision by at most {_bounds(SAME_PRECISION)}")
+    return lines
 
 
 def _bounds(tolerances: dict[str, float]) -> str:

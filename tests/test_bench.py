@@ -204,6 +204,44 @@ def test_what_is_not_installed_is_said_before_anything_runs(monkeypatch, tmp_pat
 
 
 def test_a_folder_without_tokens_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"metadata\.json cannot be read") as caught:
+    with pytest.raises(UserError, match=r"metadata\.json: No such file") as caught:
         bench.main(["--data_dir", str(tmp_path)])
     assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    ("[" * 200_000, "is not JSON"), ('{"vocab_size": 1e999}', "vocab_size is inf, not a whole number"),
+    ('{"vocab_size": true}', "vocab_size is True"),
+    ("{}", "does not record its vocab_size"), ("[1]", "no JSON object")])
+def test_a_folder_whose_metadata_is_wrong_ends_the_command_with_3(tmp_path, content, why):
+    (tmp_path / "metadata.json").write_text(content)
+    with pytest.raises(UserError, match=why) as caught:
+        bench.main(["--data_dir", str(tmp_path)])
+    assert caught.value.code == Exit.DATA
+
+
+def test_tokens_that_cannot_be_trained_on_end_the_command_with_3_before_anything_is_timed(tmp_path):
+    def answer(words):
+        asked.append(words[1])
+        return Ended(3, "", "error: token file x.bin: id -1 at position 0. Run pretokenize.py again.")
+
+    args = Namespace(data_dir="x", loader=False, use_gpu=None, precision=None, steps=None, warmup=None)
+    asked, children, out = [], Imagined(tmp_path, answer), Progress(io.StringIO())
+    with pytest.raises(UserError, match=r"^token file x\.bin: id -1 at position 0") as caught:
+        bench.measure_machine(args, Shape("tiny", 256, 32, 4), out, children)
+    assert (caught.value.code, asked) == (Exit.DATA, ["corpus"])
+
+
+def test_tokens_that_are_damaged_while_the_ladder_is_climbed_end_it_with_3(tmp_path):
+    children = Imagined(tmp_path, lambda words: leave_a_run(words, complaint="error: token file x.bin", code=3))
+    with pytest.raises(UserError, match=r"^token file x\.bin$") as caught:
+        bench.time_ladder(ALL_RUNGS, make_bench(io.StringIO(), children))
+    assert caught.value.code == Exit.DATA
+
+
+def test_nothing_is_called_the_same_where_no_rung_was_run(tmp_path):
+    out = io.StringIO()
+    children = Imagined(tmp_path, lambda words: Ended(5, "", "error: no room"))
+    assert bench.time_ladder(ALL_RUNGS, make_bench(out, children)) == bench.SLOW_EXIT
+    assert "failed: no room" in out.getvalue()
+    assert "the same" not in out.getvalue()

@@ -47,9 +47,10 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     tokenizer or from vocab_size, and the layout is recognised. Raises UserError (exit 3).
     """
     metadata = Metadata(read_metadata(metadata_file), metadata_file) if metadata_file else Metadata({}, train)
+    train_files, val_files = _find_files(train, val, metadata)
+    recognise(train_files[0])  # a file that is not there is named before the vocabulary that it lacks
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
     opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, known_size), known_size, metadata.layout)
-    train_files, val_files = _find_files(train, val, metadata)
 
     training = opener.open(train_files, "train")
     notes = _notes_on(training, opener)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.parts import loader_times, probe, saving_times
+from benchmarks.answers import Done
+from benchmarks.parts import check_corpus, loader_times, probe, saving_times
 from benchmarks.synthetic import synthesise
 from common.errors import Exit, UserError
 from tokens.corpus import open_corpus
@@ -28,8 +29,21 @@ def test_the_made_up_tokens_are_a_corpus_that_follows_zipfs_law(made_up):
     assert counts[0] > 3 * counts[10]
 
 
+def test_a_corpus_that_no_rung_could_train_on_is_refused(made_up, tmp_path):
+    assert check_corpus(str(made_up), 512) == Done()
+    with pytest.raises(UserError, match=r"its 100,352 tokens are too few for a sequence of T 200,000\.") as caught:
+        check_corpus(str(made_up), 200_000)
+    assert caught.value.code == Exit.DATA
+    for name in ("train.bin", "metadata.json"):
+        (tmp_path / name).write_bytes((made_up / name).read_bytes())
+    (tmp_path / "train.bin").write_bytes(b"\xff" * 2 * 100_352)
+    with pytest.raises(UserError, match=r"train\.bin: id -1 at position 0") as caught:
+        check_corpus(str(tmp_path), 16)
+    assert caught.value.code == Exit.DATA
+
+
 def test_our_loader_is_faster_than_slicing_row_by_row(made_up):
-    found = loader_times(str(made_up), turns=3, num_batches=16)
+    found = loader_times(str(made_up), 512, turns=3, num_batches=16)
     assert set(found.microseconds) == {"ours, from RAM", "get_batch", "ours, from a warm map"}
     assert found.microseconds["ours, from RAM"] < found.microseconds["get_batch"]
 

@@ -44,3 +44,6 @@ def test_a_child_is_asked_in_json_and_its_problem_is_an_error(tmp_path):
         with pytest.raises(UserError) as caught:
             Imagined(tmp_path, lambda _, stderr=stderr: Ended(5, "", stderr)).ask(Done, "probe")
         assert (caught.value.code, str(caught.value)) == (Exit.MACHINE, message)
+    with pytest.raises(UserError) as caught:
+        Imagined(tmp_path, lambda _: Ended(3, "", "error: token file x.bin is damaged")).ask(Done, "corpus")
+    assert (caught.value.code, str(caught.value)) == (Exit.DATA, "token file x.bin is damaged")

@@ -341,6 +341,8 @@ TOKENIZERS = [
 BIN_FILES = [
     ("a missing token file", "--bin_file none.bin --vocab_size 400", "none.bin is missing", both()),
     ("a pattern that matches nothing", "--bin_file '*.none' --vocab_size 400", "matches 0 files", both()),
+    ("a pattern that matches nothing, without a vocabulary", "--bin_file 'x*.bin'", "x*.bin matches 0 files", both()),
+    ("a missing token file, without a vocabulary", "--bin_file none.bin", "none.bin is missing", both()),
     ("tokens without a vocabulary", "--bin_file corpus/train.bin", "comes without its vocabulary", both()),
     ("a single token", "--bin_file one.bin --vocab_size 400", "the corpus has 1 token,", write("one.bin", b"\1\0")),
     ("an llm.c header that says too much", "--bin_file x.bin --vocab_size 400", "Its header says 1,000,000,000 tokens",

@@ -302,6 +302,13 @@ def test_a_shard_of_another_layout_is_refused(tmp_path):
 # ---------------------------------------------------------------- files of other programs
 
 
+@pytest.mark.parametrize(("name", "why"), [("x*.bin", r"x\*\.bin matches 0 files"), ("x.bin", r"x\.bin is missing")])
+def test_files_that_are_not_there_are_named_before_the_vocabulary_they_lack(tmp_path, name, why):
+    with pytest.raises(UserError, match=why) as caught:
+        open_corpus(tmp_path / name, None, None, None)
+    assert caught.value.code == Exit.DATA
+
+
 def test_a_raw_file_without_its_vocabulary_is_refused(corpus_folder):
     with pytest.raises(UserError, match="comes without its vocabulary") as caught:
         open_corpus(corpus_folder / "train.bin", None, None, None)
