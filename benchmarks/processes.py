@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from common.children import script_environment
 from common.errors import Exit, UserError
 from common.signals import Signals
 from common.words import printable
@@ -65,10 +66,10 @@ class Children:
         Raises Stopped after a signal.
         """
         kernels = self.folder / cache
-        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")}
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")}
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             child = subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                                     env=env, start_new_session=os.name == "posix")
+                                     env={**script_environment(), **caches}, start_new_session=os.name == "posix")
             try:
                 gave_up = self._wait_for(child)
             finally:

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from common.children import leave_out_current_folder
 from common.signals import STOPPING
 from common.words import printable
 
@@ -155,6 +156,7 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
     """
     gc.enable()
     gc.freeze()
+    leave_out_current_folder()
     _leave_at_a_signal()
     _make_streams_safe()
 

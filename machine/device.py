@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend
 
+from common.children import outside_current_folder
 from common.words import several
 from machine.cards import find_card
 
@@ -232,6 +233,7 @@ def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = F
         # Compiled, the backward of an embedding adds atomically, in the order of the threads; the deterministic one
         # costs nothing measurable on a CPU. Eager kernels do not need this, and it would import the compiler, 2 s.
         _use_deterministic_algorithms()
+        _find_vector_instructions()
     return warnings
 
 
@@ -254,6 +256,19 @@ def _use_deterministic_algorithms() -> None:
     torch.use_deterministic_algorithms(True)
     # By default new tensors are also filled, to make the use of one that was never written visible: it costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _find_vector_instructions() -> None:
+    """On Python 3.10, makes the compiler find the CPU's vector instructions now, which it does once.
+
+    It tries them in a child process, which only newer releases of Python can keep from importing what lies in the
+    current folder.
+    """
+    if sys.version_info < (3, 11):
+        with outside_current_folder():
+            from torch._inductor.cpu_vec_isa import pick_vec_isa  # it imports the whole compiler
+
+            pick_vec_isa()
 
 
 def _keep_freed_memory() -> None:

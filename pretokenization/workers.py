@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from common.children import start_process
 from common.errors import Exit, UserError
 from common.signals import Signals
 from pretokenization.blocks import Findings, Reading, TextBlock, last_place, parts_of
@@ -69,9 +70,7 @@ class Workers:
         their_questions, questions = context().Pipe(duplex=False)
         answers, their_answers = context().Pipe(duplex=False)  # two pipes are faster than one that goes both ways
         not_theirs = [*self.pipes, *self.to.values(), questions, answers]
-        process = context().Process(target=_serve, daemon=True,
-                                    args=(their_questions, their_answers, self.make, self.setup, not_theirs))
-        process.start()
+        process = start_process(context(), _serve, their_questions, their_answers, self.make, self.setup, not_theirs)
         their_questions.close()
         their_answers.close()
         self.pipes.append(answers)
@@ -359,8 +358,7 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
     began = time.monotonic()
     fresh = multiprocessing.get_context("spawn")  # a fork has the locks of the library's threads, but not the threads
     ours, theirs = fresh.Pipe()
-    process = fresh.Process(target=_call, args=(theirs, work, arguments), daemon=True)
-    process.start()
+    process = start_process(fresh, _call, theirs, work, arguments)
     theirs.close()
     try:
         while not ours.poll(0.1):

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import hashlib
 import json
-import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from common.children import script_environment
 from common.errors import Exit, UserError
 from common.files import cache_folder, sha256_of, write_whole
 from common.words import printable, several, size
@@ -159,7 +159,7 @@ def run_trial(command: Sequence[str], batch_size: int, stop: Callable[[], bool])
     Raises UserError (exit 5) if it fails otherwise.
     """
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, env=dict(os.environ)) as child:
+                          text=True, env=script_environment()) as child:
         with contextlib.suppress(OSError):  # Linux: if a process has to die for want of memory, then the child
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
         while True:

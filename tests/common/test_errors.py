@@ -25,8 +25,9 @@ def command(body: str, *argv: str, before: str = "", **env: str) -> subprocess.C
 
 
 @pytest.fixture
-def keep_handlers():
-    """guard installs handlers that end the process; this puts pytest's own back."""
+def keep_handlers(monkeypatch):
+    """guard installs handlers that end the process and sets a variable; this puts back what was before."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
     before = {number: signal.getsignal(number) for number in STOPPING}
     yield
     for number, handler in before.items():
