@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint
-from checkpoint.contents import OPTIMIZER, WHAT_OPENS, StateShapes
+from checkpoint.contents import OPTIMIZER, WEIGHTS, WHAT_OPENS, StateShapes
 from checkpoint.find import resolve
 from checkpoint.huggingface import load_weights, read_config, weights_file
 from checkpoint.verify import MAX_COUNT
@@ -36,11 +36,26 @@ def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, 
 
 
 def start_from(folder: Path, model: GPT) -> None:
-    """Copies the weights of --init_from into the model. Raises UserError (exit 4)."""
+    """Copies the weights of --init_from into the model. Raises UserError (exit 4), for NaN and infinity too."""
     try:
         load_weights(folder, model)
     except InvalidCheckpoint as error:
         raise UserError(Exit.CHECKPOINT, f"--init_from {printable(str(folder))}: {error}. Give another one.") from error
+    _check_finite(folder / WEIGHTS, model.named_parameters())
+
+
+def _check_finite(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raises UserError (exit 4) with the names of the file and of its first tensor that holds NaN or infinity.
+
+    Training could neither use such a tensor nor save it, and would say so only at its first checkpoint.
+    """
+    for name, tensor in tensors:
+        if tensor.sum().isfinite():  # a sum costs a pass over the tensor, but can overflow
+            continue
+        if bad := int((~tensor.isfinite()).sum()):
+            raise UserError(Exit.CHECKPOINT, f"{printable(str(file))} cannot be trained on: {bad:,} of "
+                                             f"{tensor.numel():,} values of {name} are NaN or infinite. Give an older "
+                                             "checkpoint or other weights.")
 
 
 # ---------------------------------------------------------------- --resume_from
@@ -52,16 +67,20 @@ def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, st
 
     state_shapes names the tensors that the optimizer keeps for a parameter, with their shapes. Returns in words what
     was not restored; reset_optimizer leaves the optimizer as it is. Raises UserError (exit 4) if the state belongs to
-    another model.
+    another model, or holds NaN or infinity.
     """
     notes = []
     try:
         load_weights(folder, model)
+        _check_finite(folder / WEIGHTS, model.named_parameters())
         with safe_open(folder / OPTIMIZER, framework="pt") as file:
             if reset_optimizer:
                 notes.append("the optimizer starts without its state (--reset_optimizer)")
             else:
-                optimizer.state.update(_optimizer_state(file, model, state_shapes))
+                states = _optimizer_state(file, model, state_shapes)
+                _check_finite(folder / OPTIMIZER, ((f"{key}.{name}", states[parameter][key]) for key in state_shapes
+                                                   for name, parameter in model.named_parameters()))
+                optimizer.state.update(states)
             notes += _restore_generators(file, next(model.parameters()).device)
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "

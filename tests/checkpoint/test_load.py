@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoint.contents import Tensors
-from checkpoint.load import load_training
+from checkpoint.load import load_training, start_from
 from checkpoint.save import save
 from checkpoint.verify import verify
 from common.errors import Exit
@@ -78,6 +78,35 @@ def test_a_state_that_does_not_fit_is_refused_and_none_of_it_is_used(folder, mak
         load_training(path, other, restored, ADAMW_STATE)
     assert caught.value.code == Exit.CHECKPOINT
     assert not restored.state or name == "rng.cpu"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("file", ["model", "optimizer"])
+def test_what_is_not_finite_is_found_before_the_first_step(folder, make_model, file, value):
+    path, other = folder / "checkpoint-900" / f"{file}.safetensors", make_model(99)
+    name = {"model": "transformer.h.1.mlp.c_fc.bias", "optimizer": "exp_avg.transformer.h.1.mlp.c_fc.bias"}[file]
+    tensors = load_file(path)
+    tensors[name][3] = value
+    save_file(tensors, path)
+    restored = adamw(other)
+    found = rf"checkpoint-900/{file}.safetensors cannot be trained on: 1 of 128 values of {name} are NaN or infinite"
+    with refused(found) as caught:
+        load_training(path.parent, other, restored, ADAMW_STATE)
+    assert caught.value.code == Exit.CHECKPOINT
+    assert not restored.state
+    if file == "model":
+        with refused(found):
+            start_from(path.parent, other)
+    else:
+        load_training(path.parent, other, restored, ADAMW_STATE, reset_optimizer=True)
+
+
+def test_large_weights_whose_sum_overflows_are_finite(folder, make_model):
+    path, other = folder / "checkpoint-900", make_model(99)
+    tensors = load_file(path / "model.safetensors")
+    tensors["transformer.ln_f.weight"][:2] = 3e38
+    save_file(tensors, path / "model.safetensors")
+    start_from(path, other)
 
 
 def test_the_state_of_another_model_cannot_be_resumed(sound, make_model):
