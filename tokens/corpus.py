@@ -50,6 +50,9 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     train_files, val_files = _find_files(train, val, metadata)
     recognise(train_files[0])  # a file that is not there is named before the vocabulary that it lacks
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
+    if vocab_size not in (None, known_size):
+        raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the tokens' metadata or tokenizer says {known_size:,} "
+                                   "ids. Drop the flag: it is for tokens that come without both.")
     opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, known_size), known_size, metadata.layout)
 
     training = opener.open(train_files, "train")
@@ -59,8 +62,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         validation = opener.open(val_files, "val")
         val_stream = validation.stream if validation.stream.length >= 2 else None
         notes += _notes_on_validation(validation, training)
-    elif not metadata.is_ours and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
-        # Our own metadata has a validation split, unless the user wanted none.
+    elif (not metadata.is_ours or "val" in metadata.splits) and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
+        # Our own metadata without a validation split means that the user wanted none.
         num = max(LEAST_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
         notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for validation")
         val_stream = train_stream.slice(train_stream.length - num, num)
@@ -117,6 +120,10 @@ def _find_files(train: Path, val: Path | None, metadata: Metadata) -> tuple[list
     if val is not None:
         others, val_files = _files_in(val, metadata)
         val_files = val_files or others
+    elif not val_files and "val" in metadata.splits:  # the training files were named alone: those recorded beside them
+        named = [train_files[0].with_name(name) for name in metadata.files_of("val") or ["val.bin"]]
+        are_there = all(path.is_file() and path not in train_files for path in named)
+        val_files = named if are_there else []
     return train_files, val_files
 
 

@@ -324,6 +324,28 @@ def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation
     assert big.val == raw_stream(corpus_folder / "train.bin", "uint16", 200, 800)
 
 
+def test_training_tokens_named_alone_have_the_validation_tokens_beside_them_or_their_tail(corpus_folder):
+    named_alone = (corpus_folder / "train.bin", None, corpus_folder / "metadata.json", None)
+    assert open_corpus(*named_alone).val == open_folder(corpus_folder).val
+    (corpus_folder / "val.bin").unlink()
+    tail = open_corpus(*named_alone)
+    assert tail.val == raw_stream(corpus_folder / "train.bin", "int16", 32, 968)
+    assert "the last 32 tokens of train.bin are kept for validation" in tail.notes[0]
+    recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
+    change(corpus_folder, splits={"train": recorded["train"]})
+    assert open_corpus(*named_alone).val is None  # pretokenize.py was asked for no validation set
+
+
+@pytest.mark.parametrize("files", [("metadata.json", None), (None, "tokenizer.json")], ids=["metadata", "tokenizer"])
+def test_a_vocabulary_size_that_contradicts_what_is_known_is_refused(corpus_folder, files):
+    metadata, tokenizer = (corpus_folder / name if name else None for name in files)
+    known = open_corpus(corpus_folder / "train.bin", None, metadata, tokenizer).vocab_size
+    assert open_corpus(corpus_folder / "train.bin", None, metadata, tokenizer, known).vocab_size == known
+    with pytest.raises(UserError, match=f"--vocab_size 999: .* says {known} ids. Drop the flag") as caught:
+        open_corpus(corpus_folder / "train.bin", None, metadata, tokenizer, 999)
+    assert caught.value.code == Exit.DATA
+
+
 def test_a_file_too_short_to_be_divided_is_all_for_training(corpus_folder):
     np.ones(63, "<u2").tofile(corpus_folder / "train.bin")
     corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
