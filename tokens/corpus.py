@@ -51,8 +51,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     recognise(train_files[0])  # a file that is not there is named before the vocabulary that it lacks
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
     if vocab_size not in (None, known_size):
-        raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the tokens' metadata or tokenizer says {known_size:,} "
-                                   "ids. Drop the flag: it is for tokens that come without both.")
+        raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these tokens says "
+                                   f"{known_size:,} ids. Drop the flag: it is for tokens that have neither.")
     opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, known_size), known_size, metadata.layout)
 
     training = opener.open(train_files, "train")

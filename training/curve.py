@@ -24,9 +24,11 @@ def spread(values: Sequence[float]) -> float:
 class LossCurve:
     """The losses of a run, step by step; values that are not finite take no part."""
 
-    def __init__(self, guessing: float):
-        """guessing is the loss in nats of a model that knows nothing: ln V."""
+    def __init__(self, guessing: float, usual_learning_rate: float):
+        """guessing is the loss in nats of a model that knows nothing: ln V. Advice about a peak leads to the usual one.
+        """
         self.guessing = guessing
+        self._usual = usual_learning_rate
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._quiet_until = 0
         self._block: list[float] = []
@@ -81,7 +83,7 @@ class LossCurve:
             return None
         return (f"the loss oscillates: it swings by {swing:.3f} every {BLOCK} steps, of which noise explains "
                 f"{noise:.3f}, and fell by {progress:.3f} in {len(last) * BLOCK:,} steps. "
-                f"{halve(learning_rate)}, or double --gradient_accumulation_steps.")
+                f"{self._lower(learning_rate)}, or double --gradient_accumulation_steps.")
 
     def _explodes(self, noise: float, learning_rate: float) -> str | None:
         lowest, now = min(self._middles), self._now
@@ -89,7 +91,7 @@ class LossCurve:
             return None
         steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * BLOCK
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
-                f"{halve(learning_rate)}, and resume from before the rise.")
+                f"{self._lower(learning_rate)}, and resume from before the rise.")
 
     def _stands_still(self, noise: float, learning_rate: float, share_of_peak: float) -> str | None:
         last, now = self._last_third, self._now
@@ -99,10 +101,15 @@ class LossCurve:
         what = "flat"
         if now > 0.97 * self.guessing:
             what = f"still that of guessing (ln V is {self.guessing:.2f})"
-        return (f"the loss is {what}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. Double "
-                f"--learning_rate, to {2 * learning_rate:.2g}, or end the run: more steps like these gain nothing.")
+        return (f"the loss is {what}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
+                f"{self._raise(learning_rate)}, or end the run: more steps like these gain nothing.")
 
+    def _lower(self, learning_rate: float) -> str:
+        if learning_rate > 2 * self._usual:
+            return f"Give --learning_rate {self._usual:.2g}, the default for this run, not {learning_rate:.2g}"
+        return f"Halve --learning_rate, to {learning_rate / 2:.2g}"
 
-def halve(learning_rate: float) -> str:
-    """The advice to halve the learning rate, in words."""
-    return f"Halve --learning_rate, to {learning_rate / 2:.2g}"
+    def _raise(self, learning_rate: float) -> str:
+        if learning_rate < self._usual / 2:
+            return f"Give --learning_rate {self._usual:.2g}, the default for this run, not {learning_rate:.2g}"
+        return f"Double --learning_rate, to {2 * learning_rate:.2g}"

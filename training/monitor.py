@@ -40,7 +40,7 @@ class Monitor:
         self._args, self._recipe, self._config = args, recipe, config
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
-        self._curve = LossCurve(math.log(config.vocab_size))
+        self._curve = LossCurve(math.log(config.vocab_size), recipe.usual_learning_rate)
         self._first_step = self._last_logged = state.step
         self._last_loss = math.nan
         self._said: set[str] = set()

@@ -22,6 +22,7 @@ from training.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from training.schedules import describe_schedule
 
 MIN_VAL_TOKENS = 1000
+UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
 SPREAD_OF_TOKEN_LOSSES = 3.0  # nats, the standard deviation of the losses of single tokens
 
 
@@ -127,6 +128,14 @@ def doubts(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> list[str]:
         found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens for "
                      f"{count(config.num_parameters)} parameters, read {recipe.passes:.1f} times. The model may "
                      "memorize it; a smaller --model_size, --dropout 0.2 or --patience 3 help.")
+
+    usual = recipe.usual_learning_rate
+    share = recipe.learning_rate / usual
+    if share > UNUSUAL or share < 1 / UNUSUAL:
+        how, then = (f"{share:,.0f} times", "never fall, or rise") if share > 1 else (f"1/{1 / share:,.0f} of",
+                                                                                      "hardly fall")
+        found.append(f"--learning_rate {recipe.learning_rate:g} is {how} the default for this run, {usual:.2g}: the "
+                     f"loss may {then}. Drop the flag unless that is what you want to see.")
 
     if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
         found.append(f"--output_dir has {size(free)} free, less than the checkpoints will take. Free some space.")

@@ -27,7 +27,10 @@ DEFAULT_SEQ_LENGTH = 1024
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model is trained, every default decided; reasons say why, one for each default that was chosen."""
+    """How the model is trained, every default decided; reasons say why, one for each default that was chosen.
+
+    usual_learning_rate is the default for this run's model, batch and horizon, whatever was given.
+    """
 
     batch_size: int
     accumulation: int
@@ -35,6 +38,7 @@ class Recipe:
     epochs: int
     total_steps: int
     learning_rate: float
+    usual_learning_rate: float
     min_lr: float
     warmup_steps: int
     schedule: str
@@ -139,14 +143,17 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + steps_left, args.max_steps or 2**62)
 
-    learning_rate = args.learning_rate or _default_peak(args, config, total_steps, samples_per_step, reasons)
+    usual, why_usual = _default_peak(args, config, total_steps, samples_per_step)
+    learning_rate = args.learning_rate or usual
+    if args.learning_rate is None:
+        reasons.append(f"learning_rate {usual:.2e}: {why_usual}")
     min_lr = learning_rate / 100 if args.min_lr is None else args.min_lr
     if min_lr > learning_rate:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
                                     "--learning_rate.")
 
     return Recipe(
-        batch_size, args.gradient_accumulation_steps, windows, epochs, total_steps, learning_rate, min_lr,
+        batch_size, args.gradient_accumulation_steps, windows, epochs, total_steps, learning_rate, usual, min_lr,
         warmup_steps=_warmup_steps(args, total_steps, reasons),
         schedule="cosine" if args.use_lr_scheduler else "constant",
         eval_interval=args.eval_interval or max(1, min(1000, total_steps // 10)),
@@ -171,16 +178,15 @@ def _default_epochs(args: argparse.Namespace, config: GPTConfig, num_tokens: int
 
 
 def _default_peak(args: argparse.Namespace, config: GPTConfig, total_steps: int, samples_per_step: int,
-                  reasons: list[str]) -> float:
-    """The peak learning rate where --learning_rate is not given."""
+                  ) -> tuple[float, str]:
+    """The peak learning rate where --learning_rate is not given, and the reason."""
     tokens_per_step = samples_per_step * config.seq_length
     peak = default_learning_rate(config, max(1, total_steps) * tokens_per_step, tokens_per_step)
     share = ""
     if args.init_from:
         peak, share = FINETUNING * peak, f"; {FINETUNING:g} of what random weights get"
-    reasons.append(f"learning_rate {peak:.2e}: for {count(config.num_parameters)} parameters, {tokens_per_step:,} "
-                   f"tokens a step and {count(total_steps * tokens_per_step)} in all{share}")
-    return peak
+    return peak, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and "
+                  f"{count(total_steps * tokens_per_step)} in all{share}")
 
 
 def default_learning_rate(config: GPTConfig, total_tokens: int, tokens_per_step: int) -> float:

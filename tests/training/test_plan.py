@@ -1,6 +1,9 @@
 """The printed plan, its doubts, the dry run."""
 
+import re
+
 import numpy as np
+import pytest
 
 import train
 from training.plan import verdict
@@ -41,6 +44,16 @@ def test_a_validation_that_says_little_is_pointed_out(corpus, tmp_path, capsys):
     flags = ["--data_dir", str(corpus), "--model_size", "tiny", "--seq_length", "16", "--dry_run"]
     assert train.main(flags) == 0
     assert "the validation set has 92 tokens: by chance alone its loss is 0.3 nats off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rate", "words"), [
+    ("0.1", r"--learning_rate 0\.1 is \d+ times the default for this run, 0\.00\d+: the loss may never fall, or rise"),
+    ("1e-07", r"--learning_rate 1e-07 is 1/\d\d?,\d{3} of the default for this run, 0\.00\d+: the loss may hardly fall"),
+    ("0.003", None)])
+def test_a_learning_rate_far_from_the_default_is_said(run, rate, words):
+    _, text = run("--max_steps", "1", "--learning_rate", rate, "--min_lr", "0")
+    assert ("of the default for this run" in text or "times the default" in text) == bool(words)
+    assert not words or re.search(f"^warning: {words}", text, re.MULTILINE)
 
 
 def test_the_verdict_says_what_the_money_buys():
