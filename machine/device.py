@@ -50,11 +50,15 @@ class Machine:
 
     @property
     def peak_flops(self) -> float | None:
-        """The data sheet's FLOP/s in the chosen half precision; None for an unknown card, a CPU, or fp32."""
-        if self.device.type != "cuda" or self.dtype == torch.float32:
+        """The data sheet's FLOP/s in the chosen precision, for fp32 with TF32 as set_up allows; None if unknown."""
+        card = find_card(self.name) if self.device.type == "cuda" else None
+        if card is None:
             return None
-        card = find_card(self.name)
-        return card.half_tflops * 1e12 if card else None
+        if self.dtype != torch.float32:
+            return card.half_tflops * 1e12
+        if card.tf32_tflops is not None and torch.get_float32_matmul_precision() != "highest":
+            return card.tf32_tflops * 1e12
+        return card.fp32_tflops * 1e12
 
 
 # ---------------------------------------------------------------- choosing

@@ -1,4 +1,4 @@
-"""Cards: a known card has the peak of its data sheet; no other name borrows it."""
+"""Cards: a known card has the figures of its data sheet; no other name borrows them."""
 
 import pytest
 
@@ -6,17 +6,36 @@ from machine.cards import CARDS, find_card
 
 
 @pytest.mark.parametrize(("name", "tflops"), [
-    ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
-    ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A10G", 70), ("NVIDIA A10", 125), ("NVIDIA L40S", 362), ("NVIDIA L4", 121),
-    ("Tesla T4", 65), ("NVIDIA GeForce RTX 4090", 165), ("Tesla V100-SXM2-16GB", 125), ("Tesla V100-PCIE-16GB", 112),
-    ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA Unheard Of", None), ("NVIDIA L40", None), ("NVIDIA RTX A1000", None),
-    ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA GeForce RTX 3090 Ti", None), ("NVIDIA T400", None),
-    ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA GB200", None), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None)])
-def test_the_peak_is_the_data_sheets_or_not_given(name, tflops):
+    ("NVIDIA GB200", 2500), ("NVIDIA B200", 2250), ("NVIDIA GeForce RTX 5090", 209.5),
+    ("NVIDIA GeForce RTX 5080", 112.6), ("NVIDIA H200 NVL", 835), ("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756),
+    ("NVIDIA H100 NVL", 835), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA L40S", 362), ("NVIDIA L40", 181),
+    ("NVIDIA L4", 121), ("NVIDIA RTX 6000 Ada Generation", 364.2), ("NVIDIA GeForce RTX 4090", 165.2),
+    ("NVIDIA GeForce RTX 4080", 97.5), ("NVIDIA GeForce RTX 4070", 58.3), ("NVIDIA GeForce RTX 4060", 30.2),
+    ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A100-PCIE-40GB", 312),
+    ("NVIDIA A40", 149.7), ("NVIDIA A10G", 70), ("NVIDIA A10", 125), ("NVIDIA RTX A6000", 154.8),
+    ("NVIDIA GeForce RTX 3090", 71), ("NVIDIA GeForce RTX 3080", 59.5), ("NVIDIA GeForce RTX 3070", 40.6),
+    ("NVIDIA GeForce RTX 3060", 25.5), ("Tesla T4", 65), ("Tesla V100S-PCIE-32GB", 130), ("Tesla V100-PCIE-16GB", 112),
+    ("Tesla V100-SXM2-16GB", 125), ("Tesla P100-PCIE-16GB", 9.3), ("Tesla P100-SXM2-16GB", 10.6)])
+def test_the_peak_is_the_data_sheets(name, tflops):
     card = find_card(name)
-    assert (card.half_tflops if card else None) == tflops
+    assert card
+    assert card.half_tflops == tflops
 
 
-def test_every_card_of_the_table_is_found_by_its_own_name():
+@pytest.mark.parametrize("name", [
+    "NVIDIA Unheard Of", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti",
+    "NVIDIA GeForce RTX 4070 SUPER", "NVIDIA GeForce RTX 4090 D", "NVIDIA T400", "Quadro RTX 6000",
+    "NVIDIA GH200 480GB", "Tesla V100-FHHL-16GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])
+def test_a_name_that_only_contains_a_known_one_borrows_nothing(name):
+    assert find_card(name) is None
+
+
+def test_the_figures_of_a_card_fit_each_other():
+    """A peak with sparsity, or in another unit, would be off by a factor of two or more."""
     for card in CARDS:
         assert find_card(f"NVIDIA {card.pattern}") is card
+        assert card.tf32_tflops is None or 0.47 < card.tf32_tflops / card.half_tflops < 0.52, card
+        assert card.fp32_tflops <= (card.tf32_tflops or card.half_tflops), card
+        assert card.memory_gb in {8, 10, 12, 16, 24, 32, 40, 48, 80, 94, 141, 180, 186}, card
+        flops_per_byte = 1000 * card.half_tflops / card.bandwidth_gbs
+        assert 10 < flops_per_byte < 450, card

@@ -134,10 +134,13 @@ def test_a_gpu_that_refuses_is_not_used(a_gpu, monkeypatch):
                                     "nvidia-smi which process uses it")
 
 
-def test_the_peak_is_the_cards_in_half_precision_and_unknown_in_fp32(a_gpu):
+def test_the_peak_is_the_cards_in_the_precision_chosen(a_gpu, monkeypatch):
     a_gpu("NVIDIA L4")
     assert device.choose(None, None, "auto", None).peak_flops == 121e12
-    assert device.choose(None, False, "auto", None).peak_flops is None
+    full = device.choose(None, False, "auto", None)
+    for allowed, tflops in (("highest", 30.3), ("high", 60)):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda allowed=allowed: allowed)
+        assert full.peak_flops == tflops * 1e12
     a_gpu("NVIDIA Unheard Of")
     assert device.choose(None, None, "auto", None).peak_flops is None
 
