@@ -15,6 +15,7 @@ import argparse
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 
+from checkpoint.recorded import recorded_flags
 from common import flags
 from common.errors import Exit, UserError, guard, require
 
@@ -119,7 +120,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
     g.switch("--debug", False, "show the traceback of an error")
-    return parser.read(argv, check)
+    return parser.read(argv, check, recorded_flags)
 
 
 def check(args: argparse.Namespace) -> list[str]:
@@ -181,6 +182,7 @@ import data
 from checkpoint.find import check_same
 from checkpoint.folder import owned
 from checkpoint.save import NotFinite
+from common.config import Layer
 from common.errors import Problems
 from common.files import cache_folder
 from common.progress import Progress
@@ -200,9 +202,18 @@ from training.optimizers import OPTIMIZERS, OptimizerKind, parameter_groups
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_plan, doubts
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe
+from training.recorded import flags_of_run, write_run_config
 from training.recovery import Abandoned, Recovery
 from training.schedules import learning_rate_at
-from training.starting import choose_resume, delete_other_runs, find_corpus, resume, settings_of, start_from_weights
+from training.starting import (
+    choose_resume,
+    delete_other_runs,
+    find_corpus,
+    resume,
+    settings_of,
+    start_from_weights,
+    with_vocabulary_of,
+)
 from training.state import Learner, Runtime, TrainState
 from training.trackers import Trackers
 from training.validation import Validator
@@ -236,6 +247,9 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     each other.
     """
     problems, corpus, config, resumed = Problems(), None, None, None
+    if args.config.recorded:
+        but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
+        out.say(f"resume      with the flags in {args.config.recorded}{but}")
     with problems.catch():
         if args.use_gpu and (reason := device.why_no_cuda()):
             raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
@@ -252,6 +266,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
         if not args.dry_run and (resumed := choose_resume(args, out)) and corpus and config:
+            config = with_vocabulary_of(config, resumed[1])
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
     problems.stop()
     assert corpus
@@ -292,7 +307,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device)
         batches = parts.batches(windows, recipe.batch_size, machine.device, runtime.processes)
         validator = Validator(args, recipe, config, corpus, runtime)
-    settings = settings_of(args, recipe, options, machine)
+    flags_now = flags_of_run(args, config, recipe, corpus)
+    settings = settings_of(args, flags_now, recipe, options, machine)
     checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
                                 settings, command_for_card(argv), runtime)
     recovery = Recovery(args, learner, state, recipe, batches, runtime)
@@ -309,18 +325,19 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
             recovery.compile()
         if args.dry_run:
             return dry_run(args, plan, learner, recovery, validator, checkpointer, runtime)
-        monitor = open_output(args, config, recipe, state, checkpointer, folder, runtime)
+        monitor = open_output(args, flags_now, config, recipe, state, checkpointer, folder, runtime)
         loop(args, recipe, learner, state, recovery, validator, checkpointer, monitor, runtime)
-        return save_and_close(args, argv, state, recovery, checkpointer, monitor, runtime)
+        return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
 
 
-def open_output(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, state: TrainState,
+def open_output(args: argparse.Namespace, flags_now: Layer, config: GPTConfig, recipe: Recipe, state: TrainState,
                 checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     runtime.signals.at_once = ""
     checkpointer.start(folder)
     if args.overwrite:
         delete_other_runs(checkpointer.output_dir, folder, state.step, runtime.out)
+    write_run_config(checkpointer.output_dir, flags_now, recipe.reasons)
 
     trackers = Trackers(args, checkpointer.output_dir, state)
     checkpointer.add_earlier_validations(trackers.rows)
@@ -529,8 +546,8 @@ def validate(state: TrainState, learner: Learner, recovery: Recovery, validator:
 # ---------------------------------------------------------------- the ends of a run
 
 
-def save_and_close(args: argparse.Namespace, argv: Sequence[str], state: TrainState, recovery: Recovery,
-                   checkpointer: Checkpointer, monitor: Monitor, runtime: Runtime) -> int:
+def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recovery, checkpointer: Checkpointer,
+                   monitor: Monitor, runtime: Runtime) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     seconds = monitor.seconds
     is_saved = checkpointer.finish()
@@ -539,7 +556,7 @@ def save_and_close(args: argparse.Namespace, argv: Sequence[str], state: TrainSt
         raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(args.output_dir)}. Free "
                                       f"{size(checkpointer.plan.checkpoint_bytes)} and resume from the last "
                                       "checkpoint.")
-    monitor.say_what_next(argv)
+    monitor.say_what_next()
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 
 

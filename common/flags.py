@@ -1,4 +1,7 @@
-"""The parser of every command: kinds of values, groups, and all problems of a command line reported together."""
+"""The parser of every command: kinds of values, groups, and all problems of its flags reported together.
+
+The flags come from the command line, from the TOML file of --config, and for a resumed run from what it recorded.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ import difflib
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from common.config import Layer, Origin, changes, laid_over, read_toml
 from common.errors import MESSAGE_LINES, Exit, UserError
+from common.synonyms import explain_flag, explain_value, explain_word
 from common.words import printable
 
 MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that is quoted in a message
+ON_THE_LINE_ALONE = ("help", "config", "debug")  # flags that a file cannot set
 
 # ---------------------------------------------------------------- kinds of values
 
@@ -23,12 +30,13 @@ class ValueKind(NamedTuple):
     """How the text of a flag becomes its value.
 
     parse raises ValueError for text it does not take; words completes the sentence "must be ..."; metavar stands for
-    the value in --help.
+    the value in --help; types are those that the value may have in a TOML file.
     """
 
     parse: Callable[[str], Any]
     words: str
     metavar: str
+    types: tuple[type, ...] = (str,)
 
 
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
@@ -43,7 +51,7 @@ def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
     words = f"a whole number of at least {low:,}"
     if high != MAX_WHOLE:
         words = f"a whole number from {low:,} to {high:,}"
-    return ValueKind(parse, words, unit)
+    return ValueKind(parse, words, unit, (int,))
 
 
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
@@ -60,7 +68,7 @@ def real(low: float, high: float, above: bool = False, below: bool = False, unit
     words = f"a number from {low:g} to {high:g}"
     if above or below:
         words = f"a number {'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return ValueKind(parse, words, unit)
+    return ValueKind(parse, words, unit, (int, float))
 
 
 def one_of(*names: str) -> ValueKind:
@@ -80,7 +88,7 @@ def auto_or(kind: ValueKind) -> ValueKind:
     def parse(text: str) -> Any:
         return text if text == "auto" else kind.parse(text)
 
-    return ValueKind(parse, f"auto or {kind.words}", f"auto|{kind.metavar}")
+    return ValueKind(parse, f"auto or {kind.words}", f"auto|{kind.metavar}", (str, *kind.types))
 
 
 def text(unit: str = "PATH") -> ValueKind:
@@ -106,15 +114,25 @@ def escaped(unit: str = "TEXT") -> ValueKind:
     return ValueKind(parse, "text that is not empty", unit)
 
 
+def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
+    """The rest of the sentence about a value that a flag does not take, after the flag's name."""
+    said = f"{printable(value)[:SHOWN_CHARACTERS]!r}: must be {kind.words}"
+    meant = explain_value(name, value)
+    return f"{said}. {meant}" if meant else said
+
+
+SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
+WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
+
 # ---------------------------------------------------------------- the parser
 
 
 class Group:
     """Flags that stand together in --help."""
 
-    def __init__(self, parser: Parser, title: str):
+    def __init__(self, parser: Parser, group: argparse._ArgumentGroup):
         self.parser = parser
-        self.group = parser.add_argument_group(title)
+        self.group = group
 
     def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "") -> None:
         """Declares a flag with a value. unset is shown as the default where there is none: what happens then."""
@@ -124,19 +142,22 @@ class Group:
                 return kind.parse(value)
             except ValueError:
                 # Recorded, not raised: argparse goes on, and all problems are reported together.
-                shown = printable(value)[:SHOWN_CHARACTERS]
-                self.parser.problems.append(f"{name} {shown!r}: must be {kind.words}")
+                self.parser.problems.append(f"{name} {_wrong_value(name, kind, value)}")
                 return default
 
         shown_default = unset if default is None else default
         self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar,
                                 help=_help(words, shown_default))
+        self.parser.kinds[name.lstrip("-")] = kind
 
     def switch(self, name: str, default: bool | None, words: str, unset: str = "") -> None:
-        """Declares a flag that is on or off. It has a --no- form too, unless it is off by default."""
+        """Declares a flag that is on or off. --help shows its --no- form unless it is off by default."""
         shown_default = unset if default is None else ("on" if default else "off")
         action: Any = "store_true" if default is False else argparse.BooleanOptionalAction
         self.group.add_argument(name, action=action, default=default, help=_help(words, shown_default))
+        if default is False:  # a file may have turned it on
+            self.group.add_argument(f"--no-{name[2:]}", action="store_false", dest=name[2:], help=argparse.SUPPRESS)
+        self.parser.kinds[name.lstrip("-")] = SWITCH
 
 
 def _help(words: str, default: Any) -> str:
@@ -153,28 +174,109 @@ class Parser(argparse.ArgumentParser):
         # argparse's own expression takes -1 for a value, but -1e-3, -inf and -nan for flags.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
         self.problems: list[str] = []
+        self.command = prog.removesuffix(".py")
+        self.kinds: dict[str, ValueKind] = {}
+        self.defaults: dict[str, Any] = {}
+        Group(self, self._optionals).flag("--config", text("FILE"), None, "TOML file of flags, name = value on each "
+                                          "line; the command line wins", "none")
 
     def group(self, title: str) -> Group:
         """A new group of flags."""
-        return Group(self, title)
+        return Group(self, self.add_argument_group(title))
 
-    def read(self, argv: Sequence[str], check: Callable[[argparse.Namespace], list[str]]) -> argparse.Namespace:
-        """Parses argv, then asks check(args) for combinations of values that are not possible.
+    def read(self, argv: Sequence[str], check: Callable[[argparse.Namespace], list[str]],
+             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda asked: None) -> argparse.Namespace:
+        """Parses argv and the file of --config, then asks check(args) for combinations that are not possible.
 
-        check is called only if each value is in its range. Raises UserError (exit 2) with all problems.
+        recorded(values) finds the flags of the run that these values want to resume. The command line wins over the
+        file, and that over what was recorded. check is called only if each value is in its range. args.config is an
+        Origin. Raises UserError (exit 2) with all problems.
         """
         self.problems = []
-        args, unknown = self.parse_known_intermixed_args(argv)
+        defaults = self._take_defaults()
+        line, unknown = self.parse_known_intermixed_args(argv)
         self.problems += self._explain_unknown(unknown)
+        given = {name: value for name, value in vars(line).items() if name in defaults}
+        asked = Layer("the command line", given, {}, {})
+        if path := asked.given.pop("config", None):
+            asked = laid_over(self._checked(read_toml(Path(path))), asked)
+        there = None if self.problems else recorded(asked.values)
+        settled, origin = asked, Origin(frozenset(asked.given), "", ())
+        if there is not None:
+            there = self._checked(there)
+            settled = laid_over(there, asked)
+            origin = Origin(frozenset(settled.given), there.source, changes(there, asked))
+
+        args = argparse.Namespace(**{**vars(line), **defaults, **settled.values, "config": origin})
         if not self.problems:
-            self.problems = check(args)
+            self.problems = [_with_place(problem, settled.places) for problem in check(args)]
         if self.problems:
             self.stop()
         return args
 
+    def _take_defaults(self) -> dict[str, Any]:
+        """The default of each flag. They are taken from argparse, which then returns only what the line holds."""
+        for action in self._actions:
+            if action.option_strings and action.default is not argparse.SUPPRESS:
+                self.defaults.setdefault(action.dest, action.default)
+                action.default = argparse.SUPPRESS
+        return self.defaults
+
+    def _checked(self, layer: Layer) -> Layer:
+        """A layer of a file with the values that flags have. What the file has wrong is added to the problems.
+
+        Of a file that no person writes, which has no lines, what is wrong is left out.
+        """
+        values: list[dict[str, Any]] = [{}, {}]
+        for fields, found in zip((layer.given, layer.decided), values, strict=True):
+            for name, value in fields.items():
+                problem = self._problem_with_field(name, value, layer)
+                if problem and layer.places:
+                    self.problems.append(problem)
+                elif not problem:
+                    found[name] = value if isinstance(value, list) else self._kind_of(name).parse(str(value))
+        return Layer(layer.source, *values, layer.places)
+
+    def _kind_of(self, name: str) -> ValueKind:
+        return self.kinds.get(name, WORDS)
+
+    def _problem_with_field(self, name: str, value: Any, layer: Layer) -> str:
+        """What is wrong with a key of a file or its value; '' for a flag that has a value that it takes."""
+        place, kind = layer.places.get(name, layer.source), self._kind_of(name)
+        what = printable(name).replace("\n", "\\n")[:SHOWN_CHARACTERS]
+        if isinstance(value, dict):
+            return f"{what} ({place}): is a table. Write flags at the top of the file, without tables."
+        if name in ON_THE_LINE_ALONE:
+            return f"{what} ({place}): has no effect in a file. Give --{name} on the command line."
+        if name not in self.defaults:
+            return f"{what} ({place}): no such flag. {self._suggest_for_file(name)}"
+
+        is_type = isinstance(value, kind.types) and (not isinstance(value, bool) or bool in kind.types)
+        if not is_type or (isinstance(value, list) and not all(isinstance(word, str) for word in value)):
+            has_quotes = isinstance(value, str)
+            quotes = ", without quotes" if has_quotes else ", in quotes" if kind.types == (str,) else ""
+            shown = "true" if value is True else "false" if value is False else repr(value)
+            return f"{what} {printable(shown)[:SHOWN_CHARACTERS]} ({place}): must be {kind.words}{quotes}"
+        try:
+            if not isinstance(value, list):
+                kind.parse(str(value))
+        except ValueError:
+            return f"{what} ({place}) {_wrong_value('--' + name, kind, str(value))}"
+        return ""
+
+    def _suggest_for_file(self, name: str) -> str:
+        """As _suggest, in the words of a file."""
+        turned_off = name[3:].replace("-", "_")
+        if name.startswith(("no-", "no_")) and self.kinds.get(turned_off) == SWITCH:
+            return f"Write {turned_off} = false."
+        return self._suggest(f"--{name}").replace("Did you mean --", "Did you mean ")
+
     def error(self, message: str) -> NoReturn:
         """Called by argparse for a problem it cannot go on after, for example a flag without its value."""
-        self.problems.append(message.removeprefix("argument "))
+        message = message.removeprefix("argument ")
+        if found := re.match(r"(--\w+)(?:/--no-\w+)?: ignored explicit argument", message):
+            message = f"{found[1]}: takes no value. Give {found[1]} or --no-{found[1][2:]}."
+        self.problems.append(message)
         self.stop()
 
     def stop(self) -> NoReturn:
@@ -195,12 +297,16 @@ class Parser(argparse.ArgumentParser):
                 name = word.split("=")[0]
                 problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
             elif not may_be_a_value:
-                problems.append(f"{printable(word)[:SHOWN_CHARACTERS]!r}: unexpected argument. See --help.")
+                problems.append(f"{printable(word)[:SHOWN_CHARACTERS]!r}: unexpected argument. "
+                                f"{explain_word(self.command, word)}")
             may_be_a_value = word.startswith("-") and "=" not in word
         return problems
 
     def _suggest(self, name: str) -> str:
-        """'Did you mean --batch_size?' for a misspelt, shortened or hyphenated flag."""
+        """What to give instead: 'Did you mean --batch_size?' for a flag that is misspelt, shortened, hyphenated, or
+        called so by another program."""
+        if said := explain_flag(self.command, name):
+            return said
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
         if not near:
@@ -209,3 +315,9 @@ class Parser(argparse.ArgumentParser):
                 spelt = "--no-" + spelt[5:]
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
         return f"Did you mean {near[0]}?" if near else "See --help."
+
+
+def _with_place(problem: str, places: Mapping[str, str]) -> str:
+    """A problem, with the place of its flag where that stands in a file."""
+    name = re.split(r"[ :]", problem)[0].lstrip("-")
+    return f"{problem} ({name}: {places[name]})" if name in places else problem

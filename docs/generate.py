@@ -132,9 +132,12 @@ def architecture(root: Path = ROOT) -> str:
 
 FLAGS_INTRODUCTION = """# Flags
 
-Generated from every command's `--help` by `python docs/generate.py`. A flag that is on by default, or decided by the
-program, has a `--no-` form. Abbreviations are refused, and a misspelt flag gets "did you mean". Numbers may be written
-with commas or underscores. [exit_codes.md](exit_codes.md) lists the exit codes of all commands.
+Generated from every command's `--help` by `python docs/generate.py`. Every flag that is on or off has a `--no-` form.
+Abbreviations are refused; a misspelt flag gets "did you mean", and one of nanoGPT, litgpt, nanochat or Hugging Face's
+Trainer the name that it has here. Numbers may be written with commas or underscores. [exit_codes.md](exit_codes.md)
+lists the exit codes of all commands.
+
+Every command has `--config FILE` too: flags from a TOML file ([training.md](training.md#flags-in-a-file)).
 """
 
 

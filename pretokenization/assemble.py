@@ -62,7 +62,7 @@ Totals = Mapping[str, Mapping[str, int]]  # of each split: tokens, documents, by
 def plan_of(args: Namespace, sources: Sequence[Source], vocabulary: Vocabulary | None) -> str:
     """A hash of everything that decides the bytes that are written."""
     elsewhere = ("files", "tokenizer_file", "output_dir", "shard")
-    without_effect = ("overwrite", "num_workers", "engine", "debug", "peek")
+    without_effect = ("overwrite", "num_workers", "engine", "debug", "peek", "config")
     flags = {key: value for key, value in sorted(vars(args).items()) if key not in (*elsewhere, *without_effect)}
     what = [PROGRAM_VERSION, flags, vocabulary.content if vocabulary else "",
             [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]]

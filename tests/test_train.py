@@ -226,6 +226,7 @@ VARIANTS = {
     "--budget": "1 | --dry_run --gpu_cost_per_hour 2",
 }
 ELSEWHERE = {
+    "--config": "tested in common/test_config.py",
     "--model_size": "its shapes have tests of their own",
     "--allow_new_data": "makes a difference to a resumed run",
     "--overwrite": "makes a difference where another run's checkpoints are",

@@ -162,15 +162,10 @@ class Monitor:
                    **self._gauge.describe(), "checkpoint": checkpoint}
         self._out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
 
-    def say_what_next(self, argv: Sequence[str]) -> None:
+    def say_what_next(self) -> None:
         """Prints the command to type next: to generate, or after a signal to continue."""
-        signals = self._runtime.signals
+        signals, folder = self._runtime.signals, shlex.quote(self._args.output_dir)
         if signals.number is None:
-            self._out.say(f"next: python generate.py --ckpt {shlex.quote(self._args.output_dir)}")
-            return
-        words = [word for word in argv if word != "--overwrite" and not word.startswith("--resume_from=")]
-        if "--resume_from" in words:
-            at = words.index("--resume_from")
-            del words[at:at + 2]
-        command = shlex.join(["python", "train.py", *words, "--resume_from", "auto"])
-        self._out.say(f"stopped by {signals.name}; to continue: {command}")
+            self._out.say(f"next: python generate.py --ckpt {folder}")
+        else:
+            self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")

@@ -56,6 +56,13 @@ class Recipe:
         """How often the run goes over its tokens; fewer than epochs where max_steps ends it."""
         return self.total_steps * self.samples_per_step / self.windows_per_epoch
 
+    def flags(self) -> dict[str, Any]:
+        """The values decided, by the names of train.py's flags; max_steps stays as it was given."""
+        schedule = {"min_lr": self.min_lr, "warmup_steps": self.warmup_steps} if self.schedule != "constant" else {}
+        return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, "epochs": self.epochs,
+                "learning_rate": self.learning_rate, **schedule, "eval_interval": self.eval_interval,
+                "sample_interval": self.sample_interval, "log_interval": self.log_interval}
+
     def settings(self) -> dict[str, Any]:
         """What a resumed run is compared with."""
         return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from checkpoint import find, load
+from common.config import Layer
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.words import printable, several
 from machine.device import Machine
-from model import Options
+from model import GPTConfig, Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training.recipe import Recipe
@@ -83,6 +85,14 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
 # ---------------------------------------------------------------- a checkpoint
 
 
+def with_vocabulary_of(config: GPTConfig, stored: dict[str, Any]) -> GPTConfig:
+    """The config with the ids of the checkpoint's model, which are more than the corpus's if it began at weights of
+    others."""
+    model = stored.get("model")
+    vocab_size = model.get("vocab_size") if isinstance(model, dict) else None
+    return replace(config, vocab_size=max(config.vocab_size, vocab_size)) if isinstance(vocab_size, int) else config
+
+
 def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str, Any]] | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
     output_dir = Path(args.output_dir)
@@ -116,15 +126,17 @@ def resume(folder: Path, stored: dict[str, Any], learner: Learner, settings: Set
     say_differences(stored, settings, out)
 
 
-def settings_of(args: argparse.Namespace, recipe: Recipe, options: Options, machine: Machine) -> Settings:
-    """The settings of a run, and the environment that the last digits of its losses depend on besides them."""
-    flags = {name: getattr(args, name) for name in (
+def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options: Options, machine: Machine,
+                ) -> Settings:
+    """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
+    chosen = {name: getattr(args, name) for name in (
         "weight_decay", "beta1", "beta2", "grad_clip", "label_smoothing", "dropout", "seed", "fp8_head")}
     threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
                    "precision": machine.precision, "compile": machine.compile,
                    "residual": "bf16" if options.residual_dtype else "fp32", "loss_chunk": options.loss_chunk}
-    return {"settings": {**recipe.settings(), **flags}, "environment": environment}
+    return {"settings": {**recipe.settings(), **chosen}, "environment": environment,
+            "flags": {"given": flags.given, "decided": flags.decided}}
 
 
 def say_differences(stored: dict[str, Any], settings: Settings, out: Progress) -> None:
@@ -132,7 +144,7 @@ def say_differences(stored: dict[str, Any], settings: Settings, out: Progress) -
     changed = {
         kind: [f"{key} {printable(str(stored[kind][key]))[:60]} -> {value}" for key, value in fields.items()
                if stored.get(kind, {}).get(key, value) != value]
-        for kind, fields in settings.items()}
+        for kind, fields in settings.items() if kind != "flags"}
     if changed["settings"]:
         out.say(f"resume      changed: {', '.join(changed['settings'])}")
     if changed["environment"]:

@@ -40,11 +40,11 @@ def test_values_defaults_and_both_spellings_of_a_value():
     assert read("--batch_size", "16,384").batch_size == 16384
 
 
-def test_the_no_forms_are_there_where_a_switch_is_on_or_undecided():
-    args = read("--no-compile", "--no-bias")
-    assert (args.compile, args.bias) == (False, False)
+def test_every_switch_has_its_no_form():
+    args = read("--no-compile", "--no-bias", "--no-use_amp")
+    assert (args.compile, args.bias, args.use_amp) == (False, False, False)
     assert read("--compile").compile is True
-    assert "no such flag" in problems("--no-use_amp")[0]
+    assert read("--no-use_amp", "--use_amp").use_amp is True
 
 
 @pytest.mark.parametrize(("typo", "meant"), [

@@ -1,0 +1,109 @@
+"""The flags that a run recorded, found before torch is imported.
+
+output_dir/config.toml holds them, which may be edited, and so does the trainer_state.json of every checkpoint, which
+is enough where a checkpoint was copied away from its folder. Checkpoints of older programs hold their settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from common.config import Layer, read_toml
+from common.files import read_text
+from common.words import printable
+
+RUN_CONFIG = "config.toml"  # in output_dir
+# The files that tell a checkpoint, as checkpoint/contents.py names them; that module needs torch.
+CHECKPOINT_FILES = ("manifest.json", "trainer_state.json")
+# What --resume_from replaces: a resumed run does not begin at other weights.
+ONLY_AT_THE_START = ("init_from",)
+# Fields of a trainer_state.json that holds no flags yet, by the flag that they are the value of.
+SETTINGS = {
+    "batch_size": "batch_size", "accumulation": "gradient_accumulation_steps", "epochs": "epochs",
+    "total_steps": "max_steps", "learning_rate": "learning_rate", "min_lr": "min_lr", "warmup_steps": "warmup_steps",
+    "use_lr_scheduler": "use_lr_scheduler", "eval_interval": "eval_interval", "weight_decay": "weight_decay",
+    "beta1": "beta1", "beta2": "beta2", "grad_clip": "grad_clip", "label_smoothing": "label_smoothing",
+    "dropout": "dropout", "seed": "seed", "fp8_head": "fp8_head"}
+SHAPE_FIELDS = ("n_layer", "n_head", "n_embd", "seq_length", "bias", "tie_weights")
+
+
+def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
+    """The flags of the run that --resume_from means; asked holds those of the command line and of --config.
+
+    They are looked for beside the checkpoints, then in the checkpoint. A run goes on in its own folder unless asked
+    names another. None if there is nothing to resume. Raises UserError (exit 2) for a config.toml that is not TOML.
+    """
+    if not asked.get("resume_from"):
+        return None
+    output_dir = Path(asked.get("output_dir", "out"))
+    folder, checkpoints = _checkpoints_of(asked["resume_from"], output_dir)
+    if not checkpoints:
+        return None
+
+    has_own_file = (folder / RUN_CONFIG).is_file() and (sys.version_info >= (3, 11) or find_spec("tomli"))
+    layer = read_toml(folder / RUN_CONFIG) if has_own_file else _first_readable(checkpoints)
+    if layer is None:
+        return None
+    for name in ONLY_AT_THE_START:
+        layer.given.pop(name, None)
+    if (folder / RUN_CONFIG).is_file():
+        layer.decided["output_dir"] = str(folder)
+    return layer
+
+
+def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
+    """The folder of the run that is to be resumed, and the checkpoints that may be meant, newest first."""
+    path = output_dir if requested == "auto" else Path(requested)
+    if all((path / name).is_file() for name in CHECKPOINT_FILES):
+        return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
+    if path.name in ("best", "last") and not path.is_dir():
+        path = path.parent if path.parent.name else output_dir
+    return path, _newest_first(path)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The finished checkpoints in a folder."""
+    steps = {}
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            named = re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name)
+            if named and all((path / name).is_file() for name in CHECKPOINT_FILES):
+                steps[int(named[1])] = path
+    return [steps[step] for step in sorted(steps, reverse=True)]
+
+
+def _first_readable(checkpoints: list[Path]) -> Layer | None:
+    """The flags in the first checkpoint whose state can be read; a damaged one is named when it is verified."""
+    for path in checkpoints:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            state = json.loads(read_text(path / CHECKPOINT_FILES[1]))
+            if isinstance(state, dict):
+                given, decided = _flags_in(state)
+                return Layer(printable(str(path)).replace("\n", "\\n"), given, decided, {})
+    return None
+
+
+def _flags_in(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The flags in a trainer_state.json: those given and those decided, or what an older program stored."""
+    flags = _object(state, "flags")
+    if flags:
+        return _object(flags, "given"), _object(flags, "decided")
+    model, settings = _object(state, "model"), _object(state, "settings")
+    decided = {name: model[name] for name in SHAPE_FIELDS if name in model}
+    decided |= {flag: settings[name] for name, flag in SETTINGS.items() if name in settings}
+    if decided.get("use_lr_scheduler") is False:
+        decided = {name: value for name, value in decided.items() if name not in ("min_lr", "warmup_steps")}
+    return {}, decided
+
+
+def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """A copy of an object in a JSON object; an empty one where there is something else."""
+    found = fields.get(name)
+    return dict(found) if isinstance(found, dict) else {}

@@ -1,0 +1,119 @@
+"""What a run recorded of its flags is found where --resume_from points, in the order it is promised."""
+
+import json
+
+import pytest
+
+from checkpoint import contents, recorded
+from common.config import Layer, write_toml
+from common.errors import Exit, UserError
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def flags_for(**asked: str) -> Layer:
+    found = recorded.recorded_flags(asked)
+    assert found
+    return found
+
+
+def checkpoint(folder, step: int, **state):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+    (path / "trainer_state.json").write_text(json.dumps(state))
+    return path
+
+
+def run_config(folder, **given):
+    write_toml(folder / "config.toml", Layer("", given, {"n_layer": 2}, {}), "", {})
+
+
+def test_the_files_that_tell_a_checkpoint_have_the_names_that_checkpoints_use():
+    assert recorded.CHECKPOINT_FILES == (contents.MANIFEST, contents.STATE)
+
+
+@pytest.mark.parametrize("path", ["runs/a", "runs/a/checkpoint-5", "runs/a/best", "runs/a/last", "runs/a/"])
+def test_a_run_is_found_by_its_folder_or_one_of_its_checkpoints_and_goes_on_there(place, path):
+    checkpoint(place / "runs/a", 5)
+    run_config(place / "runs/a", data_dir="d")
+    found = flags_for(resume_from=path)
+    assert found.given == {"data_dir": "d"}
+    assert found.decided == {"n_layer": 2, "output_dir": "runs/a"}
+    assert found.source == "runs/a/config.toml"
+
+
+@pytest.mark.parametrize(("asked", "folder"), [
+    ({"resume_from": "auto"}, "out"), ({"resume_from": "auto", "output_dir": "b"}, "b"),
+    ({"resume_from": "best"}, "out"), ({"resume_from": "last", "output_dir": "b"}, "b")])
+def test_auto_and_bare_names_mean_the_output_folder(place, asked, folder):
+    for name in ("out", "b"):
+        checkpoint(place / name, 5)
+        run_config(place / name, data_dir=name)
+    assert flags_for(**asked).given == {"data_dir": folder}
+
+
+def test_a_new_run_records_nothing_to_take(place):
+    (place / "out").mkdir()
+    run_config(place / "out", data_dir="d")  # it died before its first checkpoint
+    assert recorded.recorded_flags({}) is None
+    assert recorded.recorded_flags({"resume_from": "auto"}) is None
+    assert recorded.recorded_flags({"resume_from": "out"}) is None
+    assert recorded.recorded_flags({"resume_from": "none"}) is None
+
+
+def test_weights_to_begin_at_are_not_taken_again(place):
+    checkpoint(place / "out", 5)
+    run_config(place / "out", init_from="gpt2", epochs=3)
+    assert flags_for(resume_from="out").given == {"epochs": 3}
+
+
+def test_a_checkpoint_that_was_copied_away_is_enough(place):
+    flags = {"given": {"data_dir": "d"}, "decided": {"n_layer": 4}}
+    checkpoint(place / "copies", 5, flags=flags)
+    for path in ("copies/checkpoint-5", "copies"):
+        found = flags_for(resume_from=path)
+        assert (found.given, found.decided) == (flags["given"], flags["decided"])
+    assert found.source == "copies/checkpoint-5"
+
+
+def test_the_newest_checkpoint_whose_state_can_be_read_counts(place):
+    checkpoint(place / "out", 5, flags={"decided": {"n_layer": 4}})
+    (checkpoint(place / "out", 12) / "trainer_state.json").write_text("{")
+    (checkpoint(place / "out", 13) / "manifest.json").unlink()
+    assert flags_for(resume_from="auto").decided == {"n_layer": 4}
+
+
+def test_checkpoints_of_older_programs_have_their_settings(place):
+    checkpoint(place / "out", 5, model={"n_layer": 3, "vocab_size": 9, "seq_length": 8},
+               settings={"batch_size": 4, "accumulation": 2, "total_steps": 9, "use_lr_scheduler": False, "min_lr": 1})
+    assert flags_for(resume_from="auto").decided == {
+        "n_layer": 3, "seq_length": 8, "batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 9,
+        "use_lr_scheduler": False}
+
+
+@pytest.mark.parametrize("state", [{}, {"flags": 3, "model": [], "settings": "x"}, {"flags": {"given": 1}}])
+def test_a_state_that_says_nothing_sets_nothing(place, state):
+    checkpoint(place / "out", 5, **state)
+    assert flags_for(resume_from="auto").values == {}
+
+
+def test_a_config_that_somebody_broke_is_an_error_with_its_line(place):
+    checkpoint(place / "out", 5)
+    (place / "out/config.toml").write_text("data_dir = data\n")
+    with pytest.raises(UserError) as caught:
+        flags_for(resume_from="auto")
+    assert caught.value.code == Exit.FLAGS
+    assert "out/config.toml is not TOML: Invalid value (at line 1" in str(caught.value)
+
+
+def test_without_a_reader_of_toml_the_checkpoint_is_read(place, monkeypatch):
+    checkpoint(place / "out", 5, flags={"decided": {"n_layer": 4}})
+    run_config(place / "out", data_dir="d")
+    monkeypatch.setattr("sys.version_info", (3, 10, 13))
+    monkeypatch.setattr(recorded, "find_spec", lambda name: None)
+    assert flags_for(resume_from="auto").decided == {"n_layer": 4, "output_dir": "out"}

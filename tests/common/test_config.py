@@ -1,0 +1,212 @@
+"""Flags in TOML files: what is read, what wins, what is refused with its line, and that nothing written is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from common import config, flags
+from common.config import Layer
+from common.errors import Exit, UserError
+
+
+def parser() -> flags.Parser:
+    made = flags.Parser("train.py", "A command.")
+    group = made.group("all")
+    group.flag("--batch_size", flags.auto_or(flags.whole(1)), None, "rows", "what fits")
+    group.flag("--n_layer", flags.whole(1), None, "blocks", "by size")
+    group.flag("--learning_rate", flags.real(0, 10, above=True), 0.01, "peak")
+    group.flag("--min_lr", flags.real(0, 10), None, "end", "a hundredth")
+    group.flag("--epochs", flags.whole(1), None, "passes", "1")
+    group.flag("--max_steps", flags.whole(1), None, "steps", "no limit")
+    group.flag("--mode", flags.one_of("auto", "gpu"), "auto", "where")
+    group.flag("--data_dir", flags.text("DIR"), "data", "folder")
+    group.switch("--bias", True, "biases")
+    group.switch("--compile", None, "compile", "on with CUDA")
+    group.switch("--overwrite", False, "replace")
+    group.switch("--debug", False, "traceback")
+    group.group.add_argument("--stop", action="append", type=str, help="ends")
+    return made
+
+
+def read(*argv: str, check=lambda args: [], recorded=lambda asked: None):
+    return parser().read(argv, check, recorded)
+
+
+@pytest.fixture
+def toml(tmp_path, monkeypatch):
+    """A function: writes my.toml, which then lies in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda text: Path("my.toml").write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+def problems(*argv: str, **more) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        read(*argv, **more)
+    assert caught.value.code == Exit.FLAGS
+    return str(caught.value).split("\nerror: ")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_a_file_gives_flags_and_the_command_line_wins(toml):
+    toml('batch_size = 12\nlearning_rate = 1\nbias = false\nmode = "gpu"\nstop = ["a", "b"]\n[decided]\nepochs = 3\n')
+    args = read("--config", "my.toml")
+    assert (args.batch_size, args.bias, args.mode, args.stop, args.epochs) == (12, False, "gpu", ["a", "b"], 3)
+    assert isinstance(args.learning_rate, float)
+    args = read("--batch_size", "3", "--config", "my.toml", "--bias", "--stop", "c")
+    assert (args.batch_size, args.bias, args.mode, args.stop) == (3, True, "gpu", ["c"])
+    assert args.config.given == {"batch_size", "learning_rate", "bias", "mode", "stop"}
+
+
+def test_without_a_file_everything_is_as_the_command_line_says():
+    args = read("--data_dir", "d")
+    assert (args.data_dir, args.learning_rate, args.overwrite, args.stop) == ("d", 0.01, False, None)
+    assert args.config.given == {"data_dir"}
+
+
+def test_every_switch_of_a_file_can_be_turned_off_on_the_command_line(toml):
+    toml("overwrite = true\ncompile = true\n")
+    assert read("--config", "my.toml").overwrite is True
+    args = read("--config", "my.toml", "--no-overwrite", "--no-compile")
+    assert (args.overwrite, args.compile) == (False, False)
+
+
+def test_all_that_is_wrong_in_a_file_is_said_with_its_line(toml):
+    toml('learning_rat = 1e-3\n\nn_layer = 2.5\n"min-lr" = 0\ndata_dir = 5\n')
+    assert problems("--config", "my.toml") == [
+        "learning_rat (line 1 of my.toml): no such flag. Did you mean learning_rate?",
+        "n_layer 2.5 (line 3 of my.toml): must be a whole number of at least 1",
+        "min-lr (line 4 of my.toml): no such flag. Did you mean min_lr?",
+        "data_dir 5 (line 5 of my.toml): must be text that is not empty, in quotes"]
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ('learning_rate = "1e-3"', "learning_rate '1e-3' (line 1 of my.toml): must be a number above 0 and at most 10, "
+                               "without quotes"),
+    ("learning_rate = nan", "learning_rate (line 1 of my.toml) 'nan': must be a number above 0"),
+    ("learning_rate = true", "learning_rate true (line 1 of my.toml): must be a number"),
+    ("epochs = 0", "epochs (line 1 of my.toml) '0': must be a whole number of at least 1"),
+    ("epochs = true", "epochs true (line 1 of my.toml): must be a whole number"),
+    ("epochs = 1979-05-27", "must be a whole number"),
+    ("epochs = [3]", "epochs [3] (line 1 of my.toml): must be a whole number"),
+    ("bias = 1", "bias 1 (line 1 of my.toml): must be true or false"),
+    ('bias = "yes"', "bias 'yes' (line 1 of my.toml): must be true or false, without quotes"),
+    ('mode = "tpu"', "mode (line 1 of my.toml) 'tpu': must be one of auto, gpu"),
+    ('data_dir = ""', "data_dir (line 1 of my.toml) '': must be text"),
+    ('stop = "a"', "stop 'a' (line 1 of my.toml): must be a list of texts"),
+    ("stop = [1]", "must be a list of texts"),
+    ("no_compile = true", "no_compile (line 1 of my.toml): no such flag. Write compile = false."),
+    ("lr = 1e-3", "lr (line 1 of my.toml): no such flag. Here it is called --learning_rate."),
+    ("debug = true", "debug (line 1 of my.toml): has no effect in a file. Give --debug on the command line."),
+    ('config = "x.toml"', "config (line 1 of my.toml): has no effect in a file"),
+    ("[model]\nn_layer = 2", "model (line 1 of my.toml): is a table. Write flags at the top of the file"),
+    ("model.n_layer = 2", "model (line 1 of my.toml): is a table"),
+    ("decided = 3", "decided (line 1 of my.toml): no such flag"),
+    ("data_dir = data", "my.toml is not TOML: Invalid value (at line 1, column 12). Write name = value"),
+    ("epochs = 1\nepochs = 2", "my.toml is not TOML: Cannot overwrite a value"),
+    (b"epochs = 1\xff", "my.toml is not TOML: 'utf-8' codec"),
+    ('"\\u001b[2J" = 1', "no such flag")])
+def test_what_a_file_has_wrong_is_said(toml, line, says):
+    toml(line)
+    found = problems("--config", "my.toml")
+    assert len(found) == 1
+    assert says in found[0]
+    assert found[0].isprintable()
+
+
+def test_a_file_that_cannot_be_read_is_named(toml, tmp_path):
+    assert problems("--config", "no.toml") == [
+        "--config no.toml: No such file or directory. Name a TOML file of flags."]
+    assert "--config ." in problems("--config", ".")[0]
+    assert problems("--config", "")[0].startswith("--config '': must be text")
+
+
+def test_files_of_windows_editors_are_read(toml):
+    toml(b"\xef\xbb\xbfepochs = 3\r\nbias = false\r\n")
+    args = read("--config", "my.toml")
+    assert (args.epochs, args.bias) == (3, False)
+
+
+def test_what_cannot_be_together_names_the_line_of_the_file(toml):
+    def check(args):
+        return ["--min_lr: is above --learning_rate"] if args.min_lr > args.learning_rate else []
+
+    toml("epochs = 1\nmin_lr = 0.5\n")
+    assert problems("--config", "my.toml", check=check) == [
+        "--min_lr: is above --learning_rate (min_lr: line 2 of my.toml)"]
+    assert problems("--config", "my.toml", "--min_lr", "0.7", check=check) == ["--min_lr: is above --learning_rate"]
+
+
+def test_without_a_reader_of_toml_one_line_names_the_package(toml, monkeypatch):
+    toml("epochs = 1\n")
+    monkeypatch.setattr("sys.version_info", (3, 10, 13))
+    monkeypatch.setitem(__import__("sys").modules, "tomli", None)
+    with pytest.raises(UserError) as caught:
+        read("--config", "my.toml")
+    assert caught.value.code == Exit.MACHINE
+    assert "needs the package tomli" in str(caught.value)
+
+
+# ---------------------------------------------------------------- a resumed run
+
+
+def recorded(given: dict, **decided):
+    return lambda asked: Layer("out/config.toml", dict(given), decided, {})
+
+
+def test_a_resumed_run_has_the_recorded_flags_where_the_command_line_is_silent():
+    args = read("--n_layer", "3", recorded=recorded({"bias": False, "n_layer": 8}, learning_rate=0.25))
+    assert (args.n_layer, args.bias, args.learning_rate) == (3, False, 0.25)
+    assert args.config.recorded == "out/config.toml"
+    assert args.config.changed == ("n_layer 8 -> 3",)
+    assert args.config.given == {"bias", "n_layer"}
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ([], {"epochs": 2, "max_steps": 50, "min_lr": 0.001, "learning_rate": 0.1}),
+    (["--max_steps", "50"], {"epochs": 2, "max_steps": 50}),  # the same again replaces nothing
+    (["--max_steps", "90"], {"epochs": None, "max_steps": 90}),
+    (["--epochs", "5"], {"epochs": 5, "max_steps": None}),
+    (["--learning_rate", "0.05"], {"min_lr": None, "epochs": 2}),
+    (["--learning_rate", "0.05", "--min_lr", "0.02"], {"min_lr": 0.02})])
+def test_a_flag_that_is_changed_takes_what_follows_from_it_along(words, expected):
+    args = read(*words, recorded=recorded({"max_steps": 50}, epochs=2, learning_rate=0.1, min_lr=0.001))
+    assert {name: getattr(args, name) for name in expected} == expected
+
+
+def test_what_somebody_gave_stays_when_the_flag_it_might_follow_from_is_changed():
+    args = read("--learning_rate", "0.05", recorded=recorded({"min_lr": 0.001, "learning_rate": 0.1}))
+    assert args.min_lr == 0.001
+
+
+def test_what_an_unreadable_record_says_is_left_out():
+    args = read(recorded=recorded({"epochs": "two", "unknown": 1}, batch_size=-1, n_layer=3))
+    assert (args.epochs, args.batch_size, args.n_layer) == (None, None, 3)
+
+
+# ---------------------------------------------------------------- writing
+
+
+HARD = ['say "hi"', "back\\slash", "C:\\new\\t", "a\tb\nc", "\x1b[2J\x7f", "caf\u00e9 \u6f22", "\U0001f600", "# no", " "]
+NUMBERS = [0.1, 1e-30, 1 / 3, 5e-324, 1.7976931348623157e308, 1e22, 123456789.0, 0.0]
+
+
+def test_what_is_written_is_read_back_exactly(tmp_path):
+    given = {f"text{number}": text for number, text in enumerate(HARD)}
+    decided = {f"number{number}": value for number, value in enumerate(NUMBERS)}
+    layer = Layer("", {**given, "on": True, "off": False, "whole": 2**62, "some": HARD}, decided, {})
+    config.write_toml(tmp_path / "c.toml", layer, "Two\nlines.", {"on": "because\nof " + "x " * 99, "number1": "\x1b"})
+    there = config.read_toml(tmp_path / "c.toml")
+    assert (there.given, there.decided) == (layer.given, layer.decided)
+    text = (tmp_path / "c.toml").read_text(encoding="utf-8")
+    assert text.startswith("# Two\n# lines.\n")
+    assert not set(text) & {"\x1b", "\x7f"}
+    assert [path.name for path in tmp_path.iterdir()] == ["c.toml"]
+
+
+def test_a_name_that_is_not_utf_8_becomes_a_comment(tmp_path):
+    layer = Layer("", {"data_dir": "d\udcff", "epochs": 3}, {}, {})
+    config.write_toml(tmp_path / "c.toml", layer, "", {})
+    assert config.read_toml(tmp_path / "c.toml").given == {"epochs": 3}
+    assert "# data_dir: not written, its text 'd\\udcff' is not UTF-8" in (tmp_path / "c.toml").read_text()

@@ -1,0 +1,171 @@
+"""One flag continues a run of any shape, data and recipe; what a run records is what it did."""
+
+import functools
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+import train
+from common.config import read_toml
+from common.errors import Exit, UserError
+from common.files import sha256_of
+from tests.helpers.training import metrics_of, same_tensors
+from training.monitor import Monitor
+
+ALL = ["--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--no-bias", "--no-tie_weights",
+       "--dropout", "0.1", "--batch_size", "3", "--gradient_accumulation_steps", "2", "--epochs", "3",
+       "--learning_rate", "3.3333333333333335e-3", "--min_lr", "1e-30", "--warmup_steps", "3", "--weight_decay", "0.03",
+       "--beta1", "0.8", "--beta2", "0.97", "--grad_clip", "0.7", "--label_smoothing", "0.05", "--seed", "5",
+       "--use_amp", "--preload", "mmap", "--eval_batches", "3", "--checkpoint_every_minutes", "0"]
+FEW = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
+DATA = 'the "da\\ta" $x'  # a shell and TOML would read it otherwise
+COMMON = ["--no-use_gpu", "--max_steps", "20", "--log_interval", "1", "--eval_interval", "7", "--sample_interval", "0",
+          "--checkpoint_every_steps", "4", "--data_dir", DATA]
+STOP = 9
+
+
+@pytest.fixture
+def place(corpus, tmp_path, monkeypatch):
+    """The current folder, with the corpus in it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(corpus, tmp_path / DATA)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def made(corpus, tmp_path_factory):
+    """A function: the folder of a run that a signal stopped, parts, and of the same run undisturbed, whole."""
+
+    @functools.cache
+    def make(*flags: str) -> Path:
+        folder = tmp_path_factory.mktemp("runs")
+        shutil.copytree(corpus, folder / DATA)
+        log_step = Monitor.log_step
+
+        def stopping(monitor, *rest):
+            log_step(monitor, *rest)
+            if monitor.state.step == STOP:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            assert train.main([*flags, *COMMON, "--output_dir", "whole"]) == 0
+            patch.setattr(Monitor, "log_step", stopping)
+            assert train.main([*flags, *COMMON, "--output_dir", "parts"]) == 128 + signal.SIGTERM
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def stopped(place, made):
+    """A function: copies both runs into the current folder."""
+
+    def call(flags: list[str], parts: str = "parts") -> None:
+        shutil.copytree(made(*flags) / "whole", "whole")
+        shutil.copytree(made(*flags) / "parts", parts)
+
+    return call
+
+
+def same_runs(a: str, b: str) -> bool:
+    return metrics_of(Path(a)) == metrics_of(Path(b)) and same_tensors(Path(a, "checkpoint-20"),
+                                                                      Path(b, "checkpoint-20"))
+
+
+@pytest.mark.parametrize("flags", [ALL, FEW], ids=["every flag given", "few flags given"])
+def test_one_flag_continues_a_run_bit_for_bit(stopped, flags, capsys):
+    stopped(flags, "an out")
+    capsys.readouterr()
+    assert train.main(["--resume_from", "an out"]) == 0
+    assert "\nresume      with the flags in an out/config.toml\n" in "\n" + capsys.readouterr().out
+    assert same_runs("whole", "an out")
+    assert not Path("out").exists()
+
+
+def test_a_checkpoint_that_was_copied_away_is_enough(stopped):
+    stopped(ALL)
+    shutil.copytree(f"parts/checkpoint-{STOP}", f"copy/checkpoint-{STOP}")
+    assert train.main(["--resume_from", f"copy/checkpoint-{STOP}", "--output_dir", "other"]) == 0
+    assert same_tensors(Path("whole/checkpoint-20"), Path("other/checkpoint-20"))
+
+
+def test_a_checkpoint_of_an_older_program_brings_its_model_and_recipe(stopped):
+    stopped(ALL)
+    state, manifest = (Path(f"parts/checkpoint-{STOP}", name) for name in ("trainer_state.json", "manifest.json"))
+    fields = json.loads(state.read_text())
+    del fields["flags"]
+    state.write_text(json.dumps(fields))
+    entries = json.loads(manifest.read_text())
+    entries["files"]["trainer_state.json"] = {"bytes": state.stat().st_size, "sha256": sha256_of(state)}
+    manifest.write_text(json.dumps(entries))
+    Path("parts/config.toml").unlink()
+    rest = ["--output_dir", "parts", "--use_amp", "--eval_batches", "3", *COMMON]
+    assert train.main(["--resume_from", "auto", *rest]) == 0
+    assert same_runs("whole", "parts")
+
+
+def test_what_the_command_line_changes_is_said_in_one_line(stopped, capsys):
+    stopped(FEW)
+    rate = read_toml(Path("parts/config.toml")).decided["learning_rate"]
+    capsys.readouterr()
+    assert train.main(["--resume_from", "parts", "--learning_rate", "0.001", "--max_steps", "11"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("resume      with")]
+    assert lines == [f"resume      with the flags in parts/config.toml; on the command line learning_rate {rate!r} -> "
+                     "0.001, max_steps 20 -> 11"]
+    there = read_toml(Path("parts/config.toml"))
+    assert (there.given["learning_rate"], there.given["max_steps"]) == (0.001, 11)
+
+
+def test_the_file_holds_what_was_given_what_was_decided_and_nothing_of_one_call(place):
+    argv = ["--data_dir", DATA, *FEW, "--max_steps", "2", "--no-use_gpu", "--resume_from", "auto"]
+    assert train.main(argv) == 0
+    there = read_toml(place / "out/config.toml")
+    assert there.given == {"data_dir": DATA, "n_layer": 1, "n_head": 2, "n_embd": 16, "seq_length": 8,
+                           "batch_size": 4, "max_steps": 2, "use_gpu": False}
+    assert {"learning_rate", "warmup_steps", "weight_decay", "eval_interval", "seed"} <= set(there.decided)
+    assert not {"output_dir", "resume_from", "overwrite", "dry_run", "debug", "use_amp", "compile", "model_size"} & {
+        *there.values}
+    text = (place / "out/config.toml").read_text()
+    assert "python train.py --resume_from out" in text
+    assert "\n# for " in text.partition("learning_rate")[0]  # the reason
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_file_makes_another_run_alike_and_a_resume_leaves_its_comments(place):
+    argv = ["--data_dir", DATA, *FEW, "--no-use_gpu", "--checkpoint_every_steps", "2"]
+    assert train.main([*argv, "--max_steps", "4"]) == 0
+    path = place / "out/config.toml"
+    path.write_text("# mine\n" + path.read_text())
+    assert train.main(["--config", "out/config.toml", "--output_dir", "again"]) == 0
+    assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
+    shutil.rmtree(place / "out/checkpoint-4")
+    assert train.main(["--resume_from", "out"]) == 0
+    assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
+    assert path.read_text().startswith("# mine\n")
+
+
+def test_a_run_from_weights_goes_on_without_them(place):
+    data = ["--data_dir", DATA, "--no-use_gpu"]
+    assert train.main([*data, *FEW, "--max_steps", "2", "--output_dir", "first"]) == 0
+    tuning = [*data, "--init_from", "first", "--batch_size", "4", "--max_steps", "4", "--checkpoint_every_steps", "2"]
+    assert train.main([*tuning, "--output_dir", "tuned"]) == 0
+    shutil.copytree("tuned/checkpoint-4", "kept")
+    shutil.rmtree("tuned/checkpoint-4")
+    shutil.rmtree("first")
+    assert train.main(["--resume_from", "tuned"]) == 0
+    assert same_tensors(place / "tuned/checkpoint-4", place / "kept")
+
+
+def test_a_wrong_line_in_the_file_of_a_run_is_named(stopped):
+    stopped(FEW)
+    path = Path("parts/config.toml")
+    path.write_text(path.read_text().replace("batch_size = 4", "batch_size = 4.5"))
+    with pytest.raises(UserError) as caught:
+        train.main(["--resume_from", "parts"])
+    assert caught.value.code == Exit.FLAGS
+    assert "of parts/config.toml): must be auto or a whole number" in str(caught.value)

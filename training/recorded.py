@@ -1,0 +1,65 @@
+"""What a run records of its flags, so that one flag resumes it: output_dir/config.toml and trainer_state.json."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from checkpoint.recorded import RUN_CONFIG
+from common.config import Layer, read_toml, write_toml
+from common.errors import UserError, warn
+from model import SIZES, GPTConfig
+from tokens.corpus import Corpus
+from training.recipe import Recipe
+
+# Flags of one call of the command, not of the run.
+OF_ONE_CALL = frozenset({"config", "debug", "dry_run", "gpu_cost_per_hour", "budget", "output_dir", "overwrite",
+                         "resume_from", "reset_optimizer", "allow_new_data"})
+# Flags whose default follows from the machine: recorded only where somebody gave them.
+OF_THE_MACHINE = frozenset({"activation_checkpointing", "amp_dtype", "compile", "compile_mode", "deterministic",
+                            "fp8_head", "loss_chunk_tokens", "preload", "residual_dtype", "tensorboard", "tf32",
+                            "use_amp", "use_gpu"})
+
+
+def flags_of_run(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: Corpus) -> Layer:
+    """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
+    values = {name: value for name, value in vars(args).items() if value is not None and name not in OF_ONE_CALL}
+    decided = {**values, **_shape_of(config), **recipe.flags()}
+    if args.init_from and args.tokenizer_file is None and corpus.tokenizer_path is not None:
+        decided["tokenizer_file"] = str(corpus.tokenizer_path)  # the weights' own, which a resumed run still needs
+    if args.init_from or SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
+        decided.pop("model_size", None)
+
+    given = {name: value for name, value in values.items() if name in args.config.given
+             and decided.get(name, value) == value}
+    decided = {name: value for name, value in decided.items() if name not in given and name not in OF_THE_MACHINE}
+    return Layer("", given, decided, {})
+
+
+def _shape_of(config: GPTConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in
+            ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "bias", "tie_weights")}
+
+
+def write_run_config(output_dir: Path, flags: Layer, reasons: Iterable[str]) -> None:
+    """Writes output_dir/config.toml, unless one with these flags is there: somebody may have added comments to it.
+
+    A reason is the name of its flag, the value, a colon and the reason itself.
+    """
+    path = output_dir / RUN_CONFIG
+    with contextlib.suppress(UserError):
+        there = read_toml(path)
+        if (there.given, there.decided) == (flags.given, flags.decided):
+            return
+    why = {reason.split(" ")[0]: reason.partition(": ")[2] for reason in reasons}
+    shown = shlex.quote(str(output_dir))
+    introduction = (f"The flags of the run in this folder. To continue it:\n    python train.py --resume_from {shown}\n"
+                    f"For another run like it:\n    python train.py --config {shown}/{RUN_CONFIG} --output_dir OTHER")
+    try:
+        write_toml(path, flags, introduction, why)
+    except OSError as error:
+        warn(f"{RUN_CONFIG} could not be written: {error.strerror}. The checkpoints hold the flags too.")
