@@ -227,15 +227,16 @@ class Parser(argparse.ArgumentParser):
 
         Of a file that no person writes, which has no lines, what is wrong is left out.
         """
-        values: list[dict[str, Any]] = [{}, {}]
-        for fields, found in zip((layer.given, layer.decided), values, strict=True):
+        given: dict[str, Any] = {}
+        decided: dict[str, Any] = {}
+        for fields, found in ((layer.given, given), (layer.decided, decided)):
             for name, value in fields.items():
                 problem = self._problem_with_field(name, value, layer)
                 if problem and layer.places:
                     self.problems.append(problem)
                 elif not problem:
                     found[name] = value if isinstance(value, list) else self._kind_of(name).parse(str(value))
-        return Layer(layer.source, *values, layer.places)
+        return Layer(layer.source, given, decided, layer.places)
 
     def _kind_of(self, name: str) -> ValueKind:
         return self.kinds.get(name, WORDS)

@@ -22,7 +22,7 @@ CALLED = {
                         "context_size n_positions max_length ctx context max_position_embeddings sequence_len",
         "--dropout": "drop dropout_rate p_dropout resid_pdrop attn_pdrop",
         "--tie_weights": "weight_tying tie_embeddings tie_word_embeddings tied_embeddings tie_embedding",
-        "--batch_size": "per_device_train_batch_size device_batch_size micro_batch_size bs train_batch_size batch",
+        "--batch_size": "per_device_train_batch_size device_batch_size micro_batch_size bs train_batch_size",
         "--gradient_accumulation_steps": "gradient_accumulation grad_accum grad_accum_steps accumulate_grad_batches "
                                          "accumulation_steps grad_accumulation_steps accum",
         "--epochs": "num_train_epochs num_epochs n_epochs epoch max_epochs",
@@ -178,7 +178,7 @@ ANSWERS = {
                                                 "--checkpoint_every_minutes.",
         "load_best_model_at_end": "The best by validation always stays beside the last --keep_checkpoints.",
         "max_tokens train_tokens target_tokens target_param_data_ratio target_flops": _ALL_TOKENS,
-        "flash flash_attention use_flash_attention attn_implementation": "The fastest attention that there is, is taken.",
+        "flash flash_attention use_flash_attention attn_implementation": "The fastest attention there is, is taken.",
         "num_workers dataloader_num_workers": "No worker is needed; --preload says where the tokens live.",
         "head_dim aspect_ratio": "The width of a head is --n_embd divided by --n_head.",
         "no_bias": "Give --no-bias.",

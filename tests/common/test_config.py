@@ -188,7 +188,8 @@ def test_what_an_unreadable_record_says_is_left_out():
 # ---------------------------------------------------------------- writing
 
 
-HARD = ['say "hi"', "back\\slash", "C:\\new\\t", "a\tb\nc", "\x1b[2J\x7f", "caf\u00e9 \u6f22", "\U0001f600", "# no", " "]
+HARD = ['say "hi"', "back\\slash", "C:\\new\\t", "a\tb\nc", "\x1b[2J\x7f", "caf\u00e9 \u6f22", "\U0001f600", "# no",
+        " "]
 NUMBERS = [0.1, 1e-30, 1 / 3, 5e-324, 1.7976931348623157e308, 1e22, 123456789.0, 0.0]
 
 

@@ -98,8 +98,8 @@ def test_the_words_of_others_are_answered_with_ours(words, meant):
 
 
 @pytest.mark.parametrize(("command", "words", "meant"), [
-    ("generate", "--start=hi", "--prompt"), ("generate", "--out_dir o", "--ckpt"), ("generate", "--temp 1", "--temp"),
-    ("generate", "--dtype bfloat16", "--amp_dtype"), ("generate", "hello", "--prompt"),
+    ("generate", "--start=hi", "--prompt"), ("generate", "--out_dir o", "--ckpt"), ("generate", "hello", "--prompt"),
+    ("generate", "--dtype bfloat16", "--amp_dtype"), ("generate", "--t 1", "--temperature"),
     ("generate", "-p hi", "--prompt"), ("pretokenize", "--input x.txt", "python pretokenize.py FILE"),
     ("pretokenize", "a.txt --val_split 0.1", "--val_fraction"), ("pretokenize", "a.txt --num_proc 8", "--num_workers"),
     ("evaluate", "--model m --text x", "--ckpt"), ("evaluate", "--tasks hellaswag", "--hellaswag"),
