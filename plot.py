@@ -1,8 +1,9 @@
-"""Curves of one run or several, from what train.py logged: loss, validation, learning rate, tokens per second.
+"""Curves of one run or several, from what train.py logged: training and validation loss together, and how it went.
 
-    python plot.py out                                     plot.png; needs matplotlib
-    python plot.py out-a out-b out-c --output runs.svg     laid over each other
-    python plot.py out-a out-b --text                      a table and curves on the terminal; needs no package
+    python plot.py out                                         plot.png; needs matplotlib
+    python plot.py out --panels loss --output loss.pdf         the loss alone, for a paper
+    python plot.py out-a out-b --names wide,deep --x tokens    two runs laid over each other
+    python plot.py out-a out-b --text                          a table and curves on the terminal; needs no package
 
 A run that is still going can be drawn: a last line that is cut short, and values that were not finite, are skipped.
 """
@@ -11,37 +12,95 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import math
 import os
 import shutil
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from common import flags
-from common.errors import Exit, UserError, guard
+from common.errors import Exit, UserError, guard, warn
 from common.files import sync
-from common.words import duration, printable, several
+from common.words import count, duration, printable, several
+from training.history import LoggedRun, Series, have_other_tokens, read_run, smoothed
 
-MARKS = "abcdefghijklmnopqrstuvwxyz"  # one for each run
+MARKS = "abcdefghijklmnopqrstuvwxyz"  # one for each run; in capitals its validation
 ENDINGS = (".png", ".svg", ".pdf")
+PANELS = {"loss": "loss", "lr": "learning rate", "norm": "gradient norm", "speed": "tokens per second"}
 CHART_ROWS = 14
+
+# Of the largest x: curves fall so steeply before it that limits of the y axis which include it show nothing else.
+STEEP = 0.05
+SPIKES = 0.02  # of the values may lie above the y axis, if they are far away
+FEWEST_SMOOTHED = 20  # values of a curve that is smoothed by default
+
+# Apart in greyscale too, by lightness, by line and by marker.
+COLORS = ("#0b4f7d", "#d9730d", "#7fc4a3", "#7b2d8b", "#59b5d9", "#a83232", "#b59f1f", "#444444")
+LINES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+GREY = "#666666"
+STAR: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12, "markeredgecolor": "black",
+                        "markeredgewidth": 0.7}
+FAINT = 0.28
+MOST_VECTORS = 5000  # points of a faint curve, which has no letters, before it becomes an image within the picture
+LOOKS = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8.5, "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "axes.edgecolor": "#555555", "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.7, "svg.fonttype": "none", "pdf.fonttype": 42,  # letters stay letters
+}
+MOST_FAINT_RUNS = 3  # whose curves are also drawn unsmoothed
 
 
 # ---------------------------------------------------------------- flags
 
 
+def listed(names: Sequence[str]) -> flags.ValueKind:
+    """Some of the names, with commas between."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        if not {*chosen} <= {*names} or len({*chosen}) < len(chosen):
+            raise ValueError(text)
+        return chosen
+
+    return flags.ValueKind(parse, f"some of {', '.join(names)}, with commas between", ",".join(names))
+
+
+def limits() -> flags.ValueKind:
+    """'2,4.5' as (2.0, 4.5)."""
+
+    def parse(text: str) -> tuple[float, float]:
+        low, high = map(flags.real(-1e100, 1e100).parse, text.split(","))
+        if low >= high:
+            raise ValueError(text)
+        return low, high
+
+    return flags.ValueKind(parse, "two numbers with a comma between, the lower one first", "LOW,HIGH")
+
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) that lists every problem."""
-    parser = flags.Parser("plot.py", "Draws the curves of one run or several: loss, validation, learning rate, speed.")
+    parser = flags.Parser("plot.py", "Draws the curves of one run or several: loss, learning rate, gradient, speed.")
     g = parser.group("which runs")
     g.group.add_argument("runs", nargs="*", metavar="OUT", help="output folders of train.py, or metrics.jsonl files "
                                                                 "(default: out)")
-    g = parser.group("how")
+    g.flag("--names", flags.text("NAME,NAME,..."), None, "names of the runs in the legend", "the words that name them")
+    g = parser.group("what is drawn")
+    g.flag("--panels", listed(list(PANELS)), tuple(PANELS), "panels of the picture, the first one large",
+           "loss,lr,norm,speed")
+    g.flag("--x", flags.one_of("steps", "tokens", "hours"), "steps", "horizontal axis; hours are of training alone")
+    g.flag("--y", flags.one_of("auto", "nats", "bits"), "auto", "loss in nats per token or in bits per byte; auto: "
+           "bits where the runs have different vocabularies or validation texts")
+    g.switch("--log_y", False, "a logarithmic axis for the loss")
+    g.flag("--y_limits", limits(), None, "limits of the loss axis", "all but the steep beginning and lone spikes")
+    g.flag("--smoothing", flags.real(0, 1, below=True), None, "of the training loss: the weight of the next logged "
+           "steps on both sides, as TensorBoard's but without its lag; 0: none", "by the number of logged steps")
+    g.flag("--title", flags.text("TEXT"), None, "title of the picture", "none")
+    g = parser.group("where")
     g.switch("--text", False, "a table and curves made of characters; needs no package and writes no file")
     g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text is given")
     g.switch("--debug", False, "show the traceback of an error")
@@ -50,14 +109,21 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be drawn."""
-    problems = []
-    if args.output is not None and not args.output.lower().endswith(ENDINGS):
-        problems.append(f"--output {printable(args.output)}: must end in {', '.join(ENDINGS)}")
-    if len(args.runs) > len(MARKS):
-        problems.append(f"OUT: {several(len(args.runs), 'run')}, at most {len(MARKS)} can be told apart")
-    if not all(args.runs):
-        problems.append("OUT '': must be text that is not empty")
-    return problems
+    num_runs = max(1, len(args.runs))
+    no_picture = args.text and args.output is None
+    wrong = {
+        f"--output {printable(args.output or '')}: must end in {', '.join(ENDINGS)}":
+            args.output is not None and not args.output.lower().endswith(ENDINGS),
+        f"OUT: {several(num_runs, 'run')}, at most {len(MARKS)} can be told apart": num_runs > len(MARKS),
+        "OUT '': must be text that is not empty": not all(args.runs),
+        f"--names: must name {several(num_runs, 'run')}, with commas between":
+            args.names is not None and len(args.names.split(",")) != num_runs,
+        "--y_limits: must be above 0 with --log_y": args.log_y and args.y_limits is not None and args.y_limits[0] <= 0,
+        "--panels: has no effect with --text alone": no_picture and args.panels != tuple(PANELS),
+        "--title: has no effect with --text alone": no_picture and args.title is not None,
+        "--log_y: has no effect with --text alone": no_picture and args.log_y,
+    }
+    return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
 
 # ---------------------------------------------------------------- the command
@@ -67,211 +133,350 @@ def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
     runs = [read_run(word) for word in args.runs or ["out"]]
+    if args.names is not None:
+        runs = [replace(run, name=printable(name)) for run, name in zip(runs, args.names.split(","), strict=True)]
+    in_bits = loss_in_bits(args, runs)
+    x_axis = XAxis.of(args.x, runs)
+    curves = [curves_of(args, run, x_axis, in_bits) for run in runs]
+    unit = "bits per byte" if in_bits else "nats per token"
+    low, high = args.y_limits or loss_limits(curves, args.log_y)
     if args.text:
-        print_runs(runs)
+        print_runs(curves, x_axis, unit, low, high)
     if args.output is not None or not args.text:
         path = Path(args.output or "plot.png")
-        draw_picture(runs, path)
-        print(f"{printable(str(path))}: {', '.join(run.name for run in runs)}")
+        draw_picture(args, curves, x_axis, unit, low, high, path)
+        print(f"{printable(str(path))}: {', '.join(run.name for run in runs)}{what_is_left_out(args, curves, high)}")
     return Exit.DONE
 
 
-# ---------------------------------------------------------------- what was logged
+def loss_in_bits(args: argparse.Namespace, runs: Sequence[LoggedRun]) -> bool:
+    """True for bits per byte, False for nats per token; warns where losses cannot be compared.
+
+    Raises UserError (exit 3) for --y bits without a validation that recorded them.
+    """
+    without = [run for run in runs if run.bits_per_nat is None]
+    if args.y == "bits" and without:
+        raise UserError(Exit.DATA, f"--y bits: {without[0].name} has no validation with bits_per_byte. Its metadata "
+                                   "has no byte counts, or it has not validated yet. Give --y nats.")
+    differ = len(runs) > 1 and have_other_tokens(runs)
+    if not differ or args.y == "bits":
+        return args.y == "bits"
+    if args.y == "auto" and not without:
+        warn("the runs have different vocabularies or validation texts: their losses are drawn in bits per byte.")
+        return True
+    why = f"{without[0].name} has no bits_per_byte" if args.y == "auto" else "--y nats"
+    warn("the runs have different vocabularies or validation texts: their losses in nats per token cannot be compared "
+         f"({why}).")
+    return False
+
+
+# ---------------------------------------------------------------- curves as they are drawn
 
 
 @dataclass(frozen=True)
-class Series:
-    """Values over steps."""
+class XAxis:
+    """The horizontal axis: steps, tokens, or time in the unit that fits the longest run, of so many seconds."""
 
-    steps: list[int]
-    values: list[float]
+    kind: str
+    label: str
+    seconds: float = 1.0
+
+    @staticmethod
+    def of(kind: str, runs: Sequence[LoggedRun]) -> XAxis:
+        """The axis of --x. Raises UserError (exit 3) where a run has not logged what it needs."""
+        if kind == "steps":
+            return XAxis(kind, "step")
+        for run in runs:
+            if not run.tokens.steps:
+                raise UserError(Exit.DATA, f"--x {kind}: {run.name} has no line with tokens and seconds. Give "
+                                           "--x steps.")
+        if kind == "tokens":
+            return XAxis(kind, "tokens")
+        longest = max(run.seconds.values[-1] for run in runs)
+        unit, seconds = next(((unit, seconds) for unit, seconds in (("hours", 3600.0), ("minutes", 60.0))
+                              if longest >= 3 * seconds), ("seconds", 1.0))
+        return XAxis(kind, f"{unit} of training", seconds)
+
+    def place(self, run: LoggedRun, step: int) -> float:
+        """Where a step of the run lies."""
+        if self.kind == "steps":
+            return float(step)
+        return run.tokens.at(step) if self.kind == "tokens" else run.seconds.at(step) / self.seconds
+
+    def words(self, x: float) -> str:
+        """A place in words: 'step 1,700', '2.49B tokens', '3 h 20 min'."""
+        if self.kind == "steps":
+            return f"step {x:,.0f}"
+        return f"{count(x)} tokens" if self.kind == "tokens" else duration(x * self.seconds)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over the horizontal axis."""
+
+    xs: list[float]
+    ys: list[float]
 
     @property
-    def last_step(self) -> int:
-        """The step of the last value; 0 if there is none."""
-        return max(self.steps, default=0)
+    def last_x(self) -> float:
+        return self.xs[-1] if self.xs else 0.0
 
 
 @dataclass(frozen=True)
-class LoggedRun:
-    """What one metrics.jsonl holds."""
+class Curves:
+    """A run as it is drawn: the training loss as logged and smoothed, validation with its best point, and the rest."""
 
-    name: str
-    loss: Series
-    val_loss: Series
-    bits_per_byte: Series
-    lr: Series
-    tokens_per_second: Series
-    seconds: float  # of training; validation, saving and compiling are not included
+    run: LoggedRun
+    raw: Curve
+    training: Curve
+    validation: Curve
+    best: tuple[float, float] | None
+    others: dict[str, Curve]
 
+    @property
+    def is_smoothed(self) -> bool:
+        return self.training is not self.raw
 
-def read_run(word: str) -> LoggedRun:
-    """The run of an output folder, or of a metrics.jsonl itself. Raises UserError (exit 3)."""
-    path = Path(word) / "metrics.jsonl" if Path(word).is_dir() else Path(word)
-    lines = read_lines(path)
-    speed, seconds = speed_of(lines)
-    return LoggedRun(printable(word), series_of(lines, "loss"), series_of(lines, "val_loss"),
-                     series_of(lines, "bits_per_byte"), series_of(lines, "lr"), speed, seconds)
+    @property
+    def last_x(self) -> float:
+        return max(self.training.last_x, self.validation.last_x)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a metrics.jsonl that have a step; values that are not finite numbers are None.
+def curves_of(args: argparse.Namespace, run: LoggedRun, x_axis: XAxis, in_bits: bool) -> Curves:
+    """The run over the horizontal axis."""
 
-    Raises UserError (exit 3).
-    """
-    shown = printable(str(path))
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give an --output_dir of train.py.") from error
-    found = []
-    for line in lines:
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError):  # the last line of a running or killed run may be cut short
-            continue
-        if isinstance(fields, dict) and isinstance(fields.get("step"), int):
-            found.append({name: value if is_finite_number(value) else None for name, value in fields.items()})
-    if not found:
-        raise UserError(Exit.DATA, f"{shown} holds no logged step yet. Wait for the first one, or give another folder.")
-    return found
+    def over_x(series: Series) -> Curve:
+        return Curve([x_axis.place(run, step) for step in series.steps], series.values)
+
+    factor = run.bits_per_nat or 1.0
+    loss, val_loss = (series.scaled(factor) if in_bits else series for series in (run.loss, run.val_loss))
+    raw, validation = over_x(loss), over_x(val_loss)
+    weight = smoothing_of(args, len(raw.ys))
+    training = Curve(raw.xs, smoothed(raw.ys, weight)) if weight else raw
+    best = min(zip(validation.xs, validation.ys, strict=True), key=lambda at: at[1], default=None)
+    others = {"lr": over_x(run.lr), "norm": over_x(run.grad_norm), "speed": over_x(run.tokens_per_second)}
+    return Curves(run, raw, training, validation, best, others)
 
 
-def is_finite_number(value: Any) -> bool:
-    """True for an int or a float that is neither infinite nor NaN."""
-    return isinstance(value, int | float) and math.isfinite(value)
+def smoothing_of(args: argparse.Namespace, num_values: int) -> float:
+    """The weight of the neighbours: --smoothing, or one by which a mean covers about a thirtieth of the curve."""
+    if args.smoothing is not None:
+        return args.smoothing
+    covered = max(5.0, num_values / 30)  # an exponential mean with weight w covers (1 + w) / (1 - w) values
+    return (covered - 1) / (covered + 1) if num_values >= FEWEST_SMOOTHED else 0.0
 
 
-def series_of(lines: Sequence[dict[str, Any]], name: str) -> Series:
-    """The values logged by this name, with their steps."""
-    kept = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-    return Series([step for step, _ in kept], [float(value) for _, value in kept])
+def loss_limits(curves: Sequence[Curves], on_log_axis: bool = False) -> tuple[float, float]:
+    """Limits of the loss axis within which a reader sees something: without the steep beginning and lone spikes."""
+    steep_until = STEEP * max(run.last_x for run in curves)
+    drawn = [(x, y) for run in curves for curve in (run.training, run.validation)
+             for x, y in zip(curve.xs, curve.ys, strict=True)]
+    values = sorted(y for x, y in drawn if x >= steep_until) or [0.0]
+    if len(values) < 3:
+        values = sorted(y for _, y in drawn) or [0.0]
+    low, usual = values[0], values[int((1 - SPIKES) * (len(values) - 1))]
+    high = min(values[-1], usual + 0.5 * (usual - low)) if usual > low else values[-1]
+    if on_log_axis:
+        low = next((value for value in values if value > 0), 1.0)
+        return 0.97 * low, 1.03 * max(low, high)
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
 
 
-def speed_of(lines: Iterable[dict[str, Any]]) -> tuple[Series, float]:
-    """Tokens per second at each logged step, and the seconds of training in all.
-
-    A line has the mean seconds of a step since the line before, and the tokens of all steps so far.
-    """
-    speed, seconds = Series([], []), 0.0
-    last_step = last_tokens = 0
-    for line in lines:
-        if not all(line.get(name) for name in ("tokens", "seconds", "step")):
-            continue
-        num_steps, num_tokens = line["step"] - last_step, line["tokens"] - last_tokens
-        if num_steps > 0 and num_tokens > 0:
-            speed.steps.append(line["step"])
-            speed.values.append(num_tokens / num_steps / line["seconds"])
-            seconds += num_steps * line["seconds"]
-        last_step, last_tokens = line["step"], line["tokens"]
-    return speed, seconds
+def what_is_left_out(args: argparse.Namespace, curves: Sequence[Curves], high: float) -> str:
+    """Words about losses above the axis; empty where there are none."""
+    highest = max((y for run in curves for curve in (run.training, run.validation) for y in curve.ys), default=high)
+    if args.y_limits is not None or highest <= high:
+        return ""
+    return f"; the loss axis ends at {high:.3g}, losses went up to {highest:.3g} (--y_limits)"
 
 
 # ---------------------------------------------------------------- on the terminal
 
 
-def print_runs(runs: Sequence[LoggedRun]) -> None:
-    """Prints the table, then the curves of loss and validation loss."""
-    width = max(20, min(140, shutil.get_terminal_size((100, 24)).columns) - 14)
-    lines = [*table_of(runs), *chart("loss", [run.loss for run in runs], width),
-             *chart("validation loss", [run.val_loss for run in runs], width)]
+def print_runs(curves: Sequence[Curves], x_axis: XAxis, unit: str, low: float, high: float) -> None:
+    """Prints the table, then the curves of training and validation loss."""
+    width = max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10))
+    title = f"loss in {unit}: a training, A validation, * several, ^ above"
+    lines = [*table_of([run.run for run in curves]), *chart(title, curves, x_axis, low, high, width)]
     print("\n".join(lines), flush=True)
 
 
 def table_of(runs: Sequence[LoggedRun]) -> list[str]:
-    """The lines of a table with one line for each run, under a heading."""
-    rows = [("", "run", "step", "loss", "best validation", "at step", "bits/byte", "lr", "tok/s", "time")]
+    """The lines of a table with one line for each run, under a heading; the name, which may be long, stands last."""
+    rows = [("", "step", "loss", "best val", "at step", "bits/byte", "tok/s", "time", "run")]
     rows += [(mark, *cells_of(run)) for mark, run in zip(MARKS, runs, strict=False)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) if number < 2 else cell.rjust(width)
-                 for number, (cell, width) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return ["  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]])
+            for row in rows]
 
 
 def cells_of(run: LoggedRun) -> tuple[str, ...]:
-    """The cells of a run in the table: where it is, its last and best losses, its speed."""
-    val_loss = run.val_loss
-    best = min(range(len(val_loss.values)), key=val_loss.values.__getitem__, default=None)
+    """The cells of a run in the table: how far it is, its last and best losses, its speed, its name."""
+    step, best = run.best or (0, None)
     speeds = run.tokens_per_second.values
     return (
-        run.name,
-        f"{max(run.loss.last_step, val_loss.last_step):,}",
+        f"{run.last_step:,}",
         f"{run.loss.values[-1]:.4f}" if run.loss.values else "n/a",
-        "n/a" if best is None else f"{val_loss.values[best]:.4f}",
-        "n/a" if best is None else f"{val_loss.steps[best]:,}",
-        f"{min(run.bits_per_byte.values):.4f}" if run.bits_per_byte.values else "n/a",
-        f"{run.lr.values[-1]:.2e}" if run.lr.values else "n/a",
+        "n/a" if best is None else f"{best:.4f}",
+        "n/a" if best is None else f"{step:,}",
+        "n/a" if best is None or run.bits_per_nat is None else f"{best * run.bits_per_nat:.4f}",
         f"{statistics.median(speeds):,.0f}" if speeds else "n/a",
-        duration(run.seconds),
+        duration(run.seconds.values[-1]) if run.seconds.values else "n/a",
+        run.name,
     )
 
 
-def chart(title: str, curves: Sequence[Series], width: int) -> list[str]:
-    """Curves as rows of characters: a to z each for one run, * where several meet.
+def chart(title: str, curves: Sequence[Curves], x_axis: XAxis, low: float, high: float, width: int) -> list[str]:
+    """Curves as rows of characters: small letters are training, capitals validation, * where several meet.
 
-    A column shows the mean of its steps. There are no rows if there are no values.
+    A column shows the mean of its values. There are no rows if there are no values.
     """
-    if not any(curve.values for curve in curves):
+    last = max(run.last_x for run in curves)
+    drawn = [(mark, curve) for letter, run in zip(MARKS, curves, strict=False)
+             for mark, curve in ((letter, run.training), (letter.upper(), run.validation)) if curve.ys]
+    if not drawn:
         return []
-    last = max(curve.last_step for curve in curves)
-    means = [means_by_column(curve, last, width) for curve in curves]
-    low = min(value for columns in means for value in columns.values())
-    high = max(value for columns in means for value in columns.values())
-    rows_per_unit = (CHART_ROWS - 1) / (high - low) if high > low else 0.0
-
     grid = [[" "] * width for _ in range(CHART_ROWS)]
-    for mark, columns in zip(MARKS, means, strict=False):
-        for column, value in columns.items():
-            row = grid[round((high - value) * rows_per_unit)]
-            row[column] = mark if row[column] == " " else "*"
+    for mark, curve in drawn:
+        for column, value in means_by_column(curve, last, width).items():
+            row = grid[max(0, min(CHART_ROWS - 1, round((high - value) / (high - low) * (CHART_ROWS - 1))))]
+            row[column] = "^" if value > high else mark if row[column] == " " else "*"
 
     labels = {0: f"{high:.4g}", CHART_ROWS - 1: f"{low:.4g}"}
     edge = max(map(len, labels.values()))
     rows = [f"{labels.get(number, ''):>{edge}} |{''.join(row)}".rstrip() for number, row in enumerate(grid)]
-    return ["", title, *rows, f"{'':>{edge}} +{'-' * width}", f"{'':>{edge}}  0{f'step {last:,}':>{width - 1}}"]
+    return ["", title, *rows, f"{'':>{edge}} +{'-' * width}", f"{'':>{edge}}  0{x_axis.words(last):>{width - 1}}"]
 
 
-def means_by_column(curve: Series, last_step: int, width: int) -> dict[int, float]:
-    """The mean of the values in each of width columns that has any; the columns share the steps 0 to last_step."""
+def means_by_column(curve: Curve, last_x: float, width: int) -> dict[int, float]:
+    """The mean of the values in each of width columns that has any; the columns share the axis from 0 to last_x."""
     inside: dict[int, list[float]] = {}
-    for step, value in zip(curve.steps, curve.values, strict=True):
-        column = min(width - 1, step * width // (last_step + 1))
-        inside.setdefault(column, []).append(value)
+    for x, value in zip(curve.xs, curve.ys, strict=True):
+        column = min(width - 1, int(x / last_x * width)) if last_x > 0 else 0
+        inside.setdefault(max(0, column), []).append(value)
     return {column: statistics.fmean(values) for column, values in inside.items()}
 
 
 # ---------------------------------------------------------------- as a picture
 
 
-def draw_picture(runs: Sequence[LoggedRun], path: Path) -> None:
-    """Writes a picture of four panels, whole or not at all. Raises UserError (exit 5) without matplotlib."""
+@dataclass(frozen=True)
+class Style:
+    """How a run is drawn, so that it is told from the others in colour and in grey."""
+
+    color: str
+    line: str
+    marker: str
+
+    @staticmethod
+    def of(number: int) -> Style:
+        return Style(COLORS[number % len(COLORS)], LINES[number % len(LINES)], MARKERS[number % len(MARKERS)])
+
+
+def draw_picture(args: argparse.Namespace, curves: Sequence[Curves], x_axis: XAxis, unit: str, low: float, high: float,
+                 path: Path) -> None:
+    """Writes the picture, whole or not at all. Raises UserError (exit 5) without matplotlib."""
     try:
-        figure = importlib.import_module("matplotlib.figure").Figure((12, 8), layout="constrained")
+        matplotlib = importlib.import_module("matplotlib")
+        figure_class = importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
         raise UserError(Exit.MACHINE, "the picture needs the package matplotlib, which is not installed. Run: "
                                       f"{os.path.basename(sys.executable)} -m pip install matplotlib, or give "
                                       "--text.") from error
-    panels = (
-        ("loss, nats per token", [run.loss for run in runs]),
-        ("validation loss, nats per token", [run.val_loss for run in runs]),
-        ("learning rate", [run.lr for run in runs]),
-        ("tokens per second", [run.tokens_per_second for run in runs]),
-    )
-    for axes, (title, curves) in zip(figure.subplots(2, 2).flat, panels, strict=True):
-        for mark, run, curve in zip(MARKS, runs, curves, strict=False):
-            axes.plot(curve.steps, curve.values, marker="o" if len(curve.steps) < 40 else None, markersize=3,
-                      linewidth=1, label=f"{mark}  {run.name}")
-        axes.set(title=title, xlabel="step")
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize="small")
-    figure.axes[3].set_ylim(bottom=0)
+    with matplotlib.rc_context(LOOKS):
+        others = len(args.panels) - 1
+        figure = figure_class((6.4, 5.6 if others else 4.0), layout="constrained")
+        for number, (axes, name) in enumerate(zip(axes_of(figure, others), args.panels, strict=True)):
+            if name == "loss":
+                draw_loss(args, axes, curves, x_axis)
+                axes.set(ylim=(low, high), ylabel=f"loss, {unit}")
+            else:
+                draw_other(axes, name, curves)
+            if number:
+                axes.set_title(PANELS[name])
+            else:
+                axes.legend(loc="lower right" if name == "speed" else "upper right")
+                axes.set_ylabel(axes.get_ylabel() or PANELS[name])
+            draw_scales(axes, x_axis, is_large=not number)
+        if args.title is not None:
+            figure.suptitle(args.title, fontsize=11)
+        save_picture(figure, path)
 
+
+def axes_of(figure: Any, num_small: int) -> list[Any]:
+    """The axes of a large panel, and of so many small ones in a row below it."""
+    if not num_small:
+        return [figure.subplots()]
+    grid = figure.add_gridspec(2, num_small, height_ratios=(2.6, 1))
+    return [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[1, column]) for column in range(num_small))]
+
+
+def draw_loss(args: argparse.Namespace, axes: Any, curves: Sequence[Curves], x_axis: XAxis) -> None:
+    """Training and validation loss of every run, the training loss as logged faintly behind, the best marked."""
+    if args.log_y:
+        axes.set_yscale("log")
+    alone = len(curves) == 1
+    for number, run in enumerate(curves):
+        style = Style.of(number)
+        validation = Style.of(1).color if alone else style.color
+        if run.is_smoothed and len(curves) <= MOST_FAINT_RUNS:
+            axes.plot(run.raw.xs, run.raw.ys, color=style.color, alpha=FAINT, linewidth=0.7,
+                      rasterized=len(run.raw.xs) > MOST_VECTORS)
+        axes.plot(run.training.xs, run.training.ys, color=style.color, linewidth=1.5 if alone else 1.0,
+                  linestyle=style.line, label="training" + ", smoothed" * run.is_smoothed if alone else None)
+        axes.plot(run.validation.xs, run.validation.ys, color=validation, linewidth=1.5, linestyle=style.line,
+                  marker=style.marker, markersize=4, markevery=max(1, len(run.validation.xs) // 25),
+                  markerfacecolor="white", markeredgewidth=1.1, label="validation" if alone else run.run.name)
+        if run.best is not None:
+            x, y = run.best
+            words = f"best: {y:.3f} at {x_axis.words(x)}"
+            axes.plot([x], [y], color=validation, zorder=5, label=words if alone else None, **STAR)
+            if not alone:
+                axes.lines[-2].set_label(f"{run.run.name}, {words}")
+    if not alone:
+        smooth = any(run.is_smoothed for run in curves)
+        axes.plot([], [], color=GREY, label="best validation", **STAR)
+        axes.plot([], [], color=GREY, linewidth=1.0, label="thin lines: training" + ", smoothed" * smooth)
+
+
+def draw_other(axes: Any, name: str, curves: Sequence[Curves]) -> None:
+    """Learning rate, gradient norm or tokens per second of every run."""
+    for number, run in enumerate(curves):
+        style, curve = Style.of(number), run.others[name]
+        axes.plot(curve.xs, curve.ys, color=style.color, linestyle=style.line, linewidth=1.0, label=run.run.name)
+    values = sorted(y for run in curves for y in run.others[name].ys) or [1.0]
+    usual = values[int((1 - SPIKES) * (len(values) - 1))]
+    axes.set_ylim(0, 1.1 * (min(values[-1], 2 * usual) if name == "norm" else values[-1]) or 1.0)
+
+
+def draw_scales(axes: Any, x_axis: XAxis, is_large: bool) -> None:
+    """The label of the horizontal axis, and on both axes round numbers as people write them, also on a log axis."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    axes.set_xlim(left=0)
+    axes.set_xlabel(x_axis.label)
+    for axis, most in ((axes.xaxis, 8 if is_large else 4), (axes.yaxis, 8 if is_large else 4)):
+        axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)))
+        axis.set_minor_locator(ticker.NullLocator())
+        axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: short(number)))
+
+
+def short(number: float) -> str:
+    """A number on an axis: '1.5B', '250,000', '4', '0.25'."""
+    for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if abs(number) >= scale:
+            return f"{number / scale:g}{letter}"
+    return f"{number:,.6g}"
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Writes the file by its ending, whole or not at all."""
+    kind = path.suffix[1:].lower()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Without a date the same curves make the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     try:
-        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())
+        figure.savefig(temporary, dpi=200, format=kind, metadata=metadata)
         sync(temporary)
         temporary.replace(path)
     finally:

@@ -1,78 +1,124 @@
-"""plot.py: curves of what was logged, whatever state the file is in."""
+"""plot.py: curves of what was logged, in characters and as a picture that says what a reader must know."""
 
 import json
+import re
 import sys
 
 import pytest
 
 import plot
 from common.errors import Exit, UserError
+from training.history import read_run
 
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A function: writes an output folder's metrics.jsonl, 20 logged steps of 1,000 tokens; returns the folder."""
+    """A function: writes an output folder's metrics.jsonl, 100 logged steps of 1,000 tokens; returns the folder.
 
-    def make(name: str, slope: float = 0.1, extra: str = ""):
+    Validation every 25 steps is half a nat above training, is lowest at step 50, and takes so many bits per nat.
+    """
+
+    def make(name: str, slope: float = 0.1, extra: str = "", bits_per_nat: float | None = 0.4):
         folder = tmp_path / name
         folder.mkdir()
         lines = []
-        for step in range(5, 101, 5):
-            lines.append({"step": step, "loss": 9 - slope * step ** 0.5, "lr": 1e-3 / step, "grad_norm": 1.0,
-                          "tokens": 1000 * step, "seconds": 0.5})
+        for step in range(1, 101):
+            loss = 9 - slope * step ** 0.5
+            lines.append({"step": step, "loss": loss, "lr": 1e-3 / step, "grad_norm": 1.0, "tokens": 1000 * step,
+                          "seconds": 0.5})
             if step % 25 == 0:
-                lines.append({"step": step, "val_loss": 9.5 - slope * step ** 0.5, "perplexity": 1.0,
-                              "bits_per_byte": 2.0 - step / 1000})
+                val_loss = loss + (0.5 if step <= 50 else 2.0)
+                lines.append({"step": step, "val_loss": val_loss, "perplexity": 1.0,
+                              "bits_per_byte": bits_per_nat and bits_per_nat * val_loss})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + extra)
-        return folder
+        return str(folder)
 
     return make
 
 
+@pytest.fixture
+def picture(monkeypatch):
+    """A function: the figure that plot.py draws with these words."""
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr(plot, "save_picture", lambda figure, path: figures.append(figure))
+
+    def draw(*words: str):
+        assert plot.main(words) == 0
+        return figures.pop()
+
+    return draw
+
+
+def labels_of(axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def line_called(axes, label: str):
+    return next(line for line in axes.lines if line.get_label().startswith(label))
+
+
+# ---------------------------------------------------------------- on the terminal
+
+
 def test_the_table_has_the_figures_of_each_run(make_run, capsys):
-    assert plot.main([str(make_run("one")), str(make_run("two", 0.2)), "--text"]) == 0
+    assert plot.main([make_run("one"), make_run("two", 0.2), "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "step", "loss", "best", "validation", "at", "step", "bits/byte", "lr", "tok/s",
-                                "time"]
-    for line, mark, loss, val_loss in ((lines[1], "a", "8.0000", "8.5000"), (lines[2], "b", "7.0000", "7.5000")):
+    assert lines[0].split() == ["step", "loss", "best", "val", "at", "step", "bits/byte", "tok/s", "time", "run"]
+    for line, mark, loss, best in ((lines[1], "a", 8.0, 9.5 - 50 ** 0.5 / 10), (lines[2], "b", 7.0, 9.5 - 50**0.5 / 5)):
         cells = line.split()
-        assert cells[0] == mark
-        assert cells[2:] == ["100", loss, val_loss, "100", "1.9000", "1.00e-05", "2,000", "50", "s"]
+        assert cells[:3] == [mark, "100", f"{loss:.4f}"]
+        assert cells[3:8] == [f"{best:.4f}", "50", f"{0.4 * best:.4f}", "2,000", "50"]
 
 
-def test_a_chart_has_each_value_in_its_place():
-    falling, flat = plot.Series([0, 50, 99], [3.0, 2.0, 1.0]), plot.Series([0, 99], [1.0, 1.0])
-    lines = plot.chart("loss", [falling, flat], 10)
+def test_everything_on_the_terminal_fits_80_columns(make_run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plot.main([make_run("a"), make_run("b", 0.2), "--text", "--names", "one,two", "--x", "hours"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_a_chart_has_training_and_validation_in_their_places():
+    flat, falling = plot.Curve([0, 99], [1.0, 1.0]), plot.Curve([0, 50, 99], [3.0, 2.0, 1.0])
+    nothing = plot.Curve([], [])
+    run = plot.Curves(None, falling, falling, flat, None, {})  # type: ignore[arg-type] - a chart reads no more of it
+    lines = plot.chart("loss", [run], plot.XAxis("steps", "step"), 1.0, 3.0, 10)
     assert lines[1] == "loss"
     assert lines[2] == "3 |a"
-    assert lines[2 + plot.CHART_ROWS - 1] == "1 |b        *"
+    assert lines[2 + plot.CHART_ROWS - 1] == "1 |A        *"
     middle = [number for number, line in enumerate(lines) if line == "  |     a"]
     assert middle in ([2 + 6], [2 + 7])
     assert lines[-1] == "   0  step 99"
-
-
-def test_one_value_and_none_can_be_drawn():
-    assert plot.chart("loss", [plot.Series([7], [2.0])], 10)[2].endswith("a")
-    assert plot.chart("loss", [plot.Series([], [])], 10) == []
+    lines = plot.chart("loss", [run], plot.XAxis("steps", "step"), 1.0, 2.0, 10)
+    assert lines[2] == "2 |^    a"
+    empty = plot.Curves(None, nothing, nothing, nothing, None, {})  # type: ignore[arg-type]
+    assert plot.chart("loss", [empty], plot.XAxis("steps", "step"), 1.0, 3.0, 10) == []
 
 
 def test_lines_cut_short_nulls_and_unknown_lines_are_skipped(make_run, capsys):
     extra = ('{"step": 105, "loss": null, "lr": 0.1, "tokens": 105000, "seconds": 0.5}\n[1]\n"x"\n\n{"step": "x"}\n'
              '{"step": 110, "val_loss": NaN}\n{"step": 115, "lo\0\xff')
-    assert plot.main([str(make_run("one", extra=extra)), "--text"]) == 0
+    assert plot.main([make_run("one", extra=extra), "--text"]) == 0
     cells = capsys.readouterr().out.splitlines()[1].split()
-    assert cells[2:6] == ["100", "8.0000", "8.5000", "100"]
-    assert cells[7] == "1.00e-01"
+    assert cells[1:3] == ["100", "8.0000"]
 
 
-def test_speed_is_tokens_of_a_step_by_its_seconds_also_where_steps_were_skipped(tmp_path):
-    lines = [{"step": 2, "tokens": 200, "seconds": 0.1}, {"step": 10, "tokens": 1000, "seconds": 0.2},
-             {"step": 12, "tokens": 1400, "seconds": None}, {"step": 14, "tokens": 1800, "seconds": 0.5}]
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    run = plot.read_run(str(tmp_path / "m.jsonl"))
-    assert run.tokens_per_second.steps == [2, 10, 14]
-    assert run.tokens_per_second.values == pytest.approx([1000.0, 500.0, 400.0])
-    assert run.seconds == pytest.approx(0.2 + 1.6 + 2.0)
+HOSTILE = ['{"step": -5, "loss": 1}', '{"step": 1, "loss": 1' + "0" * 400 + "}", '{"step": 7, "loss": 1e99}',
+           '{"step": 4611686018427387904, "loss": 1e-99, "tokens": 1e99, "seconds": 5e-324, "val_loss": -1e99}',
+           '{"step": 0, "loss": 0}', '{"step": 3, "val_loss": 2.0, "bits_per_byte": 1e99}', '{"step": 3}']
+
+
+@pytest.mark.parametrize("line", HOSTILE)
+@pytest.mark.parametrize("x", ["steps", "tokens", "hours"])
+def test_hostile_figures_are_drawn_or_end_the_command_with_3(tmp_path, capsys, line, x):
+    (tmp_path / "m.jsonl").write_text(line)
+    words = [str(tmp_path / "m.jsonl"), "--text", "--x", x]
+    if (x == "steps" and '"step": -5' not in line) or "tokens" in line:
+        assert plot.main(words) == 0
+        return
+    with pytest.raises(UserError) as caught:
+        plot.main(words)
+    assert caught.value.code == Exit.DATA
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_metrics_ends_the_command_with_3(tmp_path):
@@ -80,15 +126,148 @@ def test_a_folder_without_metrics_ends_the_command_with_3(tmp_path):
         with pytest.raises(UserError, match=why) as caught:
             plot.main([word, "--text"])
         assert caught.value.code == Exit.DATA
-    (tmp_path / "metrics.jsonl").write_text('{"st')
-    with pytest.raises(UserError, match="no logged step yet") as caught:
-        plot.main([str(tmp_path), "--text"])
+
+
+# ---------------------------------------------------------------- axes and units
+
+
+def test_validation_is_placed_by_its_step_on_every_axis(make_run):
+    run = read_run(make_run("one"))
+    for kind, unit, label in (("steps", 1, "step"), ("tokens", 1000, "tokens"), ("hours", 0.5, "seconds of training")):
+        axis = plot.XAxis.of(kind, [run])
+        assert axis.label == label
+        assert [axis.place(run, step) for step in (1, 25, 100)] == pytest.approx([unit, 25 * unit, 100 * unit])
+
+
+def test_time_is_shown_in_the_unit_that_fits_the_longest_run(tmp_path):
+    for seconds, label in ((1.0, "seconds of training"), (10.0, "minutes of training"), (200.0, "hours of training")):
+        (tmp_path / "m.jsonl").write_text(json.dumps({"step": 100, "tokens": 5, "seconds": seconds}))
+        assert plot.XAxis.of("hours", [read_run(str(tmp_path / "m.jsonl"))]).label == label
+
+
+def test_an_axis_that_a_run_has_not_logged_ends_the_command_with_3(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"step": 3, "loss": 2}')
+    for x in ("tokens", "hours"):
+        with pytest.raises(UserError, match=f"--x {x}: .* has no line with tokens and seconds") as caught:
+            plot.main([str(tmp_path / "m.jsonl"), "--text", "--x", x])
+        assert caught.value.code == Exit.DATA
+
+
+def test_runs_with_other_tokens_are_compared_in_bits_per_byte_and_it_is_said(make_run, capsys):
+    runs = [make_run("one"), make_run("two", bits_per_nat=0.3)]
+    for words, unit, said in (([], "bits per byte", "are drawn in bits per byte"),
+                              (["--y", "bits"], "bits per byte", ""), (["--y", "nats"], "nats per token", "cannot be")):
+        assert plot.main([*runs, "--text", *words]) == 0
+        printed = capsys.readouterr()
+        assert f"loss in {unit}" in printed.out
+        assert said in printed.err
+        assert bool(said) == bool(printed.err)
+    assert plot.main([runs[0], "--text"]) == 0
+    assert "loss in nats per token" in capsys.readouterr().out
+
+
+def test_nats_that_cannot_be_compared_are_warned_of_where_there_are_no_bits(make_run, capsys, tmp_path):
+    runs = [make_run("one", bits_per_nat=None), make_run("two")]
+    for folder, vocab_size in zip(runs, (300, 500), strict=True):
+        (tmp_path / folder / "checkpoint-9").mkdir()
+        (tmp_path / folder / "checkpoint-9" / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
+    assert plot.main([*runs, "--text"]) == 0
+    assert re.search(r"in nats per token cannot be compared \(.*one has no bits_per_byte\)", capsys.readouterr().err)
+    with pytest.raises(UserError, match=r"--y bits: .*one has no validation with bits_per_byte") as caught:
+        plot.main([*runs, "--text", "--y", "bits"])
     assert caught.value.code == Exit.DATA
+
+
+def test_the_loss_axis_leaves_out_the_steep_beginning_and_lone_spikes_but_not_a_rise():
+    def limits_of(values):
+        curve = plot.Curve([float(x) for x in range(len(values))], values)
+        return plot.loss_limits([plot.Curves(None, curve, curve, plot.Curve([], []), None, {})])  # type: ignore[arg-type]
+
+    falling = [11.0 if x < 4 else 4 - x / 100 for x in range(100)]
+    low, high = limits_of(falling)
+    assert 2.9 < low < 3.01
+    assert 3.9 < high < 4.2
+    assert limits_of([*falling[:50], 60.0, *falling[51:]])[1] < 5
+    assert limits_of([*falling[:70], *[8.0] * 30])[1] > 8
+    assert limits_of([2.0]) == pytest.approx((1.9, 2.1))
+    assert limits_of([]) == (-1.0, 1.0)
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def test_training_and_validation_share_axes_and_the_best_point_is_marked(make_run, picture):
+    large, *small = picture(make_run("one")).axes
+    best = 9.5 - 50 ** 0.5 / 10
+    assert labels_of(large) == ["training, smoothed", "validation", f"best: {best:.3f} at step 50"]
+    assert list(line_called(large, "validation").get_xdata()) == [25, 50, 75, 100]
+    star = line_called(large, "best")
+    assert (star.get_marker(), list(star.get_xdata()), list(star.get_ydata())) == ("*", [50.0], [pytest.approx(best)])
+    assert large.get_ylabel() == "loss, nats per token"
+    assert large.get_xlabel() == "step"
+    assert [axes.get_title() for axes in small] == ["learning rate", "gradient norm", "tokens per second"]
+    raw, smooth = large.lines[:2]
+    assert raw.get_alpha() < 0.5
+    assert len(raw.get_ydata()) == len(smooth.get_ydata()) == 100
+
+
+def test_without_smoothing_the_training_loss_is_drawn_once_as_it_was_logged(make_run, picture):
+    (axes,) = picture(make_run("one"), "--smoothing", "0", "--panels", "loss").axes
+    assert labels_of(axes)[0] == "training"
+    assert len(axes.lines) == 3
+    assert list(axes.lines[0].get_ydata())[-1] == 8.0
+
+
+def test_several_runs_have_names_and_are_told_apart_without_colour(make_run, picture):
+    (axes,) = picture(make_run("a"), make_run("b", 0.2), make_run("c", 0.3), "--names", "base,wide,deep", "--panels",
+                      "loss", "--title", "Three runs").axes
+    labels = labels_of(axes)
+    assert [label.split(",")[0] for label in labels[:3]] == ["base", "wide", "deep"]
+    assert labels[3:] == ["best validation", "thin lines: training, smoothed"]
+    drawn = [line_called(axes, name) for name in ("base", "wide", "deep")]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in drawn}) == 3
+    assert axes.figure.get_suptitle() == "Three runs"
+
+
+def test_the_colours_of_the_first_runs_are_apart_in_grey():
+    shades = [sum(share * int(color[at:at + 2], 16) for share, at in ((0.299, 1), (0.587, 3), (0.114, 5)))
+              for color in plot.COLORS[:3]]
+    assert min(abs(a - b) for a in shades for b in shades if a != b) > 30
+
+
+def test_limits_and_a_logarithmic_axis_are_as_requested(make_run, picture):
+    folder = make_run("one")
+    axes = picture(folder, "--y_limits", "1,5", "--log_y").axes[0]
+    assert axes.get_ylim() == (1, 5)
+    assert axes.get_yscale() == "log"
+    assert picture(folder, "--log_y", "--x", "tokens").axes[0].get_xlabel() == "tokens"
+
+
+@pytest.mark.parametrize("line", [*HOSTILE[2:4], "\n".join(HOSTILE)], ids=["large", "extreme", "all"])
+def test_hostile_figures_make_a_picture_too(tmp_path, picture, line):
+    (tmp_path / "m.jsonl").write_text(line + '\n{"step": 2}')
+    picture(str(tmp_path / "m.jsonl")).canvas.draw()
+
+
+@pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
+def test_the_picture_is_written_whole_by_its_ending(make_run, tmp_path, name, head):
+    pytest.importorskip("matplotlib")
+    folders = [make_run("one"), make_run("_two", 0.2, '{"step": 1}\n'), "--panels", "loss"]
+    assert plot.main([*folders, "--output", str(tmp_path / name)]) == 0
+    content = (tmp_path / name).read_bytes()
+    assert content.startswith(head)
+    assert len(content) > 10_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["one", "_two", name])
+    if name == "a.svg":
+        assert b">nats per token<" in content.replace(b"loss, ", b"")  # letters are letters
+    if name == "a.png":
+        assert plot.main([*folders, "--output", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes() == content
 
 
 def test_without_matplotlib_one_line_names_it_and_text_still_works(make_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    folder = str(make_run("one"))
+    folder = make_run("one")
     why = r"needs the package matplotlib.*-m pip install matplotlib, or give --text"
     with pytest.raises(UserError, match=why) as caught:
         plot.main([folder, "--output", str(tmp_path / "a.png")])
@@ -96,18 +275,11 @@ def test_without_matplotlib_one_line_names_it_and_text_still_works(make_run, tmp
     assert plot.main([folder, "--text"]) == 0
 
 
-@pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
-def test_the_picture_is_written_whole(make_run, tmp_path, name, head):
-    pytest.importorskip("matplotlib")
-    folders = [str(make_run("one")), str(make_run("_two", 0.2, '{"step": 1}\n'))]
-    assert plot.main([*folders, "--output", str(tmp_path / name)]) == 0
-    content = (tmp_path / name).read_bytes()
-    assert content.startswith(head)
-    assert len(content) > 10_000
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["one", "_two", name])
-
-
-@pytest.mark.parametrize("flags", [["--output", "a.jpg"], ["--outptu", "a.png"], ["x"] * 27, [""]], ids=" ".join)
+@pytest.mark.parametrize("flags", [
+    ["--output", "a.jpg"], ["--outptu", "a.png"], ["x"] * 27, [""], ["--names", "a,b"], ["a", "b", "--names", "a"],
+    ["--y_limits", "3,2"], ["--y_limits", "2"], ["--y_limits", "a,b"], ["--y_limits", "0,2", "--log_y"],
+    ["--smoothing", "1"], ["--panels", "loss,loss"], ["--panels", "los"], ["--x", "epochs"], ["--y", "loss"],
+    ["--text", "--panels", "loss"], ["--text", "--title", "x"], ["--text", "--log_y"]], ids=" ".join)
 def test_bad_flags_end_the_command_with_2(flags):
     with pytest.raises(UserError) as caught:
         plot.read_flags(flags)
