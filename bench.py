@@ -49,6 +49,7 @@ from benchmarks.ladder import (
 from benchmarks.processes import Children
 from common import flags
 from common.errors import Exit, UserError, guard, require
+from common.outputs import PICTURES, Output, requested
 from common.progress import Progress
 from common.signals import Signals, Stopped
 from common.words import printable, several, size
@@ -107,7 +108,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--limit_minutes", flags.real(0, 1e6, above=True, unit="MINUTES"), 15.0, "after which a rung is given up")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
-    g.flag("--png", text(), None, "file for a picture of the ladder; needs matplotlib", "none")
+    g.flag("--png", text(), None, "picture of the ladder to write, .png, .svg or .pdf; needs matplotlib", "none")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -124,7 +125,10 @@ def check(args: argparse.Namespace) -> list[str]:
         "--batch_size: is odd; the first rungs take it in two halves": (args.batch_size or 0) % 2,
         "--vocab_size: comes from --data_dir": args.vocab_size is not None and args.data_dir is not None,
     }
-    return [problem for problem, is_wrong in wrong.items() if is_wrong]
+    problems = [problem for problem, is_wrong in wrong.items() if is_wrong]
+    if args.png is not None and not args.png.lower().endswith(PICTURES):
+        problems.append(f"--png {printable(args.png)}: must end in {', '.join(PICTURES)}")
+    return problems
 
 
 # ---------------------------------------------------------------- the ladder
@@ -146,7 +150,7 @@ def chosen(args: argparse.Namespace, setting: Setting) -> list[Rung]:
     return [rung for rung in rungs if args.rungs is None or rung.number in args.rungs]
 
 
-def time_ladder(args: argparse.Namespace, bench: Bench) -> int:
+def time_ladder(args: argparse.Namespace, bench: Bench, png: Output | None = None) -> int:
     """Runs every rung in turn, with a line for each; SLOW_EXIT if one failed or computed something else."""
     results: list[Result] = []
     records: list[dict[str, Any]] = []
@@ -160,10 +164,10 @@ def time_ladder(args: argparse.Namespace, bench: Bench) -> int:
 
     for line in report.footer(results):
         bench.out.say(line)
-    if args.png is not None:
+    if png is not None:
         shape = bench.setting.shape
         title = f"{bench.setting.machine.name}, {shape.model_size}, {shape.tokens_per_step:,} tokens a step"
-        report.picture(results, title, args.png)
+        png.write(report.picture(results, title, png.ending))
     return Exit.DONE if all(result.is_good for result in results) else SLOW_EXIT
 
 
@@ -398,12 +402,13 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     check_packages(args)
     shape = choose_shape(args)
+    json_file, png = requested("--json", args.json, is_rewritten=True), requested("--png", args.png)
     with (contextlib.closing(Progress()) as out, Signals() as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         children = Children(signals, 60 * args.limit_minutes, Path(folder))
         try:
             setting = measure_machine(args, shape, out, children)
-            bench = Bench(out, children, setting, report.Record(args.json, setting))
+            bench = Bench(out, children, setting, report.Record(json_file, setting))
             for line in report.introduction(setting):
                 out.say(line)
             if args.peer is not None:
@@ -412,7 +417,7 @@ def main(argv: Sequence[str]) -> int:
                 return time_loader(bench)
             if args.saving:
                 return time_saving(args, bench)
-            return time_ladder(args, bench)
+            return time_ladder(args, bench, png)
         except Stopped:
             return 128 + (signals.number or 0)
 

@@ -94,7 +94,7 @@ from architectures.table import architecture_of
 from checkpoint.find import read_checkpoint
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
-from common.files import write_whole
+from common.outputs import requested
 from common.progress import Progress
 from common.signals import Signals, Stopped
 from common.words import count, printable
@@ -126,8 +126,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
 
     --json holds what was finished, even if a signal or an error ends the rest. Raises UserError, Stopped at a signal.
     """
-    if args.json is not None:
-        Path(args.json).resolve().parent.mkdir(parents=True, exist_ok=True)  # better refused now than in an hour
+    figures = requested("--json", args.json)
     if args.use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
@@ -153,10 +152,10 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
                 results.append({**result.fields, "pruned": share})
                 out.say(result.line)
     finally:
-        if args.json is not None and results:
+        if figures is not None and results:
             facts = {"ckpt": str(folder), "parameters": model.config.num_parameters, "seq_length": T, "stride": stride,
                      "device": machine.name, "precision": machine.precision}
-            write_whole(Path(args.json), json.dumps({**facts, "results": results}, indent=1) + "\n")
+            figures.write(json.dumps({**facts, "results": results}, indent=1).encode() + b"\n")
 
 
 def measurements(args: argparse.Namespace, scorer: Scorer, encoder: TextEncoder, stride: int) -> Iterator[Measurement]:

@@ -64,6 +64,7 @@ if __name__ == "__main__":
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,7 @@ from checkpoint.find import resolve
 from checkpoint.huggingface import open_model
 from common.errors import Exit, UserError, warn
 from common.files import sync
+from common.outputs import KINDS, cannot_write, kind_of, place_of
 from common.signals import Signals, Stopped
 from common.words import printable, several, size
 from model import GPTConfig
@@ -104,13 +106,12 @@ def main(argv: Sequence[str]) -> int:
 
 def export(args: argparse.Namespace, signals: Signals) -> None:
     """Writes the output under a temporary name and renames it. Raises UserError, OSError, Stopped."""
-    source, target = Path(args.ckpt), Path(args.output)
-    check_output(target, args.format, args.overwrite)
-    source = resolve(source, warn)
+    target = choose_target(args.output, args.format, args.overwrite)
+    source = resolve(Path(args.ckpt), warn)
     config, weights = open_model(source)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".export-{os.getpid()}.tmp")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         signals.look()
         if args.format == "gguf":
             tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
@@ -122,27 +123,42 @@ def export(args: argparse.Namespace, signals: Signals) -> None:
         if target.is_dir():
             shutil.rmtree(target)
         temporary.replace(target)
-    except SafetensorError as error:  # how the library reports a full disk
-        raise OSError(f"{error}") from error
+        sync(target.parent)
+    except (OSError, SafetensorError) as error:  # either may be a full disk
+        raise cannot_write("--output", args.output, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
-    sync(target.parent)
     written = [target] if target.is_file() else list(target.iterdir())
     num_bytes = sum(path.stat().st_size for path in written)
     print(f"{printable(str(source))} -> {printable(str(target))}: {several(num_tensors, 'tensor')}, {args.dtype}, "
           f"{size(num_bytes)}")
 
 
-def check_output(target: Path, form: str, overwrite: bool) -> None:
-    """Raises UserError (exit 2) if the output exists, unless it is an earlier export and overwrite is on."""
-    name = printable(str(target))
-    if not os.path.lexists(target):
+def choose_target(output: str, form: str, overwrite: bool) -> Path:
+    """The path to write, links followed, once its folder proved writable.
+
+    Raises UserError: exit 2 if it exists, unless it is an earlier export and overwrite is on; exit 5 if nothing can be
+    written there.
+    """
+    try:
+        check_unused(Path(output), form, overwrite)
+        return place_of(output)
+    except OSError as error:
+        raise cannot_write("--output", output, error) from error
+
+
+def check_unused(target: Path, form: str, overwrite: bool) -> None:
+    """Raises UserError (exit 2) if the path exists, unless it is an earlier export and overwrite is on."""
+    name, kind = printable(str(target)), kind_of(target)
+    if kind is None:
         return
-    if target.is_dir():
+    if kind == stat.S_IFDIR:
         strangers = sorted({inside.name for inside in target.iterdir()} - {*PUBLISHED, WEIGHTS})
         if strangers or form == "gguf":
             what = f"a folder that holds {printable(strangers[0])}" if strangers else "a folder"
             raise UserError(Exit.FLAGS, f"--output {name} is {what}, not an earlier export. Give another name.")
+    elif kind != stat.S_IFREG:
+        raise UserError(Exit.FLAGS, f"--output {name} is {KINDS.get(kind, 'no file')}. Give another name.")
     elif form != "gguf":
         raise UserError(Exit.FLAGS, f"--output {name} is a file, and --format huggingface writes a folder. Give "
                                     "another name.")

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import shutil
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from common import flags
 from common.errors import Exit, UserError, guard, warn
-from common.files import sync
+from common.outputs import PICTURES, Output
 from common.words import count, duration, printable, several
 from training.history import LoggedRun, Series, have_other_tokens, read_run, smoothed
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"  # one for each run; in capitals its validation
-ENDINGS = (".png", ".svg", ".pdf")
 PANELS = {"loss": "loss", "lr": "learning rate", "norm": "gradient norm", "speed": "tokens per second"}
 CHART_ROWS = 14
 
@@ -112,8 +111,8 @@ def check(args: argparse.Namespace) -> list[str]:
     num_runs = max(1, len(args.runs))
     no_picture = args.text and args.output is None
     wrong = {
-        f"--output {printable(args.output or '')}: must end in {', '.join(ENDINGS)}":
-            args.output is not None and not args.output.lower().endswith(ENDINGS),
+        f"--output {printable(args.output or '')}: must end in {', '.join(PICTURES)}":
+            args.output is not None and not args.output.lower().endswith(PICTURES),
         f"OUT: {several(num_runs, 'run')}, at most {len(MARKS)} can be told apart": num_runs > len(MARKS),
         "OUT '': must be text that is not empty": not all(args.runs),
         f"--names: must name {several(num_runs, 'run')}, with commas between":
@@ -132,6 +131,7 @@ def check(args: argparse.Namespace) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
+    picture = Output("--output", args.output or "plot.png") if args.output is not None or not args.text else None
     runs = [read_run(word) for word in args.runs or ["out"]]
     if args.names is not None:
         runs = [replace(run, name=printable(name)) for run, name in zip(runs, args.names.split(","), strict=True)]
@@ -142,10 +142,9 @@ def main(argv: Sequence[str]) -> int:
     low, high = args.y_limits or loss_limits(curves, args.log_y)
     if args.text:
         print_runs(curves, x_axis, unit, low, high)
-    if args.output is not None or not args.text:
-        path = Path(args.output or "plot.png")
-        draw_picture(args, curves, x_axis, unit, low, high, path)
-        print(f"{printable(str(path))}: {', '.join(run.name for run in runs)}{what_is_left_out(args, curves, high)}")
+    if picture is not None:
+        draw_picture(args, curves, x_axis, unit, low, high, picture)
+        print(f"{printable(picture.path)}: {', '.join(run.name for run in runs)}{what_is_left_out(args, curves, high)}")
     return Exit.DONE
 
 
@@ -375,7 +374,7 @@ class Style:
 
 
 def draw_picture(args: argparse.Namespace, curves: Sequence[Curves], x_axis: XAxis, unit: str, low: float, high: float,
-                 path: Path) -> None:
+                 picture: Output) -> None:
     """Writes the picture, whole or not at all. Raises UserError (exit 5) without matplotlib."""
     try:
         matplotlib = importlib.import_module("matplotlib")
@@ -401,7 +400,7 @@ def draw_picture(args: argparse.Namespace, curves: Sequence[Curves], x_axis: XAx
             draw_scales(axes, x_axis, is_large=not number)
         if args.title is not None:
             figure.suptitle(args.title, fontsize=11)
-        save_picture(figure, path)
+        save_picture(figure, picture)
 
 
 def axes_of(figure: Any, num_small: int) -> list[Any]:
@@ -469,18 +468,13 @@ def short(number: float) -> str:
     return f"{number:,.6g}"
 
 
-def save_picture(figure: Any, path: Path) -> None:
+def save_picture(figure: Any, picture: Output) -> None:
     """Writes the file by its ending, whole or not at all."""
-    kind = path.suffix[1:].lower()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    kind, content = picture.ending, io.BytesIO()
     # Without a date the same curves make the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    try:
-        figure.savefig(temporary, dpi=200, format=kind, metadata=metadata)
-        sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    figure.savefig(content, dpi=200, format=kind, metadata=metadata)
+    picture.write(content.getvalue())
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.ladder import ANY_PRECISION, GPU_LOG_INTERVAL, LOSS_STEPS, SAME_PRECISION, Result, Setting
-from common.files import write_whole
+from common.outputs import Output
 from common.words import size
 
 ROW = "{:>4}  {:<33}{:>9}{:>9}{:>10}{:>7}{:>8}{:>12}{:>9}{:>9}  {}"
@@ -83,8 +83,8 @@ def _bounds(tolerances: dict[str, float]) -> str:
     return ", ".join(f"{precision} {bound:.0e}" for precision, bound in tolerances.items())
 
 
-def picture(results: Sequence[Result], title: str, path: str) -> None:
-    """Draws tokens per second of each rung as bars, with the speed-up over the first."""
+def picture(results: Sequence[Result], title: str, ending: str) -> bytes:
+    """Tokens per second of each rung as bars, with the speed-up over the first; ending is the kind of picture."""
     from matplotlib.figure import Figure  # type: ignore[import-not-found] - the one package that is not required
 
     names, speeds, labels = [], [], []
@@ -100,7 +100,9 @@ def picture(results: Sequence[Result], title: str, path: str) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.3)
     axes.set(xlabel="tokens a second", title=title)
-    figure.savefig(path, dpi=150)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=150, format=ending)
+    return content.getvalue()
 
 
 # ---------------------------------------------------------------- --json
@@ -109,13 +111,13 @@ def picture(results: Sequence[Result], title: str, path: str) -> None:
 class Record:
     """The file of --json. It is written after every result, so that a run that is stopped leaves what it found."""
 
-    def __init__(self, path: str | None, setting: Setting):
-        self._path = path
+    def __init__(self, file: Output | None, setting: Setting):
+        self._file = file
         self._setting = setting
 
     def keep(self, **results: Any) -> None:
         """Writes all results so far, beside what they are about; does nothing without --json."""
-        if self._path is None:
+        if self._file is None:
             return
         fields = {
             "argv": sys.argv[1:],
@@ -125,4 +127,4 @@ class Record:
             "steps": self._setting.steps,
             "warmup": self._setting.warmup,
         }
-        write_whole(Path(self._path), json.dumps({**fields, **results}, indent=1) + "\n")
+        self._file.write(json.dumps({**fields, **results}, indent=1).encode() + b"\n")

@@ -226,9 +226,11 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
         return Exit.MACHINE, ("out of memory on the GPU. Check with nvidia-smi whether another process uses it, or use "
                               "a smaller --batch_size or model.")
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation is both: a bug
+        # numpy's, on a full disk, has its text alone.
+        why = error.strerror or (printable(str(error)).splitlines() or ["input or output failed"])[0]
         place = f": {printable(str(error.filename))}" if error.filename else ""
-        return Exit.MACHINE, (f"{error.strerror}{place}. Check that the path exists, that you may access it, and that "
+        return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that "
                               "the disk has free space.")
     first_line = printable(str(error)).splitlines()[0][:200] if str(error) else ""
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: {first_line}. "

@@ -16,6 +16,7 @@ from benchmarks.answers import Done
 from benchmarks.ladder import Setting, Shape
 from benchmarks.processes import Children, Ended
 from common.errors import Exit, UserError
+from common.outputs import Output
 from common.progress import Progress
 from common.signals import Signals
 from tests.helpers.bench import CPU, SETTING, Imagined, flags_of, leave_a_run
@@ -27,7 +28,8 @@ ALL_RUNGS = Namespace(rungs=None, tuned=None, png=None)
 
 def make_bench(out: io.StringIO, children: Children, setting: Setting = SETTING) -> bench.Bench:
     """A benchmark that prints to out and keeps its figures in found.json of the children's folder."""
-    return bench.Bench(Progress(out), children, setting, report.Record(str(children.folder / "found.json"), setting))
+    found = Output("--json", str(children.folder / "found.json"), is_rewritten=True)
+    return bench.Bench(Progress(out), children, setting, report.Record(found, setting))
 
 
 # ---------------------------------------------------------------- a small ladder
@@ -41,10 +43,9 @@ def small_ladder(tmp_path_factory):
     shape = Shape("tiny", 256, 32, 4)
     children.ask(Done, "tokens", folder=str(folder), vocab_size=256, num_tokens=7 * shape.tokens_per_step)
     made = make_bench(out, children, Setting(shape, CPU, str(folder), steps=3, warmup=2))
-    args = Namespace(rungs=(0, 2, 4), tuned=None, png=None)
-    if importlib.util.find_spec("matplotlib"):
-        args.png = str(folder / "ladder.png")
-    assert bench.time_ladder(args, made) == Exit.DONE, out.getvalue()
+    args = Namespace(rungs=(0, 2, 4), tuned=None, png=str(folder / "ladder.png"))
+    png = Output("--png", args.png) if importlib.util.find_spec("matplotlib") else None
+    assert bench.time_ladder(args, made, png) == Exit.DONE, out.getvalue()
     return out.getvalue(), json.loads((folder / "found.json").read_text()), folder / "ladder.png"
 
 

@@ -211,8 +211,9 @@ def test_an_export_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(export, "sync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=r"--output .*mine: No space left on device. Name a place") as caught:
         run(folder, tmp_path / "mine", "--format", "huggingface")
+    assert caught.value.code == Exit.MACHINE
     assert not list(tmp_path.iterdir())
 
 

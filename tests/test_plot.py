@@ -41,7 +41,7 @@ def picture(monkeypatch):
     """A function: the figure that plot.py draws with these words."""
     pytest.importorskip("matplotlib")
     figures = []
-    monkeypatch.setattr(plot, "save_picture", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plot, "save_picture", lambda figure, picture: figures.append(figure))
 
     def draw(*words: str):
         assert plot.main(words) == 0

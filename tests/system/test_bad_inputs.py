@@ -1,4 +1,4 @@
-"""Every bad input of the three commands, one row each: its exit code, its one message, nothing left behind.
+"""Every bad input of the commands, one row each: its exit code, its one message, nothing left behind.
 
 A row runs in a copy of a small world: corpus/ (from pretokenize.py), out/checkpoint-2 (from train.py), gpt2/ (the same
 model as a Hugging Face folder), text.txt. The rows share one process that has imported the commands and forks for each;
@@ -771,7 +771,38 @@ def generate_rows() -> list[Row]:
     ]
 
 
-ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows()]
+# ---------------------------------------------------------------- what evaluate, export, plot and bench write
+
+EVALUATE = "evaluate.py --ckpt gpt2 --text text.txt --no-use_gpu"
+OUTPUTS = [
+    (EVALUATE, "--json", "x.json"),
+    ("export.py --ckpt gpt2 --format huggingface", "--output", "x"),
+    ("plot.py out", "--output", "x.png"),
+    ("bench.py --no-use_gpu", "--json", "x.json"),
+]
+
+
+def output_rows() -> list[Row]:
+    """The same bad places for what each command writes: all are refused before any work."""
+    rows = []
+    for line, flag, name in OUTPUTS:
+        what = f"{line.split()[0]} {flag}"
+        rows += [
+            Row(f"{what} in a file", f"{line} {flag} text.txt/{name}", Exit.MACHINE, f"{flag} text.txt/{name}: Not a"),
+            Row(f"{what} is a link to itself", f"{line} {flag} {name}", Exit.MACHINE, f"{flag} {name}: Too many levels",
+                link(name, name)),
+            Row(f"{what} is a pipe without a reader", f"{line} {flag} {name}", Exit.FLAGS, "pipe", fifo(name)),
+            Row(f"{what} has a name of 300 letters", f"{line} {flag} {'n' * 300}{name}", Exit.MACHINE, "too long"),
+            Row(f"{what} is in a forbidden folder", f"{line} {flag} no/{name}", Exit.MACHINE, f"{flag} no/{name}: Perm",
+                both(folder("no"), forbid("no"))),
+        ]
+        if not line.startswith("export.py"):
+            rows.append(Row(f"{what} is a folder", f"{line} {flag} {name}", Exit.FLAGS, "is a folder. Name a file",
+                            folder(name)))
+    return rows
+
+
+ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows(), *output_rows()]
 
 # ---------------------------------------------------------------- how a row is run
 
