@@ -161,7 +161,6 @@ if __name__ == "__main__":
     guard(answer_early)
 
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -171,7 +170,7 @@ from common.errors import Exit, UserError
 from common.files import write_whole
 from common.progress import Progress
 from common.signals import Signals, Stopped
-from common.words import printable, several, size
+from common.words import printable, several, shell_word, size
 from pretokenization.assemble import (
     check_disk,
     commit,
@@ -314,7 +313,7 @@ def commit_tokenizer(job: Job, vocabulary: Vocabulary) -> dict[str, Any]:
     path = job.folder.path / "tokenizer.json"
     (job.folder.work / "tokenizer.json").replace(path)
     job.progress.say(f"vocabulary: {vocabulary.size:,} ids\n"
-                     f"next: python pretokenize.py ... --tokenizer_file {shlex.quote(printable(str(path)))}")
+                     f"next: python pretokenize.py ... --tokenizer_file {shell_word(str(path))}")
     return {}
 
 

@@ -130,7 +130,7 @@ def _restore_generators(file: Any, device: torch.device) -> list[str]:
         elif device.type == "cuda":
             return ["the checkpoint was saved on a CPU: dropout on the GPU starts a new random sequence"]
     except (RuntimeError, TypeError) as error:
-        why = printable(str(error)).split("\n")[0][:120]
+        why = printable(str(error).split("\n")[0])[:120]
         raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or rng.cuda is not the state of a random-number generator "
                                 f"({why})") from error
     return []

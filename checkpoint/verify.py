@@ -91,11 +91,13 @@ def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
         raise InvalidCheckpoint(f"{MANIFEST} holds an entry that does not name a file of this folder")
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # reading a device would never end
-        raise InvalidCheckpoint(f"{name} is not a regular file")
+        raise InvalidCheckpoint(f"{printable(name)[:60]} is not a regular file")
     if status.st_size != entry.get("bytes"):
-        raise InvalidCheckpoint(f"{name} has {status.st_size:,} bytes, the manifest says {shown(entry.get('bytes'))}")
+        raise InvalidCheckpoint(f"{printable(name)[:60]} has {status.st_size:,} bytes, the manifest says "
+                                f"{shown(entry.get('bytes'))}")
     if with_hash and sha256_of(path) != entry.get("sha256"):
-        raise InvalidCheckpoint(f"{name} does not have the manifest's sha256: its content changed after it was saved")
+        raise InvalidCheckpoint(f"{printable(name)[:60]} does not have the manifest's sha256: its content changed "
+                                "after it was saved")
 
 
 # ---------------------------------------------------------------- the training state

@@ -232,7 +232,7 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         place = f": {printable(str(error.filename))}" if error.filename else ""
         return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that "
                               "the disk has free space.")
-    first_line = printable(str(error)).splitlines()[0][:200] if str(error) else ""
+    first_line = printable((str(error).splitlines() or [""])[0])[:200]
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: {first_line}. "
                       f"Please report it with the file {_write_crash_log(error)}")
 

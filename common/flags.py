@@ -298,7 +298,7 @@ class Parser(argparse.ArgumentParser):
                 name = word.split("=")[0]
                 problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
             elif not may_be_a_value:
-                problems.append(f"{printable(word)[:SHOWN_CHARACTERS]!r}: unexpected argument. "
+                problems.append(f"{printable(repr(word[:SHOWN_CHARACTERS]))}: unexpected argument. "
                                 f"{explain_word(self.command, word)}")
             may_be_a_value = word.startswith("-") and "=" not in word
         return problems

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
+
+# Ends of lines beyond ASCII, and marks that make a terminal show what follows from right to left.
+ONE_LINE_ONLY = "\u2028\u2029\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
 
 def printable(text: str) -> str:
-    """The text with control characters (except newline and tab) as escapes, so that it cannot drive a terminal."""
-    return "".join(c if _is_harmless(c) else repr(c)[1:-1] for c in text)
+    """The text on one line that cannot drive a terminal: for names, and for what stands in a file of others.
+
+    Control characters, ends of lines and marks that turn the direction of writing become escapes.
+    """
+    return "".join(c if _is_harmless(c) and c not in ONE_LINE_ONLY else repr(c)[1:-1] for c in text)
+
+
+def printable_text(text: str) -> str:
+    """The same for text of several lines: newlines, tabs and marks of direction stay."""
+    return "".join(c if c in "\n\t" or _is_harmless(c) else repr(c)[1:-1] for c in text)
 
 
 def _is_harmless(character: str) -> bool:
     """True for what any terminal shows. Spaces such as U+00A0 are not printable to Python, but they are harmless."""
     is_surrogate = 0xD800 <= ord(character) < 0xE000  # cannot be encoded
-    return character in "\n\t" or character.isprintable() or (ord(character) > 159 and not is_surrogate)
+    return character.isprintable() or (ord(character) > 159 and not is_surrogate)
+
+
+def shell_word(text: str) -> str:
+    """The text as one word of a command that may be printed, copied and typed into a shell (bash, zsh, ksh).
+
+    What a terminal would not show as itself is written by its bytes in octal, as in $'two\\nlines\\033'.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_in_ansi_quotes, text)) + "'"
+
+
+def _in_ansi_quotes(character: str) -> str:
+    """A character as it stands between $' and '."""
+    if character in "\\'\n\t":
+        return {"\n": "\\n", "\t": "\\t"}.get(character, f"\\{character}")
+    if character.isprintable():
+        return character
+    # A byte of a file name that is not UTF-8 is one of 128 surrogates; others cannot be in a name, only in JSON.
+    errors = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", errors))
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """The words of a command as one line for a shell, each as shell_word writes it."""
+    return " ".join(map(shell_word, words))
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from common.words import printable
+from common.words import printable_text
 from generation.continuation import Continuation
 from generation.decoder import Decoder
 
@@ -20,7 +20,7 @@ SEPARATOR = "\n" + "-" * 40 + "\n"
 
 def show(piece: str) -> None:
     """Writes text to stdout at once; on a terminal control characters are escaped."""
-    sys.stdout.write(printable(piece) if sys.stdout.isatty() else piece)
+    sys.stdout.write(printable_text(piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import shutil
 import sys
 import time
@@ -22,7 +21,7 @@ from common.errors import Exit, UserError
 from common.files import sha256_of, sync
 from common.progress import Progress
 from common.signals import Signals
-from common.words import printable, several, size
+from common.words import printable, several, shell_word, size
 from pretokenization.files import Source
 from pretokenization.passes import Job
 from pretokenization.store import (
@@ -268,7 +267,7 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
         child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
         progress.say(f"peak memory: {size(here)}{f', the largest worker {size(child)}' * bool(child)}")
     progress.say(f"output: {job.folder.shown}")
-    where = "" if str(job.folder.path) == "data" else f" --data_dir {shlex.quote(job.folder.shown)}"
+    where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(str(job.folder.path))}"
     progress.say(f"next: python train.py{where}")
 
 
@@ -311,7 +310,7 @@ def commit_shard(job: Job, shard: tuple[int, int], plan: str, dtype: str) -> dic
     num_tokens = sum(total["tokens"] for total in totals.values())
     job.progress.say(f"shard {shard[0]} of {shard[1]}: {several(num_tokens, 'token')}, output: {job.folder.shown}")
     job.progress.say("next, when all shards are there: python pretokenize.py --finalize --output_dir "
-                     f"{shlex.quote(printable(str(job.folder.path.parent)))}")
+                     f"{shell_word(str(job.folder.path.parent))}")
     return metadata
 
 

@@ -8,7 +8,6 @@ or on how many there are. Blocks of a plain file hold no text, only the place wh
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 from common.errors import Exit, UserError
 from common.progress import Progress
-from common.words import printable, several
+from common.words import printable, several, shell_word
 from pretokenization.files import MARK, Feed, Source
 
 # GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
@@ -190,7 +189,7 @@ class Report:
             name, others = self.latin_1[0], len(self.latin_1) - 1
             progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: this seems to be Latin-1 or similar, as "
                           "hardly any character beyond ASCII is valid UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 "
-                          f"{shlex.quote(name)} > utf8.txt")
+                          f"{shell_word(name)} > utf8.txt")
         if self.bad_lines:
             progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
                           f"{self.first_bad_line}")
@@ -226,7 +225,7 @@ class FirstLook:
     @property
     def typed(self) -> str:
         """The name as one would type it in a shell."""
-        return shlex.quote(self.shown)
+        return shell_word(self.shown)
 
 
 class Kind(Protocol):

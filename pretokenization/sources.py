@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shlex
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import Exit, UserError
-from common.words import printable, several
+from common.words import printable, several, shell_word
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.files import PACKED_ENDINGS, PACKINGS, Feed, Source
 from pretokenization.json_lines import JsonLines
@@ -148,7 +147,7 @@ def examine(path: Path, shown: str, is_piped: bool = False) -> Source:
         status = path.stat()  # before it is opened: opening a fifo waits for its writer
         if not stat.S_ISREG(status.st_mode):
             raise UserError(Exit.DATA, f"{shown} is not a regular file, and text may be read several times. "
-                                       f"Pipe it in: cat {shlex.quote(shown)} | python pretokenize.py -")
+                                       f"Pipe it in: cat {shell_word(str(path))} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
     except OSError as error:

@@ -11,7 +11,7 @@ from common.errors import Exit, UserError
 from common.files import sha256_of
 from common.progress import Progress
 from common.signals import Signals
-from common.words import printable, several
+from common.words import printable, printable_text, several
 from tokens.corpus import Corpus, open_corpus
 from tokens.layouts import LAYOUTS
 from tokens.metadata import METADATA_FORMAT, read_metadata
@@ -113,6 +113,6 @@ def peek(folder: Path, number: int, progress: Progress) -> None:
     start = 0
     for count, end in enumerate(ends, 1):
         text = tokenizer.decode(ids[start:min(end, start + SHOWN_CHARACTERS)].tolist(), skip_special_tokens=False)
-        progress.say(f"document {count}, {several(end - start, 'token')}: {printable(text[:SHOWN_CHARACTERS])}"
+        progress.say(f"document {count}, {several(end - start, 'token')}: {printable_text(text[:SHOWN_CHARACTERS])}"
                      + "..." * (len(text) > SHOWN_CHARACTERS))
         start = end + 1

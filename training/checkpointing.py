@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from checkpoint import contents, find, save
 from checkpoint.folder import prune
 from common.errors import UserError
-from common.words import printable, size
+from common.words import printable, shell_line, size
 from machine.device import Machine
 from machine.memory import available_ram
 from model import GPTConfig
@@ -261,4 +260,4 @@ def command_for_card(argv: Sequence[str]) -> str:
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         return f"{flag}{equals}{Path(value).name}" if "/" in value or "\\" in value else word
 
-    return shlex.join(["python", "train.py", *map(without_folders, argv)])
+    return shell_line(["python", "train.py", *map(without_folders, argv)])

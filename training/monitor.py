@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import time
 from collections.abc import Sequence
 
 import torch
 
-from common.words import duration, printable, size
+from common.words import duration, printable, shell_word, size
 from machine.device import Machine
 from machine.memory import peak_memory
 from model import GPTConfig
@@ -164,7 +163,7 @@ class Monitor:
 
     def say_what_next(self) -> None:
         """Prints the command to type next: to generate, or after a signal to continue."""
-        signals, folder = self._runtime.signals, shlex.quote(self._args.output_dir)
+        signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
         if signals.number is None:
             self._out.say(f"next: python generate.py --ckpt {folder}")
         else:

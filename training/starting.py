@@ -14,7 +14,7 @@ from checkpoint import find, load
 from common.config import Layer
 from common.errors import Exit, UserError
 from common.progress import Progress
-from common.words import printable, several
+from common.words import printable, several, shell_word
 from machine.device import Machine
 from model import GPTConfig, Options
 from tokens.corpus import Corpus, open_corpus
@@ -79,7 +79,7 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
     elif {**load_tokenizer(theirs).get_vocab()} != {**tokenizer.get_vocab()}:
         raise UserError(Exit.DATA, "the corpus was made with another tokenizer than the weights of --init_from, so its "
                                    f"ids mean other text. Run pretokenize.py with --tokenizer_file "
-                                   f"{printable(str(theirs))}")
+                                   f"{shell_word(str(theirs))}")
 
 
 # ---------------------------------------------------------------- a checkpoint

@@ -13,7 +13,7 @@ import torch
 
 import data
 from common.errors import UserError
-from common.words import printable
+from common.words import printable_text
 from generation.sampling import sample
 from model import GPT, GPTConfig
 from ops.loss import IGNORED
@@ -129,7 +129,7 @@ class Validator:
             with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
                 ids += sample(model, prompt, SAMPLE_TOKENS, self._args.seed + step, self._end_id)
             model.train()
-        return printable(self.tokenizer.decode(ids)).strip()
+        return printable_text(self.tokenizer.decode(ids)).strip()
 
     def tokenizer_json(self) -> str | None:
         """The tokenizer as a checkpoint stores it."""
