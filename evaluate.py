@@ -31,7 +31,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("evaluate.py",
                           "Measures how well a model predicts: any text, HellaSwag's endings, LAMBADA's last words.")
     g = parser.group("what is measured")
-    g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
+    g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
+           "last, or a Hugging Face GPT-2 folder")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
     g.group.add_argument("--text", nargs="+", action="extend", metavar="FILE",
                          help="text as pretokenize.py takes it: files, folders, globs (default: none)")

@@ -27,7 +27,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     path, one_of = flags.text, flags.one_of
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
-    g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), or a Hugging Face GPT-2 folder")
+    g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
+           "last, or a Hugging Face GPT-2 folder")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; gguf only",
            "the checkpoint's")
     g = parser.group("what is written")
@@ -302,6 +303,7 @@ def write_folder(source: Path, folder: Path, dtype: str) -> int:
             check_dtype(tensor, dtype, name)
             tensors[name] = tensor.to(DTYPES[dtype])
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors lets the owner alone read its files
     with safe_open(path, framework="pt") as file:
         if any(not torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items()):
             raise OSError(f"{path.name} read back differs from what was written")

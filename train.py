@@ -103,10 +103,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--checkpoint_every_steps", whole(1), None, "steps between rolling checkpoints", "off")
     g.flag("--checkpoint_every_minutes", real(0, 1e6, unit="MINUTES"), 10.0, "between rolling checkpoints; 0: off")
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
-    g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in "
-           "--output_dir, else a new run", "a new run")
-    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint or a Hugging Face GPT-2 folder; "
-           "the model takes their shape, the optimizer starts fresh", "random weights")
+    g.flag("--keep_epochs", whole(1), None, "epochs' checkpoints that stay, the newest of them", "all")
+    g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), best or last, or auto: "
+           "newest in --output_dir, else a new run", "a new run")
+    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them (newest), the "
+           "best of a folder (out/best), or a Hugging Face GPT-2 folder; the model takes their shape, the optimizer "
+           "starts fresh", "random weights")
     g.switch("--reset_optimizer", False, "resume weights, step and data order alone; the moments start at zero")
     g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir")
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
@@ -296,7 +298,9 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     recipe = choose_recipe(args, config, corpus.train.length, most, state.step, state.samples_seen)
     if resumed and state.step >= recipe.total_steps:
         out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; raise --epochs or --max_steps to continue")
-        return Exit.DONE
+        if corpus.val is None or state.validated_step == state.step or state.step > recipe.total_steps:
+            return Exit.DONE
+        out.say("its last validation is missing and follows now")
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind)
     recipe = plan.recipe
     say_plan(args, plan, corpus, runtime)
@@ -321,7 +325,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
 
     # The run.
     with explaining_errors(recipe, recovery, checkpointer, machine):
-        if machine.compile:
+        if machine.compile and state.step < recipe.total_steps:
             recovery.compile()
         if args.dry_run:
             return dry_run(args, plan, learner, recovery, validator, checkpointer, runtime)
@@ -471,7 +475,8 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
     if args.init_from and state.step == 0 and (found := validator.measure(learner.model, recovery.batch_size)):
         out.say(f"validation before the first step | loss {found.nats:.4f}")
     monitor.show_bar()
-    if state.validated_step < state.step and state.step % recipe.eval_interval == 0:
+    if state.validated_step < state.step and (
+            state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps):
         validate(state, learner, recovery, validator, checkpointer, monitor)  # the run ended before it could
     runtime.clock.start()
 
@@ -529,7 +534,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
 
 def validate(state: TrainState, learner: Learner, recovery: Recovery, validator: Validator,
              checkpointer: Checkpointer, monitor: Monitor) -> None:
-    """Measures the validation loss, remembers the best, and makes sure that the best is saved."""
+    """Measures the validation loss, remembers the best, and has the checkpoint of this step record it."""
     found = validator.measure(learner.model, recovery.batch_size)
     if found is None:  # without validation tokens; or after a signal, and a resumed run validates this step
         return
@@ -540,7 +545,7 @@ def validate(state: TrainState, learner: Learner, recovery: Recovery, validator:
     state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:
         state.best_val_loss, state.best_step = found.nats, state.step
-        checkpointer.save_best()
+    checkpointer.keep_validation(is_best)
 
 
 # ---------------------------------------------------------------- the ends of a run
@@ -556,7 +561,7 @@ def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recove
         raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(args.output_dir)}. Free "
                                       f"{size(checkpointer.plan.checkpoint_bytes)} and resume from the last "
                                       "checkpoint.")
-    monitor.say_what_next()
+    monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 
 

@@ -23,11 +23,12 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
+CARD = "README.md"
 MANIFEST = "manifest.json"
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a checkpoint's
 # What is published of a model besides its weights: ours, and what folders of others have.
 PUBLISHED = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
-             "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
+             "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
 WHAT_OPENS = "a checkpoint of train.py or a Hugging Face GPT-2 folder"  # the cure in messages
 
@@ -105,13 +106,18 @@ def text_files(step: int, config: GPTConfig, state: Mapping[str, Any], tokenizer
     files = {
         CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
         "generation_config.json": _json(ends),
-        STATE: _json({**about, **state}),
+        STATE: state_text({**about, **state}),
     }
     if tokenizer_json is not None:
         files["tokenizer.json"] = tokenizer_json
         files["tokenizer_config.json"] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
-    files["README.md"] = card
+    files[CARD] = card
     return files
+
+
+def state_text(state: Mapping[str, Any]) -> str:
+    """trainer_state.json, from all its fields."""
+    return _json(state)
 
 
 def manifest_text(files: Mapping[str, Mapping[str, Any]]) -> str:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from architectures.fields import InvalidCheckpoint, shown
 from checkpoint.contents import CONFIG, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
-from checkpoint.verify import verify
+from checkpoint.verify import read_state, verify
 from common.errors import Exit, UserError
-from common.words import printable, several
+from common.files import BEST, LAST, named_in
+from common.words import printable, several, shell_word
 from model import GPTConfig
 
 LLMC_MAGIC = 20240326  # the first four bytes of a checkpoint of llm.c
@@ -25,13 +26,35 @@ T = TypeVar("T")
 
 def steps_in(folder: Path) -> dict[int, Path]:
     """The finished checkpoints of a folder by step, newest first; whatever else lies there is left out."""
+    return {step: path for step, path in _numbered_in(folder).items() if _why_unfinished(path) is None}
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    """The folders that have a checkpoint's name and some content, but no manifest: half copied, or another program's.
+    """
+    return [path for path in _numbered_in(folder).values() if _why_unfinished(path)]
+
+
+def _numbered_in(folder: Path) -> dict[int, Path]:
+    """All that has a checkpoint's name, by step, newest first."""
     found = {}
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            match = re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name)
-            if match and (path / MANIFEST).exists():
+            if match := re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name):
                 found[int(match[1])] = path
     return dict(sorted(found.items(), reverse=True))
+
+
+def _why_unfinished(path: Path) -> str | None:
+    """Why a folder with a checkpoint's name is none: None if it is one, '' for what was never meant to be one."""
+    try:
+        if (path / MANIFEST).exists():
+            return None
+        return f"{MANIFEST} is missing" if any(path.iterdir()) else ""
+    except NotADirectoryError:
+        return ""
+    except OSError as error:
+        return f"{error.strerror}"
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True,
@@ -40,15 +63,22 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
 
     None if the folder holds no checkpoint. Raises UserError (exit 4) if all are damaged, with the reasons.
     """
+    return _newest(folder, warn, lambda path: verify(path, to_train))
+
+
+def _newest(folder: Path, warn: Callable[[str], None], reader: Callable[[Path], dict[str, Any]],
+            ) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that the reader accepts, with what it returns; as newest_sound for those it does not."""
     reasons = []
-    for path in steps_in(folder).values():
-        try:
-            return path, verify(path, to_train)
-        except InvalidCheckpoint as error:
-            if not path.exists():
-                continue  # a training run has deleted it since
-            reasons.append(f"{path.name}: {error}")
-            warn(f"{printable(str(path))} is damaged and was skipped: {error}")
+    for path in _numbered_in(folder).values():
+        if (why := _why_unfinished(path)) is None:
+            try:
+                return path, reader(path)
+            except InvalidCheckpoint as error:
+                why = str(error)
+        if why and path.exists():  # else a training run has deleted it since
+            reasons.append(f"{path.name}: {why}")
+            warn(f"{printable(str(path))} is damaged and was skipped: {why}")
     if reasons:
         raise UserError(Exit.CHECKPOINT, f"no sound checkpoint in {printable(str(folder))}. {'; '.join(reasons[:3])}. "
                                          "Nothing was deleted; restore one from a copy, or start in another folder.")
@@ -61,17 +91,22 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
 def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> Path:
     """The folder to load a model from: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
-    Raises UserError (exit 4) for anything else, saying what it looks like.
+    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one. Raises UserError
+    (exit 4) for anything else, saying what it looks like.
     """
     return _locate(path, warn, to_train)[0]
 
 
-def _locate(path: Path, warn: Callable[[str], None], to_train: bool) -> tuple[Path, dict[str, Any] | None]:
+def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
+            ) -> tuple[Path, dict[str, Any] | None]:
     """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
+    folder, name = named_in(path, home)
+    if name:
+        return _ranked(folder, name, warn, to_train)
     if path.is_file():
         raise _file_is_no_checkpoint(path)
     if (path / MANIFEST).is_file():
-        return path, _verified(path, to_train)
+        return path, _verified(path, to_train, "Give the folder it is in to take the newest sound one.")
     if (path / STATE).exists() and (path / OPTIMIZER).exists():
         raise UserError(Exit.CHECKPOINT, f"{printable(str(path))} has training state but no {MANIFEST}: it was never "
                                          "finished. Give another checkpoint.")
@@ -85,13 +120,52 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool) -> tuple[Pa
     return found
 
 
-def _verified(path: Path, to_train: bool) -> dict[str, Any]:
+def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
     """The training state of a checkpoint that was named itself, which is not replaced by an older one."""
     try:
         return verify(path, to_train)
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(path))} is damaged: {error}. Give the folder it "
-                                         "is in to take the newest sound one.") from error
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(path))} is damaged: {error}. {cure}") from error
+
+
+# ---------------------------------------------------------------- best and last
+
+
+def _ranked(folder: Path, name: str, warn: Callable[[str], None], to_train: bool) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint 'best' or 'last' of a folder, with its verified state. Raises UserError (exit 4)."""
+    if (folder / MANIFEST).is_file() or (folder / CONFIG).is_file():
+        raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} is a single model, so none in it is the {name} "
+                                         f"one. Give {shell_word(str(folder))} itself.")
+    found = newest_sound(folder, warn, to_train) if name == LAST else _best_of(folder, warn, to_train)
+    if found is None:
+        raise _nothing_found(folder)
+    return found
+
+
+def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> tuple[Path, dict[str, Any]] | None:
+    """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
+    cure, sought = f"Give {shell_word(str(folder / LAST))}, or another checkpoint.", None
+    while newest := _newest(folder, warn, read_state):
+        path, state = newest
+        if (loss := state.get("best_val_loss")) is None:
+            raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} has no best checkpoint: {path.name} records "
+                                             f"no validation. {cure}")
+        best = folder / f"checkpoint-{state.get('best_step', 0)}"
+        if best in steps_in(folder).values():
+            try:
+                return best, _verified(best, to_train, cure)
+            except UserError:
+                if best.exists():
+                    raise
+        if best == sought:  # not deleted in this moment by a training run that has a better one
+            raise UserError(Exit.CHECKPOINT, f"the best checkpoint of {printable(str(folder))} is not there any more: "
+                                             f"{path.name} says it is {best.name}, with a validation loss of "
+                                             f"{loss:.4f}. {cure}")
+        sought = best
+    return None
+
+
+# ---------------------------------------------------------------- refusals
 
 
 def _file_is_no_checkpoint(path: Path) -> UserError:
@@ -116,7 +190,8 @@ def _nothing_found(path: Path) -> UserError:
     if (path / "pytorch_model.bin").exists():
         return _holds_a_pickle(name, "pytorch_model.bin")
     what = "holds no checkpoint" if path.is_dir() else "does not exist"
-    return UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: python train.py --output_dir {name}")
+    command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(str(path))}"
+    return UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: {command}")
 
 
 def _holds_a_pickle(name: str, file: str) -> UserError:
@@ -147,20 +222,25 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
                 ) -> tuple[Path, dict[str, Any]] | None:
     """The verified checkpoint that --resume_from means, with its state; None if 'auto' finds no checkpoint.
 
-    requested is a checkpoint, a folder of them (the newest sound one is taken), or 'auto' for output_dir. Raises
-    UserError (exit 4) if there is none, or if output_dir holds checkpoints of another run and overwrite is off.
+    requested is a checkpoint, a folder of them (the newest sound one is taken), best or last, alone or after a folder,
+    or 'auto' for output_dir. Raises UserError (exit 4) if there is none, or if output_dir holds checkpoints of another
+    run and overwrite is off.
     """
-    if requested == "auto" or Path(requested).resolve() == output_dir.resolve():
-        return newest_sound(output_dir, warn)
-    path, state = _locate(Path(requested), warn, to_train=True)
+    folder, name = named_in(Path(requested), output_dir)
+    if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
+        found = newest_sound(output_dir, warn)
+        if found is None and name:
+            raise _nothing_found(output_dir)
+        return found
+    path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if state is None:
         raise UserError(Exit.CHECKPOINT, f"--resume_from {printable(str(path))}: {MANIFEST} is missing. Only a "
                                          "checkpoint of train.py can be resumed.")
     if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
-        names = ", ".join(other.name for other in others[:3])
+        names = printable(", ".join(other.name for other in others[:3]))
         raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} holds checkpoints that do not "
-                                         f"lead to {path.name}: {names}. Give another --output_dir, or --overwrite, "
-                                         f"which deletes {several(len(others), 'checkpoint')}.")
+                                         f"lead to {printable(path.name)}: {names}. Give another --output_dir, or "
+                                         f"--overwrite, which deletes {several(len(others), 'checkpoint')}.")
     return path, state
 
 

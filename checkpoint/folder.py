@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,8 @@ except ImportError:  # Windows: no lock there
     fcntl = None
 
 LOCK = ".lock"
+SIGNED = "pid "  # how the content of the lock begins
+WRITTEN_WHOLE = ("metrics.jsonl", "config.toml")  # by common.files.write_whole, under a temporary name at first
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
 
@@ -50,12 +54,28 @@ def owned(output_dir: Path) -> Iterator[None]:
 
 
 def _lock_file(output_dir: Path) -> TextIO:
+    """The open lock file, which is held for the whole run. No link is followed: signing it cuts its content."""
+    path, careful = output_dir / LOCK, getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        return open(output_dir / LOCK, "a+", encoding="utf-8")  # held for the whole run
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | careful, 0o666)
     except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise _not_a_lock(output_dir, "a symbolic link") from error
         raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))} cannot be written: "
                                       f"{error.strerror}. Choose a folder that you may write to.") from error
+    what = "not a regular file"
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        if os.pread(handle, len(SIGNED), 0) in (b"", SIGNED.encode()):
+            return os.fdopen(handle, "a+", encoding="utf-8")
+        what = "a file with other content"  # a hard link, for example
+    os.close(handle)
+    raise _not_a_lock(output_dir, what)
+
+
+def _not_a_lock(output_dir: Path, what: str) -> UserError:
+    return UserError(Exit.MACHINE, f"{printable(str(output_dir / LOCK))}, where a run says that it uses the folder, is "
+                                   f"{what} and was left alone. Delete it, or choose another --output_dir.")
 
 
 def _take_lock(handle: TextIO, output_dir: Path) -> None:
@@ -76,7 +96,7 @@ def _sign(handle: TextIO, output_dir: Path) -> None:
     """Writes into the lock file who holds it, which is also the proof that the disk takes writes."""
     try:
         handle.truncate(0)
-        handle.write(f"pid {os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        handle.write(f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         handle.flush()
     except OSError as error:
         raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))} cannot be written: "
@@ -84,7 +104,12 @@ def _sign(handle: TextIO, output_dir: Path) -> None:
 
 
 def _sweep(output_dir: Path) -> None:
-    """Deletes unfinished checkpoints, and gives a finished one that was put aside its name again."""
+    """Deletes what a killed run left half written, and gives a finished checkpoint that was put aside its name again.
+    """
+    for name in WRITTEN_WHOLE:
+        for leftover in output_dir.glob(f".{name}.*.tmp"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
     for leftover in output_dir.glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
@@ -99,19 +124,23 @@ def put_back(replaced: Path, final: Path) -> None:
             replaced.rename(final)
 
 
-def prune(output_dir: Path, keep: int, protected: set[int]) -> None:
-    """Deletes the rolling checkpoints except for the newest keep.
+def prune(output_dir: Path, saved: int, keep: int, protected: set[int], keep_epochs: int | None = None) -> None:
+    """After checkpoint `saved`: deletes the older rolling ones except for keep, and of epochs' ends but keep_epochs.
 
-    Checkpoints that were saved to stay, at an epoch's end, and those of the protected steps are never deleted.
+    Both numbers include the one saved. Without keep_epochs all of epochs' ends stay. Those of the protected steps, and
+    later ones, which the run has not come to yet, are never deleted.
     """
-    rolling = []
+    rolling, staying = [], []
     for step, path in steps_in(output_dir).items():
+        if step > saved:
+            continue  # a damaged one, which a resumed run passed over
         try:
-            if step not in protected and not read_json(path / STATE).get("stays"):
-                rolling.append(path)
+            stays = bool(read_json(path / STATE).get("stays"))
         except InvalidCheckpoint:
             continue  # an unreadable one may be what somebody wants to rescue
-    for path in rolling[keep:]:
+        if step not in protected:
+            (staying if stays else rolling).append(path)
+    for path in [*rolling[keep:], *(staying[keep_epochs:] if keep_epochs else [])]:
         discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
         with contextlib.suppress(OSError):
             path.rename(discarded)

@@ -7,12 +7,15 @@ waits only for a copy of the tensors; a thread writes the copy.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +24,20 @@ from typing import Any
 import torch
 
 from architectures.fields import InvalidCheckpoint
-from checkpoint.contents import MANIFEST, Tensors, aligned, manifest_text, tensor_files, text_files
+from checkpoint.contents import (
+    CARD,
+    MANIFEST,
+    STATE,
+    Tensors,
+    aligned,
+    manifest_text,
+    state_text,
+    tensor_files,
+    text_files,
+)
 from checkpoint.folder import REPLACED, TEMPORARY, put_back
-from checkpoint.verify import verify
-from common.files import sync
+from checkpoint.verify import manifest_entries, read_state, verify
+from common.files import sync, write_all
 from model import GPTConfig
 
 DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of the types that are written
@@ -103,6 +116,50 @@ def save(output_dir: Path, step: int, config: GPTConfig, tensors: Tensors, state
     return final
 
 
+def amend(folder: Path, fields: Mapping[str, Any], card: str) -> None:
+    """Changes fields of a checkpoint's trainer_state.json, and its model card; its tensors stay as they are.
+
+    The checkpoint is made again beside itself, of links to its other files, and takes its own place as a new one
+    does: after a crash it is there as it was, or as it is to be. Raises OSError if that could not be done, and
+    InvalidCheckpoint if the checkpoint is damaged; it is then as it was.
+    """
+    state = {**read_state(folder), **fields}
+    temporary = folder.with_name(f"{TEMPORARY}{state['step']}-{os.getpid()}")
+    replaced = folder.with_name(f"{REPLACED}{folder.name}")
+    texts = {STATE: state_text(state), CARD: card}
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        entries = dict(manifest_entries(folder))
+        are_links = [_link(path, temporary / path.name) for path in folder.iterdir()
+                     if path.name not in (*texts, MANIFEST)]
+        for name, text in texts.items():
+            entries[name] = write_file(temporary / name, [text.encode()])
+        write_file(temporary / MANIFEST, [manifest_text(entries).encode()])
+        sync(temporary)
+        verify(temporary) if not all(are_links) else read_state(temporary)
+        _put_in_place(temporary, folder, replaced)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _link(path: Path, other: Path) -> bool:
+    """A second name for a file; False if it had to be a copy, where the drive knows no links. Raises OSError."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file", str(path))
+    try:
+        os.link(path, other)
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+    shutil.copyfile(path, other)
+    sync(other)
+    return False
+
+
 def _write_files(folder: Path, tensors: Mapping[str, dict[str, torch.Tensor]], texts: Mapping[str, str]) -> None:
     """Writes all files into a new folder and waits until they are on disk; the manifest is last."""
     with ThreadPoolExecutor(len(tensors)) as writers:  # the disk and the hash wait less for each other
@@ -175,8 +232,7 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
                 for start in range(0, len(part), BLOCK_BYTES):
                     block = memoryview(part)[start:start + BLOCK_BYTES]
                     hashed = hasher.submit(digest.update, block)
-                    while block:
-                        block = block[os.write(handle, block):]
+                    write_all(handle, block)
                     hashed.result()
                     if hasattr(os, "posix_fadvise"):  # starts writing to the disk, so that less is left for fsync
                         os.posix_fadvise(handle, num_bytes + start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
@@ -191,11 +247,11 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
 
 
 class Saver:
-    """Saves while training goes on, one checkpoint at a time."""
+    """Does work on the disk while training goes on, one piece after the other, in the order they were started."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "saver", self._yield_the_cores)
-        self._pending: Future | None = None
+        self._pending: deque[Future] = deque()
 
     @staticmethod
     def _yield_the_cores() -> None:
@@ -204,21 +260,21 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """True from start until take has returned the result or raised the error."""
-        return self._pending is not None
+        """True while there is work that take has not returned."""
+        return bool(self._pending)
 
     def start(self, work: Callable[[], Any]) -> None:
-        """Starts the work. The result of the one before must have been taken."""
-        assert self._pending is None
-        self._pending = self._thread.submit(work)
+        """Starts the work once all before it has ended."""
+        self._pending.append(self._thread.submit(work))
 
-    def take(self, wait: bool) -> Any:
-        """The result of the work, or raises what it raised. None if it has not ended and wait is off."""
-        if self._pending is None or not (wait or self._pending.done()):
+    def take(self, wait: bool) -> Future | None:
+        """The oldest work that was not taken yet, once it has ended. None if it has not and wait is off."""
+        if not self._pending or not (wait or self._pending[0].done()):
             return None
-        pending, self._pending = self._pending, None
-        return pending.result()
+        oldest = self._pending.popleft()
+        oldest.exception()  # waits for its end
+        return oldest
 
     def close(self) -> None:
-        """Waits until the current work has ended."""
+        """Waits until all work has ended."""
         self._thread.shutdown(wait=True)

@@ -33,7 +33,7 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
     Without to_train only the size of the optimizer's file is compared: it holds two thirds of the bytes, and a reader
     of the weights does not need it. Raises InvalidCheckpoint with the reason.
     """
-    entries = _manifest_entries(folder)
+    entries = manifest_entries(folder)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
         checks = {name: hashers.submit(_check_file, folder, name, entry, to_train or name != OPTIMIZER)
                   for name, entry in entries.items()}
@@ -43,6 +43,21 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
             except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
                 why = getattr(error, "strerror", error)
                 raise InvalidCheckpoint(f"{printable(name)[:60]}: {why}") from error
+    return _plausible_state(folder)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The fields of trainer_state.json, which alone is compared with the manifest. Raises InvalidCheckpoint."""
+    entry = manifest_entries(folder)[STATE]
+    try:
+        _check_file(folder, STATE, entry, with_hash=True)
+    except OSError as error:
+        raise InvalidCheckpoint(f"{STATE}: {error.strerror}") from error
+    return _plausible_state(folder)
+
+
+def _plausible_state(folder: Path) -> dict[str, Any]:
+    """The fields of trainer_state.json, if a run could have written them and the folder's name says the same step."""
     state = read_json(folder / STATE)
     check_state(state)
     named = re.fullmatch(r"checkpoint-(\d+)", folder.name)
@@ -68,8 +83,8 @@ def read_json(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- files against the manifest
 
 
-def _manifest_entries(folder: Path) -> dict[str, Any]:
-    """The manifest's entry of each file."""
+def manifest_entries(folder: Path) -> dict[str, Any]:
+    """The manifest's entry of each file: its bytes and sha256. Raises InvalidCheckpoint."""
     manifest = read_json(folder / MANIFEST)
     _check_version(MANIFEST, manifest)
     entries = manifest.get("files")

@@ -12,11 +12,26 @@ from pathlib import Path
 
 MAX_JSON_BYTES = 2**24
 HASH_BUFFER_BYTES = 2**23
+BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
 def cache_folder() -> Path:
     """The folder of what is worth keeping between runs: compiled kernels, measured sizes. It may be deleted."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "text-to-gpt2"
+
+
+# ---------------------------------------------------------------- the names of checkpoints
+
+
+def named_in(path: Path, home: Path = Path("out")) -> tuple[Path, str]:
+    """What names a checkpoint by its rank: 'runs/a/best' is the folder runs/a and the name 'best', or 'last'.
+
+    Without a folder before it the name belongs to home. Any other path, or a folder that exists under such a name,
+    is returned as it is, with the name ''.
+    """
+    if path.name not in (BEST, LAST) or path.is_dir():
+        return path, ""
+    return home if path.parent == Path() else path.parent, path.name
 
 
 # ---------------------------------------------------------------- hashes
@@ -27,15 +42,20 @@ def sha256_of(path: Path) -> str:
     return _early_hashes.take(path) or _compute_sha256(path)
 
 
-def hash_ahead(folder: Path) -> None:
+def hash_ahead(path: Path) -> None:
     """Starts to hash the weights that --ckpt most likely means, while the imports keep another core busy.
 
-    folder is a checkpoint or a folder of them. Later sha256_of returns the result, unless the file has changed since.
+    Later sha256_of returns the result, unless the file has changed since.
     """
-    with contextlib.suppress(OSError, ValueError):
+    import json  # a --help has no use for it
+
+    folder, name = named_in(path)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         manifests = [*folder.glob("manifest.json"), *folder.glob("checkpoint-*/manifest.json")]
-        newest = max(manifests, key=lambda path: path.stat().st_mtime_ns)
-        _early_hashes.start(newest.with_name("model.safetensors"))
+        meant = max(manifests, key=lambda path: path.stat().st_mtime_ns).parent
+        if name == BEST:
+            meant = folder / f"checkpoint-{json.loads(read_text(meant / 'trainer_state.json'))['best_step']}"
+        _early_hashes.start(meant / "model.safetensors")
 
 
 def _compute_sha256(path: Path) -> str:
@@ -142,6 +162,15 @@ def read_bytes(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
 def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
     """The text of a small file. Raises ValueError if it is not UTF-8, and OSError as read_bytes does."""
     return read_bytes(path, most_bytes).decode("utf-8")
+
+
+def write_all(handle: int, content: bytes | memoryview) -> None:
+    """Writes all of the content, however little of it the system takes at a time. Raises OSError."""
+    left = memoryview(content)
+    while left:
+        if not (num_bytes := os.write(handle, left)):
+            raise OSError(errno.EIO, "the disk took no byte of a write, and reported no error")
+        left = left[num_bytes:]
 
 
 def write_whole(path: Path, content: str) -> None:

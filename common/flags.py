@@ -116,7 +116,7 @@ def escaped(unit: str = "TEXT") -> ValueKind:
 
 def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
     """The rest of the sentence about a value that a flag does not take, after the flag's name."""
-    said = f"{printable(value)[:SHOWN_CHARACTERS]!r}: must be {kind.words}"
+    said = f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}"
     meant = explain_value(name, value)
     return f"{said}. {meant}" if meant else said
 

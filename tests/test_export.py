@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,18 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
 
 
 # ---------------------------------------------------------------- what is there, what is left
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002], ids=oct)
+def test_all_files_of_the_published_folder_may_be_read_by_whom_the_umask_allows(folder, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        run(folder, tmp_path / "hf", "--format", "huggingface")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "hf").iterdir()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+    assert "model.safetensors" in modes
 
 
 def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, tmp_path):

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 import data
 import train
 from checkpoint.find import steps_in
+from checkpoint.verify import verify
 from common.errors import Exit, UserError
 from machine import device
 from model import GPT, SIZES
@@ -42,6 +43,7 @@ from tokens.stream import TokenStream
 from training.monitor import Monitor
 from training.optimizers import parameter_groups
 from training.state import Learner
+from training.validation import Validator
 
 ROOT = Path(train.__file__).parent
 
@@ -214,6 +216,7 @@ VARIANTS = {
     "--checkpoint_every_steps": "1",
     "--checkpoint_every_minutes": "1e-9",
     "--keep_checkpoints": "1 | --checkpoint_every_steps 1",
+    "--keep_epochs": "1 | --batch_size 50 --epochs 3",
     "--resume_from": "auto",
     "--init_from": "nowhere",
     "--eval_interval": "1",
@@ -392,6 +395,34 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, fla
     assert run(*flags, "--resume_from", "auto", out="parts")[0] == 0
     assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
     assert same_tensors(run.folder / "whole/checkpoint-60", run.folder / "parts/checkpoint-60")
+
+
+def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, monkeypatch):
+    flags = ["--max_steps", "5", "--log_interval", "1", "--eval_interval", "2", "--resume_from", "auto"]
+    assert run(*flags, out="whole")[0] == 0
+    measure = Validator.measure
+
+    def stopping(validator, *rest):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return measure(validator, *rest)
+
+    monkeypatch.setattr(train, "validate", lambda state, *rest, validate=train.validate: (
+        monkeypatch.setattr(Validator, "measure", stopping) if state.step == 5 else None, validate(state, *rest)))
+    code, text = run(*flags, out="parts")
+    assert code == 128 + signal.SIGTERM, text
+    monkeypatch.undo()
+    assert len(metrics_of(run.folder / "parts")) == len(metrics_of(run.folder / "whole")) - 1
+    code, text = run(*flags, out="parts")
+    assert code == 0
+    assert "already at step 5 of 5" in text
+    assert "its last validation is missing and follows now\n" in text
+    assert "validation at step 5 | loss" in text
+    assert "loss: n/a\n" in text  # of a step: none was made
+    assert metrics_of(run.folder / "parts") == metrics_of(run.folder / "whole")
+    parts, whole = (verify(run.folder / out / "checkpoint-5") for out in ("parts", "whole"))
+    assert parts == whole
+    code, text = run(*flags, out="parts")
+    assert "validation at" not in text
 
 
 def test_ram_and_mmap_train_alike(run):

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from architectures.fields import InvalidCheckpoint
 from checkpoint import contents, find, save
 from checkpoint.folder import prune
 from common.errors import UserError
@@ -27,6 +28,7 @@ from tokens.corpus import Corpus
 from training.recipe import Recipe
 from training.starting import Settings
 from training.state import Learner, Runtime, TrainState
+from training.trackers import sync_metrics
 
 # ---------------------------------------------------------------- what saving will take
 
@@ -73,8 +75,9 @@ def plan_saving(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, mac
 
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
     has_room = available_ram() > held_bytes + copy_bytes + checkpoint_bytes
-    # At once in the folder: the rolling ones, the best, one being written, and one of each epoch's end.
-    num_checkpoints = args.keep_checkpoints + 2 + int(recipe.passes) // args.checkpoint_interval
+    # At once in the folder: the rolling ones, the best, one being written, and those of the ends of epochs.
+    num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
+    num_checkpoints = args.keep_checkpoints + 2 + num_epochs
     return SavingPlan(num_checkpoints, checkpoint_bytes, copy_bytes, in_between, in_between and has_room)
 
 
@@ -88,6 +91,7 @@ class Checkpointer:
                  corpus: Corpus, tokenizer_json: str | None, settings: Settings, command: str, runtime: Runtime):
         self.output_dir, self.plan = Path(args.output_dir), plan
         self.learner, self.state, self.recipe, self.corpus = learner, state, recipe, corpus
+        self.best_step = 0  # the best by validation that is on the disk
         self._args, self._settings, self._tokenizer_json, self._command = args, settings, tokenizer_json, command
         self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
@@ -96,8 +100,8 @@ class Checkpointer:
 
         self._resumed_step: int | None = None  # the step resumed from, if its checkpoint lies in this folder
         self._begun_step: int | None = None  # of the save in flight, or of the last one
-        self._saved_step: int | None = None  # of the last save that succeeded
-        self._best_step = 0  # the best by validation that is on the disk
+        self._written_step: int | None = None  # of the last save that succeeded, known to the writing thread
+        self._saved_step: int | None = None  # the same, once this thread has taken note of it
         self._begun_at = time.monotonic()
 
     # ---- when
@@ -106,9 +110,10 @@ class Checkpointer:
         """Begins to count the minutes, and takes the memory for copies before the first save needs it."""
         self._begun_at = time.monotonic()
         if resumed is not None:
-            self._best_step = self.state.best_step
+            if self.state.best_step in find.steps_in(self.output_dir):
+                self.best_step = self.state.best_step
             if resumed.resolve().parent == self.output_dir.resolve():
-                self._resumed_step = self.state.step
+                self._resumed_step = self._written_step = self.state.step
         if self._snapshot is not None:
             self._saver.start(self.reserve)
 
@@ -150,44 +155,70 @@ class Checkpointer:
 
         def write() -> tuple[int, float, float]:
             step = fields["step"]
+            sync_metrics(self.output_dir)  # with the checkpoint, a power cut leaves the rows that led to it
             save.save(self.output_dir, step, self.learner.model.config, tensors, fields, self._tokenizer_json,
                       self.corpus.end_of_text_id, card)
-            prune(self.output_dir, self._args.keep_checkpoints, {self.state.best_step, self._best_step})
+            self._written_step = step
+            prune(self.output_dir, step, self._args.keep_checkpoints, {self.state.best_step, self.best_step},
+                  self._args.keep_epochs)
             return step, waited, time.perf_counter() - started
 
         self._saver.start(write)
         if self._snapshot is None:
             self.settle(wait=True)
 
-    def save_best(self) -> None:
-        """Saves the state that has just become the best, unless its step is saved or being saved already."""
-        if self.state.step not in (self._begun_step, self._resumed_step):
+    def keep_validation(self, is_best: bool) -> None:
+        """Makes the checkpoint of this step record the validation that has just ended; saves one if it is the best."""
+        if self.state.step in (self._begun_step, self._resumed_step):
+            self._amend()
+        elif is_best:
             self.save(stays=False)
+
+    def _amend(self) -> None:
+        """Begins to record the validation in the checkpoint of this step, which was saved before it."""
+        if not self._runtime.processes.is_first:
+            return
+        fields, card = asdict(self.state), self._card()
+        folder = self.output_dir / f"checkpoint-{self.state.step}"
+
+        def work() -> None:
+            if self._written_step != fields["step"]:
+                return  # its save has failed, and said so
+            sync_metrics(self.output_dir)
+            try:
+                save.amend(folder, fields, card)
+            except (OSError, InvalidCheckpoint) as error:
+                why = error.strerror if isinstance(error, OSError) and error.strerror else error
+                self._out.warn(f"{folder.name} is saved, but the validation of its step could not be recorded in it: "
+                               f"{printable(str(why))}. metrics.jsonl has it, and a resumed run validates again.")
+
+        self._saver.start(work)
 
     def settle(self, wait: bool) -> None:
         """Reports the save in flight once it has ended; with wait, waits for its end.
 
         Raises save.NotFinite for weights or optimizer state that are not finite.
         """
-        if not self._saver.is_busy:
-            return
-        try:
+        while self._saver.is_busy:
             with self._clock.pause() if wait else contextlib.nullcontext(), self._out.phase("saving"):
-                done = self._saver.take(wait)
-        except OSError as error:
-            self._warn_of_failure(error)
-            return
-        if done is None:
-            return
+                work = self._saver.take(wait)
+            if work is None:
+                return
+            try:
+                if done := work.result():
+                    self._report(*done)
+            except OSError as error:
+                self._warn_of_failure(error)
+            if not self._saver.is_busy and self.state.best_step in find.steps_in(self.output_dir):
+                self.best_step = self.state.best_step
 
-        step, waited, seconds = done
+    def _report(self, step: int, waited: float, seconds: float) -> None:
+        """Takes note of a save that has succeeded."""
         if self._saved_step is None:
             waited = seconds if self._snapshot is None else waited
             self._out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} s, of which "
                           f"training waited {waited:.2f} s (later saves are not reported)")
         self._saved_step = step
-        if self.state.best_step in find.steps_in(self.output_dir):
-            self._best_step = self.state.best_step
 
     def add_validation(self, step: int, nats: float, bits_per_byte: float | None) -> None:
         """Takes a validation into the curve of the model card."""

@@ -14,10 +14,11 @@ from machine.device import Machine
 from machine.memory import peak_memory
 from model import GPTConfig
 from training.curve import LossCurve
+from training.overfitting import Overfit, OverfittingWatch
 from training.recipe import Recipe
 from training.schedules import learning_rate_at
 from training.state import Runtime, TrainState
-from training.trackers import Trackers
+from training.trackers import Fields, Trackers
 from training.validation import ValidationLoss
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
@@ -40,9 +41,12 @@ class Monitor:
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
         self._curve = LossCurve(math.log(config.vocab_size), recipe.usual_learning_rate)
+        self._overfitting = OverfittingWatch()
+        self._last_val_loss: float | None = None
         self._first_step = self._last_logged = state.step
         self._last_loss = math.nan
         self._said: set[str] = set()
+        self._recall(trackers.rows)
 
     # ---- steps
 
@@ -115,8 +119,20 @@ class Monitor:
             self.warn_once("batch", f"the GPU waits for the host: {sign}. Give more than --batch_size {batch_size}, or "
                                     "--batch_size auto.")
 
+    def _recall(self, rows: Sequence[Fields]) -> None:
+        """Takes in what a resumed run has recorded; what was said of it then is not said again."""
+        for row in rows:
+            loss, val_loss = row.get("loss"), row.get("val_loss")
+            if isinstance(loss, float):
+                self._overfitting.add_losses([loss])
+            if isinstance(val_loss, float):
+                self._last_val_loss = val_loss
+                if self._overfitting.add_validation(row["step"], val_loss):
+                    self._said.add("overfitting")
+
     def _read_curve(self, losses: Sequence[float]) -> None:
         """Says what the losses of the steps since the last logged one show."""
+        self._overfitting.add_losses(losses)
         for step, loss in enumerate(losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
@@ -134,6 +150,22 @@ class Monitor:
         self._trackers.log(step, val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits)
         self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
                       f"per byte {'n/a' if bits is None else f'{bits:.4f}'}{' | best so far' if is_best else ''}")
+        self._last_val_loss = loss.nats
+        if found := self._overfitting.add_validation(step, loss.nats):
+            self.warn_once("overfitting", self._about_overfitting(found))
+
+    def _about_overfitting(self, found: Overfit) -> str:
+        cures = ["more text", *(["--dropout 0.2"] if self._args.dropout < 0.2 else []),
+                 *([] if self._args.patience else ["--patience 3"])]
+        is_kept = found.step == self.state.best_step
+        kept = f"The best checkpoint is kept: --ckpt {self._path('best')}. " if is_kept else ""
+        return (f"overfitting since step {found.step:,}: the validation loss rose from {found.best_val_loss:.4f} to "
+                f"{found.val_loss:.4f} while the training loss fell from {found.loss_then:.4f} to {found.loss:.4f}. "
+                f"{kept}What helps the next run: {', '.join(cures[:-1])}{' or ' if cures[1:] else ''}{cures[-1]}.")
+
+    def _path(self, name: str) -> str:
+        """The checkpoint best or last of the output folder, as one types it."""
+        return shell_word(f"{self._args.output_dir}/{name}")
 
     def show_sample(self, text: str | None) -> None:
         """Prints a sample of the model's text, if there is one."""
@@ -154,17 +186,30 @@ class Monitor:
         self._out.close()
         checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
         closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,
-                   "loss": f"{self._last_loss:.4f} at step {self._last_logged}", "best_val_loss": state.best,
+                   "loss": "n/a" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step "
+                   f"{self._last_logged}", "best_val_loss": state.best,
                    "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                    **({} if compile_seconds is None else {"compile_seconds": f"{compile_seconds:.1f}"}),
                    "peak_memory": size(peak_memory(machine)), "peak_memory_bytes": peak_memory(machine),
                    **self._gauge.describe(), "checkpoint": checkpoint}
         self._out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
 
-    def say_what_next(self) -> None:
-        """Prints the command to type next: to generate, or after a signal to continue."""
-        signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
-        if signals.number is None:
+    def say_what_next(self, best_step: int) -> None:
+        """Prints the command to type next: to generate, or after a signal to continue.
+
+        best_step is that of the best checkpoint by validation on the disk, 0 where there is none.
+        """
+        signals, state, folder = self._runtime.signals, self.state, shell_word(self._args.output_dir)
+        if signals.number is not None:
+            self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
+        elif state.best_val_loss is None or best_step in (0, state.step):
             self._out.say(f"next: python generate.py --ckpt {folder}")
         else:
-            self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
+            is_validated = state.validated_step == state.step
+            last = f"validation loss {self._last_val_loss:.4f}" if is_validated else "not validated"
+            self._out.say(f"best: step {best_step:,}, validation loss {state.best_val_loss:.4f}; last: step "
+                          f"{state.step:,}, {last}
+"
+                          f"next: python generate.py --ckpt {self._path('best')}
+"
+                          f"or:   python generate.py --ckpt {self._path('last')}")

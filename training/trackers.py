@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from common.errors import warn
-from common.files import write_whole
+from common.files import sync, write_all, write_whole
 from training.state import TrainState
 
 Fields = dict[str, Any]
@@ -26,6 +24,15 @@ class Tracker(Protocol):
     """Takes the figures of a step: numbers, or None where one was not finite."""
 
     def log(self, step: int, fields: Fields) -> None: ...
+
+
+METRICS = "metrics.jsonl"
+
+
+def sync_metrics(output_dir: Path) -> None:
+    """Waits until the lines of metrics.jsonl that were written so far are on the disk, where that can be done."""
+    with contextlib.suppress(OSError):
+        sync(output_dir / METRICS)
 
 
 class MetricsFile:
@@ -57,8 +64,7 @@ class MetricsFile:
             with self._path.open("ab", buffering=0) as file:
                 end = file.tell()
                 try:
-                    if file.write(line) < len(line):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    write_all(file.fileno(), line)
                 except OSError:
                     file.truncate(end)  # so that the next line does not continue a part of this one
                     raise
@@ -96,7 +102,7 @@ class Trackers:
 
     def __init__(self, args: argparse.Namespace, output_dir: Path, state: TrainState):
         others = [TRACKERS[name](output_dir, state) for name in requested_trackers(args)]
-        metrics = MetricsFile(output_dir / "metrics.jsonl", state)
+        metrics = MetricsFile(output_dir / METRICS, state)
         self.rows = metrics.rows
         self._all: list[Tracker] = [metrics, *others]
 

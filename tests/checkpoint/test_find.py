@@ -1,18 +1,29 @@
 """checkpoint/find.py: the folder that is meant is found, and anything else is refused with its name and the cure."""
 
+import errno
 import os
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from checkpoint.find import check_same, find_resume, newest_sound, not_leading_to, read_checkpoint, resolve, steps_in
+from checkpoint.find import (
+    check_same,
+    find_resume,
+    newest_sound,
+    not_leading_to,
+    read_checkpoint,
+    resolve,
+    steps_in,
+    unfinished_in,
+)
 from checkpoint.huggingface import load_model
-from checkpoint.verify import verify
+from checkpoint.verify import read_state, verify
 from common.errors import Exit, UserError
 from model import GPTConfig
-from tests.helpers.checkpoints import flip, hugging_face_folder, no_warning, refused
+from tests.helpers.checkpoints import edit, flip, hugging_face_folder, no_warning, refused, seal
 
 CPU = torch.device("cpu")
 
@@ -47,7 +58,123 @@ def test_a_folder_with_training_state_but_no_manifest_was_never_finished(folder)
     with refused("was never finished") as caught:
         resolve(folder / "checkpoint-1000", no_warning)
     assert caught.value.code == Exit.CHECKPOINT
-    assert resolve(folder, no_warning).name == "checkpoint-900"
+    said: list[str] = []
+    assert resolve(folder, said.append).name == "checkpoint-900"
+    assert said == [f"{folder}/checkpoint-1000 is damaged and was skipped: manifest.json is missing"]
+
+
+def test_where_no_checkpoint_has_a_manifest_a_run_does_not_start_again_at_step_0(folder):
+    for step in (900, 1000):
+        (folder / f"checkpoint-{step}" / "manifest.json").unlink()
+    with refused("no sound checkpoint in .*checkpoint-1000: manifest.json is missing; checkpoint-900: manifest"):
+        find_resume("auto", folder, False, lambda _: None)
+    assert [path.name for path in unfinished_in(folder)] == ["checkpoint-1000", "checkpoint-900"]
+
+
+def test_a_checkpoint_that_may_not_be_looked_into_hides_no_other(folder, monkeypatch):
+    exists = Path.exists
+
+    def forbidden(path, **more):
+        if path.parent.name == "checkpoint-1000":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return exists(path, **more)
+
+    monkeypatch.setattr(Path, "exists", forbidden)
+    said: list[str] = []
+    assert resolve(folder, said.append).name == "checkpoint-900"
+    assert said == [f"{folder}/checkpoint-1000 is damaged and was skipped: Permission denied"]
+
+
+# ---------------------------------------------------------------- best and last
+
+
+@pytest.fixture
+def ranked(sound, tmp_path):
+    """A function: checkpoints of these steps, each recording the best step and loss that the run knew of by then."""
+
+    def make(records, name="out"):
+        for step, (best_step, best_val_loss) in records.items():
+            path = tmp_path / name / f"checkpoint-{step}"
+            shutil.copytree(sound / "checkpoint-900", path)
+            edit(path / "trainer_state.json", step=step, best_step=best_step, best_val_loss=best_val_loss)
+            seal(path)
+        return tmp_path / name
+
+    return make
+
+
+THREE = {300: (300, 3.5), 600: (600, 3.4), 900: (600, 3.4)}
+
+
+def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(ranked, monkeypatch):
+    folder = ranked(THREE)
+    assert resolve(folder / "best", no_warning).name == "checkpoint-600"
+    assert resolve(folder / "last", no_warning).name == resolve(folder, no_warning).name == "checkpoint-900"
+    monkeypatch.chdir(folder.parent)  # a bare name means the folder out
+    assert resolve(Path("best"), no_warning) == Path("out/checkpoint-600")
+    assert resolve(Path("./last"), no_warning) == Path("out/checkpoint-900")
+    assert resolve(Path("out/best/"), no_warning) == Path("out/checkpoint-600")
+    said: list[str] = []
+    (folder / "checkpoint-900/trainer_state.json").write_text("damaged")
+    assert resolve(folder / "best", said.append).name == "checkpoint-600"
+    assert len(said) == 1
+    assert "checkpoint-900 is damaged and was skipped: trainer_state.json" in said[0]
+
+
+def test_a_folder_that_is_called_best_is_itself(ranked, tmp_path):
+    ranked({7: (7, 1.0)}, "best")
+    assert resolve(tmp_path / "best", no_warning) == tmp_path / "best/checkpoint-7"
+
+
+def test_without_a_best_checkpoint_it_is_said_why_and_what_to_give(ranked, tmp_path):
+    never = ranked({2: (0, None)}, "never")
+    for path, why in (
+            (never / "best", rf"never has no best checkpoint: checkpoint-2 records no validation. Give {never}/last"),
+            (ranked({3: (1, 3.25)}, "gone") / "best", r"the best checkpoint of \S*gone is not there any more: "
+             r"checkpoint-3 says it is checkpoint-1, with a validation loss of 3\.2500\. Give \S*gone/last"),
+            (never / "checkpoint-2" / "best", "is a single model, so none in it is the best one. Give .* itself"),
+            (tmp_path / "none" / "best", "none does not exist. Train one first: python train.py --output_dir"),
+            (tmp_path / "last", "holds no checkpoint")):
+        with refused(why) as caught:
+            resolve(path, no_warning)
+        assert caught.value.code == Exit.CHECKPOINT
+
+
+def test_a_damaged_best_is_not_replaced_by_another(ranked):
+    folder = ranked(THREE)
+    flip(folder / "checkpoint-600/model.safetensors")
+    with refused("checkpoint-600 is damaged: model.safetensors .*Give .*/last, or another checkpoint"):
+        resolve(folder / "best", no_warning)
+
+
+def test_a_best_that_a_run_replaces_while_it_is_looked_for_gives_way_to_the_new_one(ranked, monkeypatch):
+    folder, read = ranked(THREE), read_state
+
+    def meanwhile(path):
+        state = read(path)
+        if path.name == "checkpoint-900":  # the run saves a better one, and prunes the old
+            ranked({1000: (1000, 3.3)})
+            shutil.rmtree(folder / "checkpoint-600", ignore_errors=True)
+        return state
+
+    monkeypatch.setattr("checkpoint.find.read_state", meanwhile)
+    assert resolve(folder / "best", no_warning).name == "checkpoint-1000"
+
+
+def test_a_run_resumes_from_best_and_last(ranked, tmp_path, monkeypatch):
+    folder = ranked(THREE)
+    monkeypatch.chdir(tmp_path)
+    found = find_resume("last", folder, False, no_warning)  # a bare name means --output_dir
+    assert found is not None
+    assert found[1]["step"] == 900
+    with refused("do not lead to checkpoint-600: checkpoint-900.*--overwrite"):
+        find_resume("best", folder, False, no_warning)
+    for requested, output_dir, overwrite in (("best", folder, True), (str(folder / "best"), tmp_path / "new", False)):
+        found = find_resume(requested, output_dir, overwrite, no_warning)
+        assert found is not None
+        assert found[1]["step"] == 600
+    with refused("does not exist. Train one first"):
+        find_resume("last", tmp_path / "new", False, no_warning)
 
 
 def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):

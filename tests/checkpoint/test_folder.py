@@ -16,7 +16,7 @@ def test_prune_keeps_the_last_rolling_the_staying_and_the_protected(sound, tmp_p
         shutil.copytree(sound / "checkpoint-900", tmp_path / f"checkpoint-{step}")
         edit(tmp_path / f"checkpoint-{step}" / "trainer_state.json", stays=step in (2, 6))
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("damaged")
-    prune(tmp_path, 2, {1})
+    prune(tmp_path, 10, 2, {1})
     assert sorted(steps_in(tmp_path)) == [1, 2, 3, 5, 6, 10]
     assert not list(tmp_path.glob(".*"))
     for path in steps_in(tmp_path).values():
@@ -37,6 +37,32 @@ def test_owning_a_folder_sweeps_what_a_killed_run_left(folder):
         assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
     with owned(folder):
         pass  # the lock ends with its owner
+
+
+def test_what_a_killed_resume_left_of_a_small_file_is_swept_and_nothing_of_the_users(tmp_path):
+    for name in (".metrics.jsonl.123.tmp", ".config.toml.45.tmp", "metrics.jsonl", ".mine.tmp", ".figures.json.7.tmp"):
+        (tmp_path / name).write_text("{}")
+    with owned(tmp_path):
+        assert names_in(tmp_path) == [".figures.json.7.tmp", ".lock", ".mine.tmp", "metrics.jsonl"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes in folders")
+@pytest.mark.parametrize(("make", "what"), [
+    (lambda lock, mine: lock.symlink_to(mine), "a symbolic link"),
+    (lambda lock, mine: lock.symlink_to(lock.parent / "nowhere"), "a symbolic link"),
+    (lambda lock, mine: os.link(mine, lock), "a file with other content"),
+    (lambda lock, mine: os.mkfifo(lock), "not a regular file")])
+def test_a_lock_that_is_something_else_is_left_alone(tmp_path, make, what):
+    (mine := tmp_path / "thesis.txt").write_text("three years of work")
+    (tmp_path / "out").mkdir()
+    make(tmp_path / "out/.lock", mine)
+    said = rf"out/\.lock, where a run .* is {what} and was left alone. Delete it"
+    with refused(said) as caught, owned(tmp_path / "out"):
+        pass
+    assert caught.value.code == Exit.MACHINE
+    assert mine.read_text() == "three years of work"
+    assert names_in(tmp_path) == ["out", "thesis.txt"]
+    assert names_in(tmp_path / "out") == [".lock"]
 
 
 def test_a_folder_in_use_is_refused_with_the_owners_pid(tmp_path):

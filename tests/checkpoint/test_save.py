@@ -1,16 +1,21 @@
 """checkpoint/save.py: bytes are those of safetensors, a failed write leaves nothing, only finite values are saved."""
 
+import errno
+import os
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from architectures.fields import InvalidCheckpoint
 from architectures.gpt2 import to_hf_tensors
 from checkpoint import save as room
 from checkpoint import verify as verify_room
 from checkpoint.contents import Tensors
-from checkpoint.save import NotFinite, Saver, Snapshot, save, write_file
+from checkpoint.save import NotFinite, Saver, Snapshot, amend, save, write_file
 from checkpoint.verify import verify
 from tests.helpers.checkpoints import flip, names_in
 
@@ -125,6 +130,67 @@ def test_where_memory_cannot_be_pinned_the_copy_is_a_plain_one(monkeypatch):
     assert torch.equal(snapshot.take(tensors).model["a"], torch.arange(5.0))
 
 
+# ---------------------------------------------------------------- a record that comes after the save
+
+
+def test_amending_changes_the_record_and_the_card_and_nothing_else(folder):
+    path = folder / "checkpoint-1000"
+    (path / "notes.txt").write_text("mine")
+    before = {file.name: (file.read_bytes(), file.stat().st_ino) for file in path.iterdir()}
+    state = verify(path)
+    amend(path, {"best_val_loss": 2.5, "best_step": 1000}, "# another card\n")
+    assert verify(path) == {**state, "best_val_loss": 2.5, "best_step": 1000}
+    assert (path / "README.md").read_text() == "# another card\n"
+    changed = {"README.md", "trainer_state.json", "manifest.json"}
+    assert {file.name for file in path.iterdir()} == set(before)
+    for name in set(before) - changed:
+        assert ((path / name).read_bytes(), (path / name).stat().st_ino) == before[name], name
+    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
+
+
+def test_where_the_drive_knows_no_links_the_files_are_copied_and_compared(folder, monkeypatch):
+    path = folder / "checkpoint-1000"
+
+    def no_links(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    amend(path, {"best_step": 7}, "card")
+    assert verify(path)["best_step"] == 7
+    copy = shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", lambda a, b: (copy(a, b), flip(Path(b))))  # a drive that lies
+    with pytest.raises(InvalidCheckpoint, match="does not have the manifest's sha256"):
+        amend(path, {"best_step": 8}, "card")
+    assert verify(path)["best_step"] == 7
+    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
+
+
+@pytest.mark.parametrize(("owner", "name"), [
+    (os, "link"), (os, "write"), (os, "fsync"), (Path, "mkdir"), (Path, "rename")])
+def test_amending_that_fails_leaves_the_checkpoint_as_it_was(folder, monkeypatch, owner, name):
+    path = folder / "checkpoint-1000"
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(owner, name, full)
+    with pytest.raises(OSError, match="No space"):
+        amend(path, {"best_step": 7}, "card")
+    monkeypatch.undo()
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
+
+
+def test_a_damaged_record_is_not_amended(folder):
+    flip(folder / "checkpoint-1000/trainer_state.json")
+    with pytest.raises(InvalidCheckpoint):
+        amend(folder / "checkpoint-1000", {"best_step": 7}, "card")
+
+
+# ---------------------------------------------------------------- in the background
+
+
 def test_one_save_at_a_time_and_its_error_comes_to_the_loop():
     saver, gate = Saver(), threading.Event()
     saver.start(lambda: gate.wait(60))
@@ -132,9 +198,19 @@ def test_one_save_at_a_time_and_its_error_comes_to_the_loop():
     assert saver.take(wait=False) is None
     assert saver.is_busy
     gate.set()
-    assert saver.take(wait=True) is True
-    saver.start(lambda: 1 // 0)
+    first = saver.take(wait=True)
+    assert first
+    assert first.result() is True
+    order: list[int] = []
+    for work in (lambda: 1 // 0, lambda: order.append(1), lambda: order.append(2)):
+        saver.start(work)
+    failed = saver.take(wait=True)
+    assert failed
     with pytest.raises(ZeroDivisionError):
-        saver.take(wait=True)
+        failed.result()
+    assert saver.take(wait=True)
+    assert saver.take(wait=True)
+    assert order == [1, 2]
     assert not saver.is_busy
+    assert saver.take(wait=True) is None
     saver.close()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from common.errors import UserError
+from common.files import sha256_of
 from training.optimizers import OPTIMIZERS
 
 ADAMW_STATE = OPTIMIZERS["adamw"].state
@@ -26,6 +27,13 @@ def refused(match: str):
 def edit(path: Path, **fields) -> None:
     """Changes fields of a JSON file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def seal(folder: Path) -> None:
+    """Makes a checkpoint's manifest anew, so that it verifies as it is now."""
+    entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+               for path in folder.iterdir() if path.name != "manifest.json"}
+    (folder / "manifest.json").write_text(json.dumps({"version": 1, "files": entries}))
 
 
 def flip(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 import time
 
 import torch
@@ -9,9 +10,12 @@ import torch
 import train
 from checkpoint.contents import bytes_needed
 from checkpoint.find import steps_in
+from checkpoint.folder import prune
 from checkpoint.save import Snapshot, save, write_tensors
+from checkpoint.verify import verify
 from common.errors import Exit
 from model import GPTConfig
+from tests.helpers.checkpoints import flip
 from tests.helpers.training import metrics_of, on_cpu, recipe, same_tensors
 from training.checkpointing import plan_saving
 from training.validation import ValidationLoss
@@ -111,10 +115,90 @@ def test_a_model_card_tells_the_data_the_curve_and_the_command_without_paths(run
     card = (run.folder / "out/checkpoint-6/README.md").read_text()
     losses = {line["step"]: line["val_loss"] for line in metrics_of(run.folder / "out") if "val_loss" in line}
     rows = dict(re.findall(r"^\| (\d) \| ([\d.]+) \|", card, re.MULTILINE))
-    assert rows == {str(step): f"{losses[step]:.4f}" for step in (2, 4)}  # a save comes before its validation
+    assert rows == {str(step): f"{losses[step]:.4f}" for step in (2, 4, 6)}
     assert re.search(r"training tokens: 8\d\d, sha256 [0-9a-f]{64}", card)
     assert re.search(r"    python train\.py --data_dir data --output_dir out .*--max_steps 6", card)
     assert str(run.folder) not in card
+
+
+def test_the_last_checkpoint_records_the_last_validation_though_it_was_saved_before_it(run, monkeypatch):
+    losses, real, seen = iter([3.0, 2.5, 2.0]), train.validate, []
+
+    def watched(state, learner, recovery, validator, checkpointer, monitor):
+        if state.step == 6:
+            checkpointer.settle(wait=True)
+            seen.append(verify(run.folder / "out/checkpoint-6"))  # safe before the validation, which may take minutes
+        real(state, learner, recovery, validator, checkpointer, monitor)
+
+    monkeypatch.setattr(train, "validate", watched)
+    monkeypatch.setattr("training.validation.evaluate", lambda *_: ValidationLoss(next(losses), None))
+    assert run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every_steps", "2")[0] == 0
+    assert [state["best_val_loss"] for state in seen] == [2.5]
+    for step, loss in ((2, 3.0), (4, 2.5), (6, 2.0)):
+        state = verify(run.folder / f"out/checkpoint-{step}")
+        assert (state["best_val_loss"], state["best_step"], state["validated_step"]) == (loss, step, step)
+        assert state["stays"] == (step == 6)
+        card = (run.folder / f"out/checkpoint-{step}/README.md").read_text()
+        assert f"best validation loss in nats: {loss:.4f} at step {step}" in card
+        assert f"| {step} | {loss:.4f} | n/a |" in card
+
+
+def test_a_validation_that_cannot_be_recorded_costs_no_checkpoint_and_is_made_again(run, monkeypatch):
+    flags = ("--max_steps", "4", "--eval_interval", "4")
+    monkeypatch.setattr("checkpoint.save.os.link", lambda *_: full_always())
+    code, text = run(*flags)
+    assert code == 0
+    assert text.count("checkpoint-4 is saved, but the validation of its step could not be recorded in it: No sp") == 1
+    assert verify(run.folder / "out/checkpoint-4")["validated_step"] == 0
+    metrics = metrics_of(run.folder / "out")
+    monkeypatch.undo()
+    code, text = run(*flags, "--resume_from", "auto")
+    assert code == 0
+    assert "validation at step 4" in text
+    assert verify(run.folder / "out/checkpoint-4")["validated_step"] == 4
+    assert metrics_of(run.folder / "out") == metrics
+
+
+def test_of_the_epochs_checkpoints_the_newest_stay_and_the_plan_counts_no_others(run, monkeypatch):
+    losses = iter([1.0, *range(2, 99)])  # the first is the best
+    monkeypatch.setattr("training.validation.evaluate", lambda *_: ValidationLoss(next(losses), None))
+    flags = ("--epochs", "5", "--batch_size", "50", "--eval_interval", "2", "--checkpoint_every_steps", "1",
+             "--keep_checkpoints", "1", "--no-use_lr_scheduler")
+    planned = {}
+    for out, more in (("all", ()), ("two", ("--keep_epochs", "2"))):
+        most, real = [], prune
+
+        def counted(output_dir, *rest, most=most, real=real):
+            most.append(len(steps_in(output_dir)))  # the new one is there, and nothing is pruned yet
+            real(output_dir, *rest)
+
+        monkeypatch.setattr("training.checkpointing.prune", counted)
+        code, text = run(*flags, *more, out=out)
+        assert code == 0
+        planned[out] = int(re.search(r"up to (\d+) checkpoints", text)[1])  # type: ignore[index]
+        assert max(most) <= planned[out]
+        monkeypatch.setattr("training.checkpointing.prune", real)
+        losses = iter([1.0, *range(2, 99)])
+    steps, kept = list(steps_in(run.folder / "all")), list(steps_in(run.folder / "two"))
+    assert len(steps) > len(kept)
+    assert kept[-1] == 2  # the best
+    assert kept[0] == steps[0]  # the last
+    stays = [verify(path)["stays"] for path in steps_in(run.folder / "two").values()]
+    assert sum(stays[:-1]) == 2
+    assert planned["all"] - planned["two"] == 3
+
+
+def test_what_a_damaged_checkpoint_is_newer_than_is_not_deleted_for_it(run):
+    """A run that passed over a damaged checkpoint saves ones with smaller steps: they are the newest it has."""
+    flags = ("--checkpoint_every_steps", "3", "--eval_interval", "99", "--keep_checkpoints", "1", "--epochs", "9")
+    assert run(*flags, "--max_steps", "12", "--keep_checkpoints", "9")[0] == 0
+    for step in (6, 12):
+        shutil.rmtree(run.folder / f"out/checkpoint-{step}")
+    flip(run.folder / "out/checkpoint-9/model.safetensors")
+    code, text = run(*flags, "--max_steps", "8", "--checkpoint_every_steps", "2", "--resume_from", "auto")
+    assert code == 0
+    assert "checkpoint-9 is damaged and was skipped" in text
+    assert list(steps_in(run.folder / "out")) == [9, 8, 6]
 
 
 def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypatch):

@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 import train
+from checkpoint.find import resolve
 from machine.timing import Gauge
+from tests.helpers.checkpoints import no_warning
 from tests.helpers.training import QUIET, TINY, metrics_of
 from training.curve import LossCurve
+from training.monitor import Monitor
+from training.validation import ValidationLoss
 
 ROOT = Path(train.__file__).parent
 
@@ -63,6 +67,76 @@ def wait_for(what) -> None:
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+BOWL = [5.0, 4.0, 3.5, 3.3, 3.4, 3.6, 3.9, 4.2, 4.5, 4.8]  # the best at the fourth validation
+
+
+def falling(step: int) -> float:
+    """A training loss that goes on falling."""
+    return 4.0 - 0.1 * step
+
+
+@pytest.fixture
+def overfitting(run, monkeypatch):
+    """A function: a run of 10 validations that overfits from the fourth on."""
+    taken = iter(())
+    log_step = Monitor.log_step
+
+    def log(monitor, losses, norm, batch_size):
+        first = monitor.state.step - len(losses) + 1
+        log_step(monitor, [falling(step) for step in range(first, monitor.state.step + 1)], norm, batch_size)
+
+    monkeypatch.setattr(Monitor, "log_step", log)
+    monkeypatch.setattr("training.validation.evaluate", lambda *_: ValidationLoss(next(taken), None))
+
+    def start(*flags, first=0, out="out"):
+        nonlocal taken
+        taken = iter(BOWL[first:])
+        return run("--epochs", "9", "--log_interval", "1", "--eval_interval", "2", *flags, out=out)
+
+    start.folder = run.folder
+    return start
+
+
+def test_overfitting_is_said_once_with_the_step_the_figures_and_the_cures(overfitting):
+    code, text = overfitting("--max_steps", "20")
+    assert code == 0
+    assert re.findall(r"warning: (overfitting.*)", text) == [
+        "overfitting since step 8: the validation loss rose from 3.3000 to 4.5000 while the training loss fell from "
+        f"3.2500 to 2.2500. The best checkpoint is kept: --ckpt {overfitting.folder}/out/best. What helps the next "
+        "run: more text, --dropout 0.2 or --patience 3."]
+    assert resolve(overfitting.folder / "out/best", no_warning).name == "checkpoint-8"
+    assert resolve(overfitting.folder / "out/last", no_warning).name == "checkpoint-20"
+    _, text = overfitting("--max_steps", "20", "--dropout", "0.3", "--patience", "9", out="b")
+    assert "What helps the next run: more text.\n" in text
+
+
+def test_a_resumed_run_remembers_that_overfitting_was_said_or_that_it_was_not(overfitting):
+    for steps, first, said in ((16, 0, 0), (18, 8, 1), (20, 9, 0)):
+        code, text = overfitting("--max_steps", str(steps), "--no-use_lr_scheduler", "--resume_from", "auto",
+                                 first=first)
+        assert code == 0
+        assert text.count("overfitting since step 8") == said, steps
+
+
+def test_the_closing_line_names_best_and_last_where_they_differ(overfitting, monkeypatch):
+    monkeypatch.chdir(overfitting.folder)
+    _, text = overfitting("--max_steps", "20", out="my run")
+    folder = f"'{overfitting.folder}/my run"
+    assert ("\nbest: step 8, validation loss 3.3000; last: step 20, validation loss 4.8000\n"
+            f"next: python generate.py --ckpt {folder}/best'\n"
+            f"or:   python generate.py --ckpt {folder}/last'\n") in text
+    _, text = overfitting("--max_steps", "8", out="rising")
+    assert f"\nnext: python generate.py --ckpt {overfitting.folder}/rising\n" in text
+    assert "or:" not in text
+
+
+def test_the_commands_to_type_next_are_one_printable_line_each_whatever_the_folder_is_called(run):
+    code, text = run("--max_steps", "2", out="a\n\x1b[31mb")
+    assert code == 0
+    assert f"\nnext: python generate.py --ckpt $'{run.folder}/a\\n\\033[31mb'\n" in text
+    assert "\x1b" not in text
 
 
 class Busy(Gauge):

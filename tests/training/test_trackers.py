@@ -1,9 +1,13 @@
 """Trackers: metrics.jsonl never holds a step twice, and a line that cannot be written does not stop a run."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import train
+from checkpoint import save
+from tests.helpers.training import metrics_of
 from training.state import TrainState
 from training.trackers import TRACKERS, MetricsFile, Trackers, requested_trackers
 
@@ -54,6 +58,54 @@ def test_a_line_that_cannot_be_written_is_lost_with_a_warning_and_a_deleted_fold
     path.mkdir()
     metrics.log(2, {})
     assert "metrics.jsonl: Is a directory; the line of step 2 is lost" in capsys.readouterr().err
+
+
+def test_writes_that_are_always_short_are_finished_and_one_that_fails_leaves_no_part(tmp_path, monkeypatch, capsys):
+    path, write, room = tmp_path / "metrics.jsonl", os.write, [10**6]
+
+    def short(handle, content):
+        """Takes three bytes at a time, until there is no room for more."""
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room[0] -= 1
+        return write(handle, bytes(content[:3]))
+
+    metrics = MetricsFile(path, TrainState())
+    monkeypatch.setattr(os, "write", short)
+    metrics.log(1, {"loss": 0.1234567})
+    assert lines(path) == [{"step": 1, "loss": 0.1234567}]
+    room[0] = 2
+    metrics.log(2, {"loss": 0.5})
+    monkeypatch.setattr(os, "write", lambda *_: 0)
+    metrics.log(3, {"loss": 0.5})
+    monkeypatch.undo()
+    assert lines(path) == [{"step": 1, "loss": 0.1234567}]
+    said = capsys.readouterr().err
+    assert "metrics.jsonl: No space left on device; the line of step 2 is lost" in said
+    assert "metrics.jsonl: the disk took no byte of a write, and reported no error; the line of step 3 is lost" in said
+
+
+def test_the_lines_that_led_to_a_checkpoint_are_on_the_disk_before_it_is_seen(run, monkeypatch):
+    told: list[tuple[str, int]] = []
+    put, fsync = save._put_in_place, os.fsync
+
+    def synced(handle):
+        fsync(handle)
+        status, path = os.fstat(handle), run.folder / "out/metrics.jsonl"
+        if path.exists() and os.path.samestat(status, path.stat()):
+            told.append(("synced", len(path.read_text().splitlines())))
+
+    def seen(temporary, final, replaced):
+        told.append((f"{final.name} {temporary.is_dir()}", len(metrics_of(run.folder / "out"))))
+        put(temporary, final, replaced)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(save, "_put_in_place", seen)
+    flags = ("--max_steps", "2", "--log_interval", "1", "--checkpoint_every_steps", "1", "--eval_interval", "2")
+    assert run(*flags)[0] == 0
+    assert [what for what, _ in told] == ["synced", "checkpoint-1 True", "synced", "checkpoint-2 True", "synced",
+                                          "checkpoint-2 True"]
+    assert [rows for what, rows in told if what == "synced"][1:] == [2, 3]  # the last with the validation
 
 
 def test_a_tracker_is_used_when_its_flag_requests_it(tmp_path, monkeypatch):
