@@ -95,7 +95,7 @@ def overfitting(run, monkeypatch):
         taken = iter(BOWL[first:])
         return run("--epochs", "9", "--log_interval", "1", "--eval_interval", "2", *flags, out=out)
 
-    start.folder = run.folder
+    start.folder = run.folder  # type: ignore[attr-defined]
     return start
 
 
