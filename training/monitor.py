@@ -208,8 +208,6 @@ class Monitor:
             is_validated = state.validated_step == state.step
             last = f"validation loss {self._last_val_loss:.4f}" if is_validated else "not validated"
             self._out.say(f"best: step {best_step:,}, validation loss {state.best_val_loss:.4f}; last: step "
-                          f"{state.step:,}, {last}
-"
-                          f"next: python generate.py --ckpt {self._path('best')}
-"
+                          f"{state.step:,}, {last}\n"
+                          f"next: python generate.py --ckpt {self._path('best')}\n"
                           f"or:   python generate.py --ckpt {self._path('last')}")
