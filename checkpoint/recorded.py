@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Layer, read_toml
-from common.files import read_text
+from common.files import named_in, read_text
 from common.words import printable
 
 RUN_CONFIG = "config.toml"  # in output_dir
@@ -63,9 +63,8 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in CHECKPOINT_FILES):
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
-    if path.name in ("best", "last") and not path.is_dir():
-        path = path.parent if path.parent.name else output_dir
-    return path, _newest_first(path)
+    folder, _ = named_in(path, output_dir)  # best and last are of the same run
+    return folder, _newest_first(folder)
 
 
 def _newest_first(folder: Path) -> list[Path]:
@@ -86,7 +85,7 @@ def _first_readable(checkpoints: list[Path]) -> Layer | None:
             state = json.loads(read_text(path / CHECKPOINT_FILES[1]))
             if isinstance(state, dict):
                 given, decided = _flags_in(state)
-                return Layer(printable(str(path)).replace("\n", "\\n"), given, decided, {})
+                return Layer(printable(str(path)), given, decided, {})
     return None
 
 

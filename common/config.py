@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from common.errors import Exit, UserError, optional
 from common.files import read_text, write_whole
-from common.words import printable
+from common.words import printable, printable_text
 
 DECIDED = "decided"
 COMMENT_WIDTH = 79
@@ -125,14 +125,14 @@ def read_toml(path: Path) -> Layer:
     Raises UserError: exit 2 for a file that is not there or not TOML, exit 5 on Python 3.10 without the package tomli.
     """
     toml = optional("tomllib" if sys.version_info >= (3, 11) else "tomli", "reading flags from a TOML file")
-    shown = printable(str(path)).replace("\n", "\\n")
+    shown = printable(str(path))
     try:
         text = read_text(path).removeprefix("\ufeff")  # editors on Windows begin a file with this mark
         fields = toml.loads(text)
     except OSError as error:
         raise UserError(Exit.FLAGS, f"--config {shown}: {error.strerror}. Name a TOML file of flags.") from error
     except (ValueError, RecursionError) as error:
-        why = printable(str(error)).replace("\n", " ")[:120]
+        why = printable(str(error).replace("\n", " "))[:120]
         raise UserError(Exit.FLAGS, f"{shown} is not TOML: {why}. Write name = value on each line: text in quotes, "
                                     "true or false for what is on or off.") from error
     decided = fields.pop(DECIDED, {})
@@ -179,7 +179,7 @@ def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str
 def _comment(text: str) -> list[str]:
     """Lines of comment; a line that is indented is a command, which is not broken."""
     lines = []
-    for line in printable(text).split("\n"):
+    for line in printable_text(text).split("\n"):
         lines += [line] if line.startswith(" ") else textwrap.wrap(line, COMMENT_WIDTH - 2)
     return [f"# {line}" for line in lines]
 

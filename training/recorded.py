@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from checkpoint.recorded import RUN_CONFIG
 from common.config import Layer, read_toml, write_toml
 from common.errors import UserError, warn
+from common.words import shell_word
 from model import SIZES, GPTConfig
 from tokens.corpus import Corpus
 from training.recipe import Recipe
@@ -56,9 +56,10 @@ def write_run_config(output_dir: Path, flags: Layer, reasons: Iterable[str]) -> 
         if (there.given, there.decided) == (flags.given, flags.decided):
             return
     why = {reason.split(" ")[0]: reason.partition(": ")[2] for reason in reasons}
-    shown = shlex.quote(str(output_dir))
-    introduction = (f"The flags of the run in this folder. To continue it:\n    python train.py --resume_from {shown}\n"
-                    f"For another run like it:\n    python train.py --config {shown}/{RUN_CONFIG} --output_dir OTHER")
+    folder, file = shell_word(str(output_dir)), shell_word(str(output_dir / RUN_CONFIG))
+    introduction = ("The flags of the run in this folder. To continue it:\n"
+                    f"    python train.py --resume_from {folder}\n"
+                    f"For another run like it:\n    python train.py --config {file} --output_dir OTHER")
     try:
         write_toml(path, flags, introduction, why)
     except OSError as error:
