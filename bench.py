@@ -51,7 +51,7 @@ from common import flags
 from common.errors import Exit, UserError, guard, require
 from common.outputs import PICTURES, Output, requested
 from common.progress import Progress
-from common.signals import Signals, Stopped
+from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
 from tokens.metadata import Metadata, read_metadata
 
@@ -403,7 +403,7 @@ def main(argv: Sequence[str]) -> int:
     check_packages(args)
     shape = choose_shape(args)
     json_file, png = requested("--json", args.json, is_rewritten=True), requested("--png", args.png)
-    with (contextlib.closing(Progress()) as out, Signals() as signals,
+    with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         children = Children(signals, 60 * args.limit_minutes, Path(folder))
         try:

@@ -97,7 +97,7 @@ from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
 from common.outputs import requested
 from common.progress import Progress
-from common.signals import Signals, Stopped
+from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
 from common.words import count, printable
 from evaluation.scoring import PROGRESS_TOTAL, Measurement, Scorer, TextEncoder
 from evaluation.tasks import TASKS
@@ -114,7 +114,8 @@ from tokens.tokenizer import end_of_text_id, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    with contextlib.closing(Progress()) as out, Signals() as signals:
+    with contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals:
+        signals.at_once = "before anything was measured"
         try:
             measure_everything(args, out, signals)
         except Stopped:
@@ -142,6 +143,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     if encoder.end_of_text_id is None:
         out.warn("the tokenizer has no end-of-text id: the first token of each document is not scored.")
     print_header(folder, model, stride if args.text else None, machine, out)
+    signals.promise(lambda: f"stopping; it was {out.doing or 'preparing'}", lambda: NOTHING)
 
     results: list[dict[str, Any]] = []
     try:

@@ -62,6 +62,7 @@ def answer_early(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     guard(answer_early)
 
+import contextlib
 import json
 import os
 import shutil
@@ -80,10 +81,11 @@ from architectures.table import architecture_of
 from checkpoint.contents import CONFIG, PUBLISHED, WEIGHTS
 from checkpoint.find import resolve
 from checkpoint.huggingface import open_model
-from common.errors import Exit, UserError, warn
+from common.errors import Exit, UserError
 from common.files import sync
 from common.outputs import KINDS, cannot_write, kind_of, place_of
-from common.signals import Signals, Stopped
+from common.progress import Progress
+from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
 from model import GPTConfig
 from tokens.tokenizer import tokenizer_of, vocabulary_of
@@ -97,29 +99,31 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    with Signals() as signals:
+    with contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals:
         try:
-            export(args, signals)
+            export(args, signals, out)
         except Stopped:
             return 128 + (signals.number or 0)
     return Exit.DONE
 
 
-def export(args: argparse.Namespace, signals: Signals) -> None:
+def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Writes the output under a temporary name and renames it. Raises UserError, OSError, Stopped."""
     target = choose_target(args.output, args.format, args.overwrite)
-    source = resolve(Path(args.ckpt), warn)
-    config, weights = open_model(source)
+    with out.phase("loading the model"):
+        source = resolve(Path(args.ckpt), out.warn)
+        config, weights = open_model(source)
     temporary = target.with_name(f".export-{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         signals.look()
-        if args.format == "gguf":
-            tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
-            vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
-            num_tensors = write_gguf(config, weights, vocabulary, source.resolve().name, temporary, args.dtype)
-        else:
-            num_tensors = write_folder(source, temporary, args.dtype)
+        with out.phase(f"writing {printable(target.name)}"):
+            if args.format == "gguf":
+                tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
+                vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
+                num_tensors = write_gguf(config, weights, vocabulary, source.resolve().name, temporary, args.dtype)
+            else:
+                num_tensors = write_folder(source, temporary, args.dtype)
         signals.look()
         if target.is_dir():
             shutil.rmtree(target)
@@ -131,8 +135,8 @@ def export(args: argparse.Namespace, signals: Signals) -> None:
         shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
     written = [target] if target.is_file() else list(target.iterdir())
     num_bytes = sum(path.stat().st_size for path in written)
-    print(f"{printable(str(source))} -> {printable(str(target))}: {several(num_tensors, 'tensor')}, {args.dtype}, "
-          f"{size(num_bytes)}")
+    out.say(f"{printable(str(source))} -> {printable(str(target))}: {several(num_tensors, 'tensor')}, {args.dtype}, "
+            f"{size(num_bytes)}")
 
 
 def choose_target(output: str, form: str, overwrite: bool) -> Path:

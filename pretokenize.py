@@ -169,7 +169,7 @@ from pathlib import Path
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.progress import Progress
-from common.signals import Signals, Stopped
+from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, shell_word, size
 from pretokenization.assemble import (
     check_disk,
@@ -420,6 +420,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
         shard = shard_of(args, progress)
         path = output_dir if shard is None else shard_folder(output_dir, *shard)
         with Folder(path, "metadata.json" if shard is None else "shard.json") as folder:
+            signals.promise(lambda: f"stopping; it was {progress.doing or 'looking at the text'}", folder.stake)
             try:
                 pretokenize(args, folder, shard, signals, progress, limits)
             except BaseException as error:  # stdin cannot be read again, and unsuitable text stays unsuitable
@@ -437,7 +438,7 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
     progress = Progress()
     try:
-        with Signals() as signals:
+        with Signals(progress.note, USUALLY_SECONDS) as signals:
             try:
                 run(args, signals, progress, limits)
             except Stopped:

@@ -1,4 +1,4 @@
-"""All that a command prints while it works: a bar on a terminal, whole lines elsewhere."""
+"""All that a command prints while it works: a bar on a terminal, whole lines in a notebook and elsewhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from common.errors import warn
+from common.terminal import columns_of, fit, in_notebook, wrap
 from common.words import duration
 
 HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
 STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
+NARROWEST_BAR = 40  # columns; a terminal with fewer gets whole lines
+PERCENT, DRAWN = "{percentage:3.0f}% | ", "{percentage:3.0f}%|{bar:10}| "  # 7 and 17 columns
 
 
 class Progress:
@@ -23,12 +25,14 @@ class Progress:
     A daemon thread, the heartbeat, says what the command waits for (the phase) whenever nothing else was printed for a
     while. If the reader of stdout goes away, the printing ends, but not the work.
 
+    on_terminal is True where the bar can be drawn: not in a notebook, though its cells look like a terminal.
     stopped_seconds counts the time in which the whole process stood still: Ctrl-Z, or a suspended machine.
     """
 
     def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
         self.stream = stream or sys.stdout
-        self.on_terminal = bool(self.stream and self.stream.isatty())
+        is_drawable = os.environ.get("TERM") != "dumb" and (self._columns or 0) >= NARROWEST_BAR
+        self.on_terminal = is_drawable and not in_notebook()
         self.stopped_seconds = 0.0
 
         self._bar: Any = None
@@ -41,8 +45,19 @@ class Progress:
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
+    @property
+    def _columns(self) -> int | None:
+        """The width of the terminal as it is now; None in a pipe."""
+        return columns_of(self.stream)
+
+    @property
+    def doing(self) -> str:
+        """What the heartbeat would say now, for example 'step 12'; may be read by any thread."""
+        return self._phase
+
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
+        line = wrap(line, self._columns)
         with self._lock:
             self._last_printed = time.monotonic()
             try:
@@ -58,10 +73,14 @@ class Progress:
 
     def warn(self, message: str) -> None:
         """Prints one warning line to stderr, above the bar."""
-        with self._lock:
+        self.note(f"warning: {message}")
+
+    def note(self, message: str) -> None:
+        """Prints one line to stderr, above the bar; may be called by any thread."""
+        with self._lock, contextlib.suppress(OSError, ValueError):  # a stderr that is closed is no reason to stop
             if self._bar is not None:
                 self._bar.clear()
-            warn(message)
+            print(wrap(message, columns_of(sys.stderr)), file=sys.stderr, flush=True)
 
     def bar(self, total: int, done: int, unit: str, scale: bool = False) -> None:
         """Starts the bar, if this is a terminal. With scale tqdm counts the units, as '1.2G'."""
@@ -69,18 +88,33 @@ class Progress:
             from tqdm import tqdm
 
             # Without scale the text given to at() has figures of its own.
-            bar_format = None if scale else "{percentage:3.0f}%|{bar:10}| {desc}"
-            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, dynamic_ncols=True,
+            bar_format = None if scale else f"{DRAWN}{{desc}}"
+            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, ncols=self._columns,
                              file=self.stream, leave=False, bar_format=bar_format)
 
-    def at(self, done: int, line: str = "") -> None:
-        """Moves the bar to done, with the line as its text. Without a bar the line, if any, is printed."""
+    def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
+        """Moves the bar to done, with the line as its text. Without a bar the line, if any, is printed.
+
+        fields say the same, the most important first after one that says how far it is: a bar shows those, and a line
+        too, that would be wider than the terminal. Of them there are as many as fit, each whole.
+        """
+        columns = self._columns
         if self._bar is not None:
             with self._lock:
-                self._bar.set_description_str(line, refresh=False)
+                self._draw([*fields[1:], *fields[:1]] or [line])
                 self._bar.update(done - self._bar.n)
         elif line:
-            self.say(line)
+            is_too_wide = columns is not None and len(line) > columns
+            self.say(fit(fields, columns) if fields and is_too_wide else line)
+
+    def _draw(self, fields: Sequence[str]) -> None:
+        """Sets the bar's text, and draws the bar itself where the text leaves room for it."""
+        columns = (self._columns or NARROWEST_BAR) - 1  # a character in the last one would begin a new line
+        text = fit(fields, columns - 7)
+        self._bar.ncols = columns
+        if not self._bar.unit_scale:
+            self._bar.bar_format = f"{DRAWN if len(text) <= columns - 17 else PERCENT}{{desc}}"
+        self._bar.set_description_str(text, refresh=False)
 
     def now(self, doing: str) -> None:
         """From here on the heartbeat says that it waits for this, for example 'step 12'."""
@@ -97,13 +131,17 @@ class Progress:
         finally:
             self._phase, self._phase_began = outer
 
+    def end_bar(self) -> None:
+        """Takes the bar away, if there is one: what it counted is done."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.close()
+                self._bar = None
+
     def close(self) -> None:
         """Ends the bar and the heartbeat."""
         self._closed.set()
-        if self._bar is not None:
-            with self._lock:
-                self._bar.close()
-                self._bar = None
+        self.end_bar()
 
     def _beat(self) -> None:
         """The heartbeat's thread: speaks after every silence, and notices when the process stood still."""
@@ -119,9 +157,10 @@ class Progress:
 
     def _say_phase(self, now: float) -> None:
         line = f"... {self._phase}, {duration(now - self._phase_began)}"
-        if self._bar is not None:
+        with self._lock:
+            if self._bar is None:
+                self.say(line)
+                return
             self._last_printed = now
-            with self._lock:
-                self._bar.set_description_str(line)
-        else:
-            self.say(line)
+            self._draw([line])
+            self._bar.refresh()

@@ -8,13 +8,35 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from common.terminal import in_notebook
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+ONE_STOP_SECONDS = 1.0  # in a notebook, signals within this time are one wish to stop
+ANSWER_SECONDS = 1.0  # that printing may take before the process ends anyway
+USUALLY_SECONDS = 0.5  # in which most work ends after a signal: until then there is nothing to say
 
 
 class Stopped(Exception):
     """A signal asked the command to stop."""
+
+
+class Stake(NamedTuple):
+    """What would be lost if the process ended now, and what would not, each in words or empty."""
+
+    lost: str
+    safe: str
+
+
+NOTHING = Stake("", "")
+
+
+def print_line(message: str) -> None:
+    """Prints one line to stderr."""
+    with contextlib.suppress(OSError, ValueError):
+        print(message, file=sys.stderr, flush=True)
 
 
 class Signals:
@@ -22,18 +44,33 @@ class Signals:
 
     number is the first signal, None before it; at is when it came, by time.monotonic(). As long as nothing can be lost,
     a command sets at_once to the words that follow "stopped by SIGTERM": then the first signal ends the process.
+    Otherwise it is answered at once, by tell, as promise() says; or, for a command that as a rule ends sooner, after
+    patience seconds.
 
     On POSIX a thread takes the signals. Python would run a handler only after the operation that the main thread is in,
     and a step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored. Use as a context
     manager, in the main thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] = print_line, patience: float = 0.0):
         self.number: int | None = None
         self.at = 0.0
         self.at_once = ""
+        self._tell = tell
+        self._patience = patience
+        self._stopping: Callable[[], str] = lambda: "stopping"
+        self._stake: Callable[[], Stake] = lambda: NOTHING
+        self._ended = threading.Event()
         self._num_received = 0
         self._previous: dict[int, Any] = {}
+
+    def promise(self, stopping: Callable[[], str], stake: Callable[[], Stake]) -> None:
+        """From now on the first signal waits: stopping() says for what, stake() what a second one would lose.
+
+        Both are called in another thread, at the time of the signal.
+        """
+        self.at_once = ""
+        self._stopping, self._stake = stopping, stake
 
     def __enter__(self) -> Signals:
         # Beside the thread a handler is still needed, or Python's own would raise KeyboardInterrupt. It remembers the
@@ -47,6 +84,7 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         if os.name == "posix":
             signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
@@ -85,13 +123,42 @@ class Signals:
             self.at, self.number = time.monotonic(), number  # the time first: whoever sees the number may use it
 
     def _receive(self, number: int, _frame: object = None) -> None:
+        is_repeated = self._num_received > 0 and time.monotonic() - self.at < ONE_STOP_SECONDS and in_notebook()
+        if is_repeated:  # a notebook's stop button sends three, and kills the process after the last
+            return
         self._num_received += 1
         self._remember(number)
-        if self.at_once:
-            with contextlib.suppress(OSError, ValueError):
-                print(f"stopped by {self.name} {self.at_once}", file=sys.stderr, flush=True)
-        if self.at_once or self._num_received > 1:
+        if self._num_received == 1 and not self.at_once:
+            self._answer(self._first_words)
+        else:
+            self._answer(lambda: self._last_words(signal.Signals(number).name)).join(ANSWER_SECONDS)
             os._exit(128 + number)
+
+    def _answer(self, words: Callable[[], str]) -> threading.Thread:
+        """Prints the words, if any, in a thread of its own.
+
+        A terminal that stands still (Ctrl-S), a full pipe or a slow disk must not keep the next signal waiting.
+        """
+        def run() -> None:
+            if line := words():
+                self._tell(line)
+
+        thread = threading.Thread(target=run, daemon=True, name="answer")
+        thread.start()
+        return thread
+
+    def _first_words(self) -> str:
+        if self._patience and self._ended.wait(self._patience):
+            return ""
+        again = "Ctrl-C again" if self.number == signal.SIGINT else "A second signal"
+        lost = self._stake().lost
+        return f"{self.name}: {self._stopping()}. {again} ends it at once{f' and loses {lost}' if lost else ''}."
+
+    def _last_words(self, name: str) -> str:
+        if self.at_once:
+            return f"stopped by {name} {self.at_once}"
+        lost, safe = self._stake()
+        return f"{name}: ended at once{f'. Lost: {lost}' if lost else ''}{f'. Safe: {safe}' if safe else ''}."
 
 
 def _leave_the_pipe() -> None:

@@ -137,10 +137,11 @@ class Scorer:
                 if self.out.on_terminal or now - shown >= PROGRESS_SECONDS:
                     shown = now
                     share = min(1.0, max(share_done(num_scored), 1e-6))
-                    left = duration((now - started) * (1 / share - 1))
-                    self.out.at(int(PROGRESS_TOTAL * share),
-                                f"{name} | {share:.1%} | {num_scored:,} tokens | "
-                                f"{nats / max(1, num_scored):.4f} nats per token | {left} left")
+                    left = f"{duration((now - started) * (1 / share - 1))} left"
+                    done, tokens = f"{name} | {share:.1%}", f"{num_scored:,} tokens"
+                    loss = f"{nats / max(1, num_scored):.4f} nats per token"
+                    self.out.at(int(PROGRESS_TOTAL * share), f"{done} | {tokens} | {loss} | {left}",
+                                [done, left, loss, tokens])
 
     def _scores(self, batch: Sequence[Window]) -> list[Score]:
         try:

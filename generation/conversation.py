@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from common import flags
 from common.files import cache_folder
-from common.signals import Signals
+from common.signals import USUALLY_SECONDS, Signals
 from common.words import printable
 from generation.continuation import Continuation, Sampling
 from generation.decoder import Decoder
@@ -82,7 +82,7 @@ class Conversation:
         text = StreamedText(self._tokenizer, self._stops)
         clock = DecodingClock(self._decoder)
 
-        with Signals() as signals:
+        with Signals(patience=USUALLY_SECONDS) as signals:
             for _ in decode(self._decoder, [continuation], self._sampling, self._end_of_text_id):
                 if continuation.finish != "end_of_text":
                     clock.count()

@@ -405,6 +405,7 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
         encoding.record()  # it reaches the disk with the commit
     finally:
         encoding.close()
+        job.progress.end_bar()
     return encoding.report
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.files import sync, write_whole
-from common.signals import Signals
+from common.signals import Signals, Stake
 from common.words import printable, size
 from tokens.stream import DTYPES
 
@@ -233,6 +233,12 @@ class Folder:
                 shutil.rmtree(entry)
             elif entry.name != "stdin":
                 entry.unlink()
+
+    def stake(self) -> Stake:
+        """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
+        if not self.peek_journal().has_progress or (self.work / "stdin").exists():  # stdin cannot be read again
+            return Stake("the work so far", "")
+        return Stake("the work of the last seconds", "the rest; the same command continues where it was")
 
     # ------------------------------------------------------------ the journal
 

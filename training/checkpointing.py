@@ -20,7 +20,8 @@ from architectures.fields import InvalidCheckpoint
 from checkpoint import contents, find, save
 from checkpoint.folder import prune
 from common.errors import UserError
-from common.words import printable, shell_line, size
+from common.signals import Stake
+from common.words import printable, several, shell_line, size
 from machine.device import Machine
 from machine.memory import available_ram
 from model import GPTConfig
@@ -103,12 +104,14 @@ class Checkpointer:
         self._written_step: int | None = None  # of the last save that succeeded, known to the writing thread
         self._saved_step: int | None = None  # the same, once this thread has taken note of it
         self._begun_at = time.monotonic()
+        self._first_step = state.step
 
     # ---- when
 
     def start(self, resumed: Path | None) -> None:
         """Begins to count the minutes, and takes the memory for copies before the first save needs it."""
         self._begun_at = time.monotonic()
+        self._first_step = self.state.step
         if resumed is not None:
             if self.state.best_step in find.steps_in(self.output_dir):
                 self.best_step = self.state.best_step
@@ -264,6 +267,14 @@ class Checkpointer:
     def begun_step(self) -> int:
         """The step of the save in flight, or of the last one."""
         return self._begun_step or 0
+
+    def stake(self) -> Stake:
+        """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
+        there = [step for step in find.steps_in(self.output_dir) if self._first_step <= step <= self.state.step]
+        num_steps = self.state.step - max(there, default=self._first_step)
+        since = f"since checkpoint-{max(there)}" if there else "of this run, which has saved nothing yet"
+        lost = f"the {several(num_steps, 'step')} {since}" if num_steps else "the step in progress"
+        return Stake(lost, f"checkpoint-{max(there)}; --resume_from auto goes on from it" if there else "")
 
     def last_good(self) -> str:
         """The name of the newest checkpoint in the folder, once the save in flight has ended; '' if there is none."""

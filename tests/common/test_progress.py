@@ -2,9 +2,18 @@
 
 import contextlib
 import io
+import re
 import threading
 
+import pytest
+
 from common.progress import Progress
+from tests.helpers.terminals import drawn, terminal
+
+STEP = {"step": "step 1,200/795,075", "left": "10 h 50 min left", "loss": "loss 3.4127", "speed": "667,379 tok/s",
+        "mfu": "mfu 48.2%", "memory": "15.2 GiB", "epoch": "epoch 1/10", "lr": "lr 1.00e-03", "norm": "norm 0.41",
+        "time": "49.1 ms"}
+LINE = " | ".join(STEP.values())
 
 
 class Pipe(io.StringIO):
@@ -66,14 +75,52 @@ def test_a_reader_that_goes_away_ends_the_printing_not_the_work():
     out.close()
 
 
-def test_on_a_terminal_there_is_a_bar_and_lines_go_above_it():
-    pipe = Pipe()
-    pipe.isatty = lambda: True  # type: ignore[method-assign]
-    out = Progress(pipe)
-    out.bar(10, 2, "step")
-    out.at(5, "loss 3.2")
-    out.say("validation")
-    out.close()
-    assert "50%" in pipe.getvalue()
-    assert "loss 3.2" in pipe.getvalue()
-    assert "validation\n" in pipe.getvalue()
+def show_steps(columns: int, monkeypatch, in_notebook: bool = False) -> list[str]:
+    """Half a bar, a line above it, and a heartbeat, as they were drawn."""
+    with terminal(columns, monkeypatch, in_notebook) as opened:
+        out = Progress(opened.stream)
+        out.bar(10, 2, "step")
+        out.at(5, LINE, list(STEP.values()))
+        out.say("validation")
+        out.now("saving")
+        out._say_phase(0.0)
+        out.close()
+        return drawn(opened.close())
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+def test_on_a_terminal_of_any_width_the_bar_shows_the_time_left_first_and_no_part_of_a_field(columns, monkeypatch):
+    lines = show_steps(columns, monkeypatch)
+    assert "validation" in lines
+    bars = [line for line in lines if "50%" in line and "loss" in line]
+    assert bars
+    shown = re.sub(r"^ 50%( |.{12}) ?", "", bars[0].rstrip())
+    assert shown.removeprefix("| ").startswith(STEP["left"])
+    assert set(shown.removeprefix("| ").split(" | ")) <= set(STEP.values())
+    assert any("... saving" in line for line in lines)
+    assert all(len(line.rstrip()) < columns for line in lines)
+
+
+def test_at_80_columns_the_bar_has_time_left_loss_speed_mfu_and_memory(monkeypatch):
+    bar = next(line for line in show_steps(80, monkeypatch) if "loss" in line)
+    assert bar.rstrip() == " 50% | 10 h 50 min left | loss 3.4127 | 667,379 tok/s | mfu 48.2% | 15.2 GiB"
+    wide = next(line for line in show_steps(200, monkeypatch) if "loss" in line)
+    assert wide.count("|") == 2 + 9, "the bar itself is drawn where there is room, with every field"
+
+
+@pytest.mark.parametrize(("columns", "in_notebook"), [(80, True), (39, False)])
+def test_a_notebook_and_a_very_narrow_terminal_get_whole_lines(columns, in_notebook, monkeypatch):
+    lines = show_steps(columns, monkeypatch, in_notebook)
+    step = "step 1,200/795,075 | 10 h 50 min left"
+    if in_notebook:
+        step += " | loss 3.4127 | 667,379 tok/s | mfu 48.2%"
+    assert lines[:2] == [step, "validation"]
+    assert lines[2].startswith("... saving, ")
+    assert len(lines) == 3, "nothing is drawn twice"
+
+
+def test_a_terminal_that_cannot_redraw_a_line_gets_whole_lines(monkeypatch):
+    with terminal(80, monkeypatch) as opened:
+        monkeypatch.setenv("TERM", "dumb")
+        assert not Progress(opened.stream).on_terminal
+        opened.close()

@@ -40,3 +40,51 @@ def test_what_nohup_ignores_stays_ignored():
                       "    os.kill(os.getpid(), signal.SIGHUP)\n    print(signals.number)\n"
                       "    os.kill(os.getpid(), signal.SIGINT)\n    print(signals.name)")
     assert done.stdout == "None\nSIGINT\n"
+
+
+PROMISE = ("import os, signal, sys, time\nfrom common.signals import Signals, Stake\n"
+           "def wait(seconds=60):\n    sys.stderr.flush()\n    time.sleep(seconds)\n"
+           "with Signals() as signals:\n"
+           "    signals.promise(lambda: 'stopping after step 3', lambda: Stake('the 2 steps since a', 'a'))\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows answers between two operations of Python")
+def test_the_first_signal_is_answered_while_the_main_thread_is_busy_and_the_second_says_what_is_lost():
+    busy = PROMISE + "    os.kill(os.getpid(), signal.SIGINT)\n    os.system('sleep 0.5')\n    print(signals.name)\n"
+    done = run_python(busy + "    os.kill(os.getpid(), signal.SIGTERM)\n    wait()")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == (
+        "SIGINT: stopping after step 3. Ctrl-C again ends it at once and loses the 2 steps since a.\n"
+        "SIGTERM: ended at once. Lost: the 2 steps since a. Safe: a.\n")
+
+
+def test_another_signal_than_ctrl_c_is_not_answered_with_a_key():
+    done = run_python(PROMISE + "    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(0.3)")
+    assert done.stderr.endswith(". A second signal ends it at once and loses the 2 steps since a.\n")
+
+
+def test_a_command_that_ends_within_its_patience_says_nothing():
+    code = ("import os, signal, time\nfrom common.signals import Signals\nwith Signals(patience=0.3) as signals:\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep({})\n")
+    assert run_python(code.format(0)).stderr == ""
+    assert run_python(code.format(0.8)).stderr == "SIGINT: stopping. Ctrl-C again ends it at once.\n"
+
+
+def test_a_terminal_that_stands_still_does_not_hold_the_second_signal():
+    """What tells never returns, as a write to a terminal after Ctrl-S."""
+    done = run_python("import os, signal, time\nfrom common.signals import Signals\n"
+                      "with Signals(lambda line: time.sleep(60)) as signals:\n"
+                      "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.1)\n"
+                      "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)")
+    assert done.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no SIGHUP")
+def test_the_signals_of_a_notebooks_stop_button_are_one():
+    """IPython sends Ctrl-C, 0.2 s later SIGHUP and SIGINT; a run that saves fast enough is not cut off by them."""
+    signals = ("    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.1)\n    os.kill(os.getpid(), signal.SIGHUP)\n"
+               "    time.sleep(0.2)\n    print('saved')\n")
+    done = run_python(PROMISE + signals, JPY_PARENT_PID="1")
+    assert (done.returncode, done.stdout) == (0, "saved\n")
+    assert run_python(PROMISE + signals + "    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGINT)\n    wait()",
+                      JPY_PARENT_PID="1").returncode == 128 + signal.SIGINT

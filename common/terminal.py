@@ -1,0 +1,86 @@
+"""Where lines appear: on a terminal of some width, in a notebook's cell, or in a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+USUAL_COLUMNS = 80  # where a terminal does not tell
+LABEL_COLUMNS = 12  # of a line such as "device      cpu: ..."
+
+# Set by Jupyter for each kernel, by Colab and by Kaggle for all that runs on their machines.
+NOTEBOOK_VARIABLES = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG", "COLAB_GPU", "KAGGLE_KERNEL_RUN_TYPE")
+KERNELS = ("ipykernel", "colab_kernel_launcher")  # in the command line of a kernel that sets none of them (VS Code)
+GENERATIONS = 4  # from a command back to the kernel: a shell may stand between them, and a script
+
+
+def in_notebook() -> bool:
+    """True for the command of a notebook's cell. It sees a terminal of 80 columns, but its lines cannot be redrawn."""
+    return any(os.environ.get(name) for name in NOTEBOOK_VARIABLES) or any(
+        kernel in command for command in _ancestors() for kernel in KERNELS)
+
+
+def _ancestors() -> Iterator[str]:
+    """The command lines of the parent, its parent, and so on; none where there is no /proc."""
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(GENERATIONS):
+            with open(f"/proc/{process}/cmdline", errors="replace") as file:
+                yield file.read()
+            with open(f"/proc/{process}/stat", errors="replace") as file:
+                process = int(file.read().rpartition(")")[2].split()[1])  # "PID (any name) state PPID ..."
+
+
+def columns_of(stream: Any) -> int | None:
+    """The width of the terminal that the stream writes to; None for a pipe, a file, or no stream at all."""
+    if stream is None or stream.closed or not stream.isatty():
+        return None
+    columns = 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream of a test has no file descriptor
+        columns = os.get_terminal_size(stream.fileno()).columns
+    return columns or shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns
+
+
+def fit(fields: Sequence[str], columns: int | None) -> str:
+    """The fields as one line: the first ones, each whole, as many as the columns hold; all if columns is None.
+
+    The very first is always there, cut if it must be.
+    """
+    if columns is None or not fields:
+        return " | ".join(fields)
+    line, *others = fields
+    if len(line) > columns:
+        return line[:max(1, columns - 3)] + "..."
+    for field in others:
+        if len(line) + len(" | ") + len(field) > columns:
+            break
+        line += " | " + field
+    return line
+
+
+def wrap(line: str, columns: int | None) -> str:
+    """The line broken between its fields or words, where it is wider than the columns.
+
+    The text after a label, "device      cpu: ...", stays in one column. A line with a command to copy is never broken.
+    """
+    if columns is None or len(line) <= columns or columns < 3 * LABEL_COLUMNS or "python " in line or "\n" in line:
+        return line
+    if " | " in line:
+        first, *others = line.split(" | ")
+        lines = [first]
+        for field in others:
+            if len(lines[-1]) + len(" | ") + len(field) <= columns:
+                lines[-1] += " | " + field
+            else:
+                lines.append("  " + field)
+        return "\n".join(lines)
+
+    import textwrap  # here, as it would cost every --help a millisecond
+
+    is_labelled = re.fullmatch("[a-z_]+ +", line[:LABEL_COLUMNS]) and line[LABEL_COLUMNS:LABEL_COLUMNS + 1].strip()
+    indent = " " * (LABEL_COLUMNS if is_labelled else 2)
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
