@@ -199,7 +199,7 @@ from tokens.corpus import Corpus
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
 from training.memory import MemorySetting, default_micro_batch
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
-from training.monitor import Monitor, mfu
+from training.monitor import Monitor, mfu, percent
 from training.optimizers import OPTIMIZERS, OptimizerKind, parameter_groups
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_plan, doubts
@@ -234,7 +234,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     if argv[:1] == [TRIAL]:
         return measure_trial(int(argv[1]), int(argv[2]), argv[3:])
     args = read_flags(argv)
-    with contextlib.closing(Progress()) as out, Signals() as signals, contextlib.ExitStack() as held:
+    with contextlib.closing(Progress()) as out, Signals(out.note) as signals, contextlib.ExitStack() as held:
         signals.at_once = NOTHING_LOST
         corpus, config, resumed = check_inputs(args, out, held)
         machine = choose_machine(args, out)
@@ -337,10 +337,11 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
 def open_output(args: argparse.Namespace, flags_now: Layer, config: GPTConfig, recipe: Recipe, state: TrainState,
                 checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
-    runtime.signals.at_once = ""
+    out = runtime.out
+    runtime.signals.promise(lambda: f"stopping after this: {out.doing}; then the state is saved", checkpointer.stake)
     checkpointer.start(folder)
     if args.overwrite:
-        delete_other_runs(checkpointer.output_dir, folder, state.step, runtime.out)
+        delete_other_runs(checkpointer.output_dir, folder, state.step, out)
     write_run_config(checkpointer.output_dir, flags_now, recipe.reasons)
 
     trackers = Trackers(args, checkpointer.output_dir, state)
@@ -593,7 +594,7 @@ def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Re
         checkpointer.reserve()  # as the first save of the run does
 
     median = sorted(step_seconds[1:])[1]
-    utilization = mfu(recipe.samples_per_step * plan.config.seq_length / median, plan.config, machine)
+    utilization = percent(mfu(recipe.samples_per_step * plan.config.seq_length / median, plan.config, machine))
     lines = describe_dry_run(args, plan, machine, float(loss), median, validation_seconds, utilization)
     runtime.out.say("\n".join(lines))
     return Exit.DONE

@@ -23,12 +23,19 @@ from training.validation import ValidationLoss
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
 WATCHED_SECONDS = 10  # of training, before anything is said about who waits for whom
+# The parts of a step's line for where there is no room for all of them.
+BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
 
 
-def mfu(tokens_per_second: float, config: GPTConfig, machine: Machine) -> str:
-    """The model FLOPs utilization (Chowdhery et al. 2022, PaLM, section 4.1); n/a where the peak is unknown."""
+def mfu(tokens_per_second: float, config: GPTConfig, machine: Machine) -> float | None:
+    """The model FLOPs utilization (Chowdhery et al. 2022, PaLM, section 4.1); None where the peak is unknown."""
     peak = machine.peak_flops
-    return f"{tokens_per_second * config.flops_per_token / peak:.1%}" if peak else "n/a"
+    return tokens_per_second * config.flops_per_token / peak if peak else None
+
+
+def percent(share: float | None) -> str:
+    """A share in words: '48.2%', or 'n/a'."""
+    return "n/a" if share is None else f"{share:.1%}"
 
 
 class Monitor:
@@ -40,6 +47,7 @@ class Monitor:
         self._args, self._recipe, self._config = args, recipe, config
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
+        self._gpu = runtime.machine.name if runtime.machine.device.type == "cuda" else None
         self._curve = LossCurve(math.log(config.vocab_size), recipe.usual_learning_rate)
         self._overfitting = OverfittingWatch()
         self._last_val_loss: float | None = None
@@ -77,21 +85,23 @@ class Monitor:
         """Prints the line of a logged step and records it; seconds are those of one step."""
         state, recipe, T = self.state, self._recipe, self._config.seq_length
         lr = learning_rate_at(state.step, recipe)
-        self._trackers.log(state.step, loss=self._last_loss, lr=lr, grad_norm=norm, tokens=state.samples_seen * T,
-                           seconds=seconds)
-
         tokens_per_second = recipe.samples_per_step * T / seconds
+        share, held = mfu(tokens_per_second, self._config, self._machine), peak_memory(self._machine)
+        self._trackers.log(state.step, time=time.time(), loss=self._last_loss, lr=lr, grad_norm=norm,
+                           tokens=state.samples_seen * T, seconds=seconds, tokens_per_second=tokens_per_second,
+                           mfu=share, memory_bytes=held, gpu=self._gpu)
+
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (state.samples_seen - 1) // recipe.windows_per_epoch + 1)
         per_step = (time.perf_counter() - self._clock.began) / (state.step - self._first_step)
-        line = [f"step {state.step:,}/{recipe.total_steps:,}", f"epoch {epoch}/{epochs}",
-                f"loss {self._last_loss:.4f}", f"lr {lr:.2e}", f"norm {norm:.2f}", f"{seconds * 1000:.1f} ms",
-                f"{tokens_per_second:,.0f} tok/s", f"mfu {mfu(tokens_per_second, self._config, self._machine)}",
-                f"{peak_memory(self._machine) / 2**30:.1f} GiB",
-                f"{duration(per_step * (recipe.total_steps - state.step))} left"]
+        said = {"step": f"step {state.step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
+                "loss": f"loss {self._last_loss:.4f}", "lr": f"lr {lr:.2e}", "norm": f"norm {norm:.2f}",
+                "time": f"{seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
+                "mfu": f"mfu {percent(share)}", "memory": f"{held / 2**30:.1f} GiB",
+                "left": f"{duration(per_step * (recipe.total_steps - state.step))} left"}
         if state.skipped_steps:
-            line.append(f"{state.skipped_steps} skipped")
-        self._out.at(state.step, " | ".join(line))
+            said["skipped"] = f"{state.skipped_steps} skipped"
+        self._out.at(state.step, " | ".join(said.values()), [said[name] for name in BY_IMPORTANCE if name in said])
 
     # ---- warnings and advice
 
@@ -99,7 +109,12 @@ class Monitor:
         """Prints a warning unless one of its kind was printed before."""
         if kind not in self._said:
             self._said.add(kind)
-            self._out.warn(message)
+            self.warn(message)
+
+    def warn(self, message: str) -> None:
+        """Prints a warning or a piece of advice, and records it."""
+        self._out.warn(message)
+        self._trackers.log(self.state.step, time=time.time(), advice=message)
 
     def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
         """Says what holds the device back, after `seconds` more of training."""
@@ -135,7 +150,7 @@ class Monitor:
         self._overfitting.add_losses(losses)
         for step, loss in enumerate(losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
-                self._out.warn(spike)
+                self.warn(spike)
         peak = self._recipe.learning_rate
         advice = self._curve.advice(peak, learning_rate_at(self.state.step, self._recipe) / peak)
         if advice:
@@ -147,7 +162,7 @@ class Monitor:
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation."""
         step, bits = self.state.step, loss.bits_per_byte
-        self._trackers.log(step, val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits)
+        self._trackers.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits)
         self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
                       f"per byte {'n/a' if bits is None else f'{bits:.4f}'}{' | best so far' if is_best else ''}")
         self._last_val_loss = loss.nats
@@ -168,8 +183,9 @@ class Monitor:
         return shell_word(f"{self._args.output_dir}/{name}")
 
     def show_sample(self, text: str | None) -> None:
-        """Prints a sample of the model's text, if there is one."""
+        """Prints and records a sample of the model's text, if there is one."""
         if text is not None:
+            self._trackers.log(self.state.step, time=time.time(), sample=text)
             lines = text.replace("\n", "\n  | ")
             self._out.say(f"sample at step {self.state.step:,}\n  | {lines}")
 

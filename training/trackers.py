@@ -21,7 +21,7 @@ Fields = dict[str, Any]
 
 
 class Tracker(Protocol):
-    """Takes the figures of a step: numbers, or None where one was not finite."""
+    """Takes what is recorded of a step: numbers, None where one is not finite or not known, and texts."""
 
     def log(self, step: int, fields: Fields) -> None: ...
 
@@ -81,10 +81,12 @@ class TensorBoard:
         self._board = SummaryWriter(str(output_dir / "tensorboard"), purge_step=state.step + 1)
 
     def log(self, step: int, fields: Fields) -> None:
-        """Writes each figure that is finite."""
+        """Writes each number and each text; TensorBoard keeps the time by itself, and the GPU is the same all along."""
         with contextlib.suppress(OSError):  # a full disk costs these lines too
             for name, value in fields.items():
-                if value is not None:
+                if isinstance(value, str) and name != "gpu":
+                    self._board.add_text(name, value, step)
+                elif isinstance(value, int | float) and name != "time":
                     self._board.add_scalar(name, value, step)
             self._board.flush()
 
@@ -107,7 +109,10 @@ class Trackers:
         self._all: list[Tracker] = [metrics, *others]
 
     def log(self, step: int, **fields: Any) -> None:
-        """Gives every tracker the figures of a step, what is not finite as None."""
+        """Gives every tracker what is recorded of a step, what is not finite as None.
+
+        A logged step has the field loss, a validation val_loss, a sample of text sample, a warning or advice advice.
+        """
         finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
                   for name, value in fields.items()}
         for tracker in self._all:

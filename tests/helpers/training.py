@@ -52,9 +52,11 @@ def learner_of(model: GPT, scaler: torch.amp.GradScaler | None = None, learning_
 
 
 def metrics_of(folder: Path) -> list[dict]:
-    """The lines of metrics.jsonl without what is measured with a clock."""
+    """The figures of metrics.jsonl, without what depends on the machine and its clock; neither samples nor advice."""
+    measured = {"time", "seconds", "tokens_per_second", "mfu", "memory_bytes", "gpu"}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in measured} for line in lines
+            if "loss" in line or "val_loss" in line]
 
 
 def same_tensors(a: Path, b: Path) -> bool:

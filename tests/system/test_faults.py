@@ -26,6 +26,7 @@ from checkpoint.find import newest_sound, steps_in
 from checkpoint.verify import verify
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Forks, Raised
+from tests.helpers.training import metrics_of
 
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "4",
@@ -50,12 +51,6 @@ def corpus(make_corpus, tmp_path_factory):
 # ---------------------------------------------------------------- what is compared
 
 
-def losses(folder: Path) -> list[dict]:
-    """The lines of metrics.jsonl without what is measured with a clock."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
 def tensors(path: Path) -> list[bytes]:
     """The bytes of a checkpoint's tensors."""
     return [(path / name).read_bytes() for name in TENSORS]
@@ -70,7 +65,7 @@ class Trial:
         self.whole = folder / "whole"
         code, text, self.seconds = self.run(self.whole, "--keep_checkpoints", "1000")
         assert code == 0, text
-        self.losses = losses(self.whole)
+        self.losses = metrics_of(self.whole)
         self.tensors = {step: tensors(path) for step, path in steps_in(self.whole).items()}
 
     def argv(self, out: Path) -> list[str]:
@@ -107,7 +102,7 @@ class Trial:
         found = re.search(r"^(?:resume +from checkpoint-|already at step )(\d+)", text, re.MULTILINE)
         if least and (not found or int(found[1]) < least):
             wrong.append(f"the checkpoint of step {least} is lost\n{text}")
-        if not wrong and losses(out) != self.losses:
+        if not wrong and metrics_of(out) != self.losses:
             wrong.append("other losses")
         if not wrong and tensors(out / f"checkpoint-{self.last}") != self.tensors[self.last]:
             wrong.append("other weights")
@@ -386,7 +381,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(forks, corpus
         assert code == 0, what
         assert "resume      from checkpoint-6" in text
         assert any(f"checkpoint-8 is damaged and was skipped: {name}" in text for name in names), text
-        assert (losses(out), trial.unsound(out)) == (trial.losses, []), what
+        assert (metrics_of(out), trial.unsound(out)) == (trial.losses, []), what
 
 
 # ---------------------------------------------------------------- signals
@@ -481,7 +476,7 @@ def test_an_ignored_hangup_stays_ignored(stops):
     code, text, _ = stops.trial.run(out, ignored=[signal.SIGHUP],
                                     raised=[Raised("train:train_step", 5, signal.SIGHUP)])
     assert code == 0, text
-    assert losses(out) == stops.trial.losses
+    assert metrics_of(out) == stops.trial.losses
 
 
 def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
@@ -665,7 +660,7 @@ def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
     assert code == 0, text
     assert trial.newest(tmp_path / "out") == 30
     assert trial.unsound(tmp_path / "out") == []
-    assert all(line in trial.losses for line in losses(tmp_path / "out"))
+    assert all(line in trial.losses for line in metrics_of(tmp_path / "out"))
 
 
 def test_a_folder_that_cannot_be_one_ends_with_exit_5(forks, corpus, tmp_path):

@@ -26,6 +26,7 @@ from tests.helpers.token_files import (
     write_npy,
     write_raw,
 )
+from tests.helpers.training import metrics_of
 from tokens.corpus import Corpus, open_corpus
 from tokens.layouts import LAYOUTS
 from tokens.stream import DTYPES
@@ -391,10 +392,7 @@ def run_train(capsys, out: Path, *flags: str) -> tuple[int, str, str]:
                        "--n_embd", "16", "--seq_length", "8", "--batch_size", "4", "--max_steps", "4",
                        "--sample_interval", "0", "--eval_interval", "4", "--eval_batches", "3", "--log_interval", "1"])
     captured = capsys.readouterr()
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("seconds", None)
-    return code, captured.out + captured.err, json.dumps(lines)
+    return code, captured.out + captured.err, json.dumps(metrics_of(out))
 
 
 def test_shards_train_to_the_same_losses_as_one_raw_file(tmp_path, capsys):
