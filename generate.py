@@ -112,7 +112,8 @@ from checkpoint.find import read_checkpoint
 from checkpoint.huggingface import open_model
 from common.errors import Exit, UserError, warn
 from common.files import cache_folder
-from common.signals import Signals
+from common.progress import Progress
+from common.signals import USUALLY_SECONDS, Signals, print_line
 from common.words import printable, several
 from generation.conversation import Conversation
 from generation.decoder import Decoder
@@ -122,6 +123,7 @@ from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedT
 from generation.weights import INT8_ROWS, fastest_kind
 from machine import device
 from machine.device import Machine
+from machine.kernels import compile_again_where_unfinished
 from machine.memory import is_out_of_memory
 from tokens.tokenizer import end_of_text_id as find_end_of_text_id
 from tokens.tokenizer import tokenizer_of
@@ -138,8 +140,10 @@ def main(argv: Sequence[str]) -> int:
     num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
 
     # A training run may delete the folder meanwhile; then the next one is tried.
-    folder, decoder = read_checkpoint(Path(args.ckpt), warn,
-                                      lambda folder: (folder, load_decoder(args, folder, num_rows)))
+    with contextlib.closing(Progress(sys.stderr)) as out, out.phase(
+            "loading and compiling the model" if args.compile else "loading the model"):
+        folder, decoder = read_checkpoint(Path(args.ckpt), warn,
+                                          lambda folder: (folder, load_decoder(args, folder, num_rows)))
     tokenizer = tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size, all_ids=False)
     end_of_text_id = find_end_of_text_id(tokenizer)
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
@@ -150,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
                                     args.stop or ())
         conversation.hold()
         return Exit.DONE
-    with Signals() as signals:
+    with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:  # stdout may be within a line
         write_samples(args, decoder, tokenizer, end_of_text_id, prompts, sampling, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
@@ -208,7 +212,7 @@ def compile_step(decoder: Decoder) -> None:
         kernels.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels))
     try:
-        decoder.compile()
+        compile_again_where_unfinished(decoder.compile, lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         warn(f"--compile: failed, running eagerly: {printable(reason)}")

@@ -1,7 +1,8 @@
 """What a command runs on.
 
 device     the GPU or the CPU, its precision, whether to compile, each with the reason
-cards      data sheets of GPUs: the peak that MFU is a share of
+cards      data sheets of GPUs: peaks, of which MFU is a share, memory, bandwidth
+kernels    compiled files that a killed compiler left unfinished
 memory     bytes there are, bytes that were held, and the error that says there are none left
 timing     seconds of training alone, and how busy the device is
 processes  rank and world size: one process today

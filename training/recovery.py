@@ -16,13 +16,14 @@ import torch
 import data
 from common.words import duration, printable, several
 from machine import device
+from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, release_memory
 from machine.timing import synchronize
 from training.micro_batch import divisors
 from training.recipe import Recipe
 from training.state import Learner, Runtime, TrainState
 
-ABANDON_SECONDS = 15.0  # a step that runs on for this long after a signal is given up at its next micro-batch
+REST_SECONDS = 2.0  # after a signal, a step that would take longer than this is given up at its next micro-batch
 T = TypeVar("T")
 
 
@@ -50,14 +51,23 @@ class Recovery:
         return self._recipe.samples_per_step // self._batches.batch_size
 
     def micro_batches(self) -> Iterator[data.Batch]:
-        """The micro-batches of the next step. Raises Abandoned between two of them when a signal waited too long."""
-        signals = self._runtime.signals
+        """The micro-batches of the next step. Raises Abandoned between two of them after a signal that would wait."""
+        began = time.monotonic()
         for micro in range(self.accumulation):
-            if micro and signals.number is not None and time.monotonic() - signals.at > ABANDON_SECONDS:
-                raise Abandoned
+            if micro and self._runtime.signals.number is not None:
+                self._finish_soon(micro, (time.monotonic() - began) / micro)
             with self._runtime.gauge.waiting("data"):
                 batch = self._batches.get(self._state.samples_seen, micro)
             yield batch
+
+    def _finish_soon(self, num_done: int, seconds_each: float) -> None:
+        """Raises Abandoned unless the rest of the step takes little time."""
+        seconds = (self.accumulation - num_done) * seconds_each
+        if seconds > REST_SECONDS:
+            self._runtime.out.say(f"step {self._state.step + 1:,} is given up after {num_done:,} of "
+                                  f"{several(self.accumulation, 'micro-batch')}: the rest would take "
+                                  f"{duration(seconds)}. A resumed run does the whole step.")
+            raise Abandoned
 
     def until_it_fits(self, step: Callable[[Iterator[data.Batch], int], T]) -> T:
         """step(micro_batches, accumulation); where memory runs out, the same samples again in smaller micro-batches.
@@ -107,15 +117,10 @@ class Recovery:
     def compile(self) -> None:
         """Compiles forward and backward on the next batch, changing nothing; if it fails, one warning, then eager."""
         learner, rng, started = self._learner, device.rng_state(self._runtime.machine), time.perf_counter()
-        inputs_BT, targets_BT = self._batches.get(self._state.samples_seen, 0)
+        batch = self._batches.get(self._state.samples_seen, 0)
         try:
             with self._runtime.out.phase("compiling, a minute or two the first time"):
-                mode = None if self._args.compile_mode == "default" else self._args.compile_mode
-                learner.model.compile(dynamic=False, mode=mode)
-                with self._runtime.machine.autocast():
-                    loss = learner.model(inputs_BT, targets_BT, self._args.label_smoothing)
-                learner.scaler.scale(loss).backward()
-                synchronize(self._runtime.machine)
+                compile_again_where_unfinished(lambda: self._run_compiled(*batch), self._runtime.out.say)
             self.compile_seconds = time.perf_counter() - started
             self._runtime.out.say(f"compiled    in {duration(self.compile_seconds)}")
         except Exception as error:
@@ -124,6 +129,17 @@ class Recovery:
         learner.optimizer.zero_grad(set_to_none=True)
         device.set_rng_state(self._runtime.machine, rng)
         forget_peak(self._runtime.machine)
+
+    def _run_compiled(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+        """One forward and backward, which compiles them."""
+        learner = self._learner
+        learner.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
+        mode = None if self._args.compile_mode == "default" else self._args.compile_mode
+        learner.model.compile(dynamic=False, mode=mode)
+        with self._runtime.machine.autocast():
+            loss = learner.model(inputs_BT, targets_BT, self._args.label_smoothing)
+        learner.scaler.scale(loss).backward()
+        synchronize(self._runtime.machine)
 
     def _fall_back_to_eager(self, error: Exception) -> None:
         torch.compiler.reset()
