@@ -21,7 +21,7 @@ from checkpoint import contents, find, save
 from checkpoint.folder import prune
 from common.errors import UserError
 from common.signals import Stake
-from common.words import printable, several, shell_line, size
+from common.words import printable, several, shell_line, shell_word, size
 from machine.device import Machine
 from machine.memory import available_ram
 from model import GPTConfig
@@ -274,7 +274,8 @@ class Checkpointer:
         num_steps = self.state.step - max(there, default=self._first_step)
         since = f"since checkpoint-{max(there)}" if there else "of this run, which has saved nothing yet"
         lost = f"the {several(num_steps, 'step')} {since}" if num_steps else "the step in progress"
-        return Stake(lost, f"checkpoint-{max(there)}; --resume_from auto goes on from it" if there else "")
+        folder = shell_word(str(self.output_dir))
+        return Stake(lost, f"checkpoint-{max(there)}, from which --resume_from {folder} goes on" if there else "")
 
     def last_good(self) -> str:
         """The name of the newest checkpoint in the folder, once the save in flight has ended; '' if there is none."""

@@ -105,7 +105,9 @@ def test_the_lines_that_led_to_a_checkpoint_are_on_the_disk_before_it_is_seen(ru
     assert run(*flags)[0] == 0
     assert [what for what, _ in told] == ["synced", "checkpoint-1 True", "synced", "checkpoint-2 True", "synced",
                                           "checkpoint-2 True"]
-    assert [rows for what, rows in told if what == "synced"][1:] == [2, 3]  # the last with the validation
+    second, last = [rows for what, rows in told if what == "synced"][1:]
+    assert second >= 2, "a save in the background may see the validation already"
+    assert last == 3
 
 
 def test_a_tracker_is_used_when_its_flag_requests_it(tmp_path, monkeypatch):
