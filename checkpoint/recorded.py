@@ -7,16 +7,12 @@ is enough where a checkpoint was copied away from its folder. Checkpoints of old
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common.config import Layer, read_toml
-from common.files import named_in, read_text
+from common.config import Layer, can_read_toml, read_toml
 from common.words import printable
 
 RUN_CONFIG = "config.toml"  # in output_dir
@@ -47,7 +43,7 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
     if not checkpoints:
         return None
 
-    has_own_file = (folder / RUN_CONFIG).is_file() and (sys.version_info >= (3, 11) or find_spec("tomli"))
+    has_own_file = (folder / RUN_CONFIG).is_file() and can_read_toml()
     layer = read_toml(folder / RUN_CONFIG) if has_own_file else _first_readable(checkpoints)
     if layer is None:
         return None
@@ -60,6 +56,8 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
 
 def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
     """The folder of the run that is to be resumed, and the checkpoints that may be meant, newest first."""
+    from common.files import named_in  # its hashlib would slow --help down
+
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in CHECKPOINT_FILES):
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
@@ -80,6 +78,10 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _first_readable(checkpoints: list[Path]) -> Layer | None:
     """The flags in the first checkpoint whose state can be read; a damaged one is named when it is verified."""
+    import json
+
+    from common.files import read_text
+
     for path in checkpoints:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             state = json.loads(read_text(path / CHECKPOINT_FILES[1]))

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import Exit, UserError, optional
-from common.files import read_text, write_whole
 from common.words import printable, printable_text
 
 DECIDED = "decided"
@@ -119,12 +117,25 @@ def _shown(value: Any) -> str:
 # ---------------------------------------------------------------- reading
 
 
+def can_read_toml() -> bool:
+    """False on Python 3.10 without the package tomli."""
+    from importlib.util import find_spec
+
+    return find_spec(_toml_package()) is not None
+
+
+def _toml_package() -> str:
+    return "tomllib" if sys.version_info >= (3, 11) else "tomli"
+
+
 def read_toml(path: Path) -> Layer:
     """The flags in a TOML file, their values as TOML has them.
 
     Raises UserError: exit 2 for a file that is not there or not TOML, exit 5 on Python 3.10 without the package tomli.
     """
-    toml = optional("tomllib" if sys.version_info >= (3, 11) else "tomli", "reading flags from a TOML file")
+    from common.files import read_text  # hashlib, which that imports, takes longer than the rest of --help
+
+    toml = optional(_toml_package(), "reading flags from a TOML file")
     shown = printable(str(path))
     try:
         text = read_text(path).removeprefix("\ufeff")  # editors on Windows begin a file with this mark
@@ -173,11 +184,15 @@ def to_toml(layer: Layer, introduction: str, reasons: Mapping[str, str]) -> str:
 
 def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str, str]) -> None:
     """Writes to_toml to a file, whole or not at all. Raises OSError."""
+    from common.files import write_whole
+
     write_whole(path, to_toml(layer, introduction, reasons))
 
 
 def _comment(text: str) -> list[str]:
     """Lines of comment; a line that is indented is a command, which is not broken."""
+    import textwrap
+
     lines = []
     for line in printable_text(text).split("\n"):
         lines += [line] if line.startswith(" ") else textwrap.wrap(line, COMMENT_WIDTH - 2)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from common.config import Layer, Origin, changes, laid_over, read_toml
 from common.errors import MESSAGE_LINES, Exit, UserError
-from common.synonyms import explain_flag, explain_value, explain_word
 from common.words import printable
 
 MAX_WHOLE = 2**31 - 1
@@ -116,6 +115,8 @@ def escaped(unit: str = "TEXT") -> ValueKind:
 
 def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
     """The rest of the sentence about a value that a flag does not take, after the flag's name."""
+    from common.synonyms import explain_value  # a table that only errors need
+
     said = f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}"
     meant = explain_value(name, value)
     return f"{said}. {meant}" if meant else said
@@ -290,6 +291,8 @@ class Parser(argparse.ArgumentParser):
 
     def _explain_unknown(self, words: Iterable[str]) -> list[str]:
         """A problem for each word that argparse left over, except for the values of unknown flags."""
+        from common.synonyms import explain_word  # a table that only errors need
+
         problems = []
         may_be_a_value = False
         for word in words:
@@ -306,6 +309,8 @@ class Parser(argparse.ArgumentParser):
     def _suggest(self, name: str) -> str:
         """What to give instead: 'Did you mean --batch_size?' for a flag that is misspelt, shortened, hyphenated, or
         called so by another program."""
+        from common.synonyms import explain_flag  # a table that only errors need
+
         if said := explain_flag(self.command, name):
             return said
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
