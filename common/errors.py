@@ -13,11 +13,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from common.children import leave_out_current_folder
 from common.signals import STOPPING
-from common.words import printable
+from common.words import printable, size
 
 MESSAGE_LINES = 5  # the most lines that one error takes
 
@@ -36,6 +37,7 @@ PACKAGES = {
     "tqdm": Versions("4.60"),
     "safetensors": Versions("0.4.3"),
 }
+LEAST_ADDRESS_SPACE = 600 * 2**20  # bytes; with less, importing torch aborts within its C++ (measured: 2.13 on a CPU)
 
 
 class Exit(enum.IntEnum):
@@ -108,6 +110,8 @@ def require(*names: str) -> None:
     """
     from importlib import metadata  # 25 of the 60 ms in which --help answers, where nothing is required
 
+    if "torch" in names:
+        _check_address_space()
     if sys.version_info < (3, 10):
         raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.14.")
     problems = []
@@ -127,6 +131,18 @@ def require(*names: str) -> None:
     if problems:
         python = os.path.basename(sys.executable)
         raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {python} -m pip install -r requirements.txt")
+
+
+def _check_address_space() -> None:
+    """Raises UserError (exit 5) where `ulimit -v` leaves too little for torch, which would end without a word."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= limit < LEAST_ADDRESS_SPACE:
+        raise UserError(Exit.MACHINE, f"the memory of this process is limited to {size(limit)} (ulimit -v), and torch "
+                                      f"alone takes {size(LEAST_ADDRESS_SPACE)}. Run: ulimit -v unlimited")
 
 
 def optional(package: str, purpose: str) -> Any:
@@ -176,6 +192,7 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
         raise SystemExit(int(code))
+    sys.excepthook = _end_at_a_failed_import
     gc.disable()
 
 
@@ -184,6 +201,25 @@ def _leave_at_a_signal() -> None:
     for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+def _end_at_a_failed_import(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ends the command when the imports between two guards fail: a broken installation, or no memory for it."""
+    last = trace
+    while last and last.tb_next:
+        last = last.tb_next
+    file = last.tb_frame.f_code.co_filename if last else ""
+    is_ours = file.startswith(os.path.dirname(os.path.dirname(__file__))) and "site-packages" not in file
+    if not is_ours and isinstance(error, ImportError | MemoryError | OSError | RuntimeError):
+        why = printable(str(error)).splitlines()[0][:200] if str(error) else "no memory left"
+        error = UserError(Exit.MACHINE, f"a package cannot be loaded: {why}. Free memory, or raise its limit (ulimit "
+                                        "-v); if there is enough, install the packages again: "
+                                        f"{os.path.basename(sys.executable)} -m pip install --force-reinstall -r "
+                                        "requirements.txt").with_traceback(trace)
+    code = _report(error)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _make_streams_safe() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 
 from common import flags
+from common.errors import Exit, UserError
 from common.files import cache_folder
 from common.signals import USUALLY_SECONDS, Signals
 from common.words import printable
@@ -44,7 +45,13 @@ class Conversation:
         self._ids: list[int] = []  # what was said so far
 
     def hold(self) -> None:
-        """Reads lines from stdin and answers each, until /quit or the end of the input."""
+        """Reads lines from stdin and answers each, until /quit or the end of the input.
+
+        Raises UserError (exit 3) if there is no stdin.
+        """
+        if sys.stdin is None:
+            raise UserError(Exit.DATA, "--interactive: standard input is closed. Start it in a terminal, or pipe lines "
+                                       "into it.")
         sign = "> " if sys.stdin.isatty() else ""
         with line_editing():
             while True:

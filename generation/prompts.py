@@ -33,6 +33,8 @@ def without_surrogates(text: str) -> str:
 def read_prompt_file(name: str) -> str:
     """The text of a file, which may be a pipe; - is standard input. Raises UserError (exit 3)."""
     shown = printable(name)
+    if name == "-" and sys.stdin is None:
+        raise UserError(Exit.DATA, "--prompt_file -: standard input is closed. Pipe text into it, or name a file.")
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
             content = file.read(MAX_PROMPT_BYTES + 1)  # a device has no end

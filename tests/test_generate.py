@@ -288,6 +288,13 @@ def test_a_conversation_goes_on_from_all_that_was_said(talk, call):
     assert talk("the cat", "a dog", flags=greedy)[0] != first
 
 
+def test_a_conversation_without_standard_input_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="--interactive: standard input is closed") as caught:
+        generate.main(["--ckpt", str(folder), "--no-use_gpu", "--interactive"])
+    assert caught.value.code == Exit.DATA
+
+
 def test_a_conversation_takes_its_commands(talk, call):
     expected = call("--prompt", "the cat", "--seed", "7", "--temperature", "1.5", "--max_new_tokens", "8")[0]
     said, err = talk("/seed 7", "/temperature 1.5", "/seed x", "/nothing", "the cat", "/quit", "never read")

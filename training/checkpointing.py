@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from architectures.fields import InvalidCheckpoint
+from architectures.fields import InvalidCheckpoint, is_number
 from checkpoint import contents, find, save
 from checkpoint.folder import prune
 from common.errors import UserError
@@ -30,6 +30,8 @@ from training.recipe import Recipe
 from training.starting import Settings
 from training.state import Learner, Runtime, TrainState
 from training.trackers import sync_metrics
+
+LARGEST_FIGURE = 1e9  # in metrics.jsonl, which somebody may have edited; no loss comes near it
 
 # ---------------------------------------------------------------- what saving will take
 
@@ -230,8 +232,10 @@ class Checkpointer:
     def add_earlier_validations(self, rows: Sequence[dict[str, Any]]) -> None:
         """Takes what metrics.jsonl kept of the run so far."""
         for row in rows:
-            if row.get("val_loss") is not None:
-                self.add_validation(row["step"], row["val_loss"], row.get("bits_per_byte"))
+            loss, bits = (value if is_number(value) and abs(value) < LARGEST_FIGURE else None
+                          for value in (row.get("val_loss"), row.get("bits_per_byte")))
+            if loss is not None:
+                self.add_validation(row["step"], loss, bits)
 
     def _warn_of_failure(self, error: OSError) -> None:
         free = shutil.disk_usage(self.output_dir).free if self.output_dir.exists() else 0

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import math
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from common.files import sync, write_all, write_whole
 from training.state import TrainState
 
 Fields = dict[str, Any]
+UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)  # what a line that is no row of ours may raise
 
 
 class Tracker(Protocol):
@@ -48,10 +50,10 @@ class MetricsFile:
         kept_lines = []
         if path.exists() and state.step:
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a killed run may be torn
+                with contextlib.suppress(*UNREADABLE):  # the last line of a killed run may be torn
                     fields = json.loads(line)
                     last_step = state.validated_step if "val_loss" in fields else state.step
-                    if fields["step"] <= last_step:
+                    if operator.index(fields["step"]) <= last_step:
                         kept_lines.append(line)
                         self.rows.append(fields)
         write_whole(path, "".join(line + "\n" for line in kept_lines))

@@ -28,6 +28,7 @@ def command(body: str, *argv: str, before: str = "", **env: str) -> subprocess.C
 def keep_handlers(monkeypatch):
     """guard installs handlers that end the process and sets a variable; this puts back what was before."""
     monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     before = {number: signal.getsignal(number) for number in STOPPING}
     yield
     for number, handler in before.items():
@@ -157,3 +158,31 @@ def test_a_package_that_is_missing_or_old_ends_with_5_and_the_pip_command(monkey
     found["torch"] = "2.10.1"
     with pytest.raises(UserError, match=r"torch 2\.10\.1 is older than 2\.11"):
         require("torch")
+
+
+# ---------------------------------------------------------------- imports that fail
+
+
+@pytest.mark.parametrize(("fault", "code", "says"), [
+    ("raise ImportError('libtorch_cpu.so: failed to map segment')", 5, "cannot be loaded: libtorch_cpu.so: failed to"),
+    ("raise MemoryError", 5, "a package cannot be loaded: no memory left. Free memory"),
+    ("raise RuntimeError('std::bad_alloc')", 5, "a package cannot be loaded: std::bad_alloc"),
+    ("raise KeyError('x')", 70, "this is a bug in the program")])
+def test_a_package_that_cannot_be_loaded_ends_the_command_with_one_line(tmp_path, fault, code, says):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages/broken.py").write_text(fault + "\n")
+    program = ("from common.errors import *\nguard(lambda argv: 0)\nimport sys\n"
+               f"sys.path.insert(0, {str(tmp_path / 'site-packages')!r})\nimport broken\n")
+    done = run_python(program, TMPDIR=str(tmp_path))
+    assert done.returncode == code
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_limit_of_memory_below_what_torch_takes_is_said_before_it_is_imported():
+    program = ("import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n"
+               "from common.errors import *\nguard(lambda argv: require('torch'))")
+    done = run_python(program)
+    assert done.returncode == Exit.MACHINE
+    assert done.stderr == ("error: the memory of this process is limited to 512.0 MiB (ulimit -v), and torch alone "
+                           "takes 600.0 MiB. Run: ulimit -v unlimited\n")

@@ -33,3 +33,10 @@ def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
     with pytest.raises(UserError, match="an empty prompt") as caught:
         encode_prompt("", tokenizer, None, 400)
     assert caught.value.code == Exit.DATA
+
+
+def test_a_closed_standard_input_is_said(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UserError, match="--prompt_file -: standard input is closed") as caught:
+        read_prompts(None, "-", False)
+    assert caught.value.code == Exit.DATA

@@ -169,3 +169,15 @@ def test_a_wrong_line_in_the_file_of_a_run_is_named(stopped):
         train.main(["--resume_from", "parts"])
     assert caught.value.code == Exit.FLAGS
     assert "of parts/config.toml): must be auto or a whole number" in str(caught.value)
+
+
+def test_figures_that_somebody_edited_do_not_stop_a_resumed_run(stopped):
+    stopped(ALL)
+    rows = ['{"step": 1, "val_loss": "q"}', '{"step": 2, "val_loss": 2.0, "bits_per_byte": []}',
+            '{"step": 3, "val_loss": ' + "9" * 400 + "}", '{"step": 4, "val_loss": true}']
+    path = Path("parts/metrics.jsonl")
+    path.write_text("\n".join(rows) + "\n" + path.read_text())
+    assert train.main(["--resume_from", "parts"]) == 0
+    card = Path("parts/checkpoint-20/README.md").read_text()
+    assert "| 2 | 2.0000 | n/a |" in card
+    assert not any(f"| {step} |" in card for step in (1, 3, 4))

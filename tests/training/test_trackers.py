@@ -24,7 +24,8 @@ def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
         if step % 5 == 0:
             metrics.log(step, {"val_loss": 2.0})
     with path.open("a") as file:
-        file.write('[1]\n"x"\n{"no": "step"}\n{"step": "text"}\n{"step": 11, "lo')  # torn by a kill
+        file.write('[1]\n"x"\n{"no": "step"}\n{"step": "text"}\n{"step": 1.5}\n' + "[" * 99_999)
+        file.write('\n{"step": 11, "lo')  # torn by a kill
     resumed = MetricsFile(path, TrainState(step=10, validated_step=5))
     found = lines(path)
     assert resumed.rows == found
