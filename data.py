@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from common.words import printable, size
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from tokens.layouts import Part
-from tokens.stream import DTYPES, TokenStream
+from tokens.stream import DTYPES, TokenStream, as_unsigned, bound_of, check_ids
+from tokens.watch import Watch
 
 PLANNED_WINDOWS = 16_384  # starts worked out in one call, which takes about four times as long as 64 of them would
 COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk
@@ -62,13 +63,18 @@ class Tokens:
     """The tokens of a stream where training reads them: in one array, in a memory map of each part, or on the GPU.
 
     They stay as they are stored; a GPU holds the bits of uint16 as int16. What is read does not depend on how the
-    stream is divided into parts. Raises UserError (exit 3) for a file that is shorter than its part says.
+    stream is divided into parts. No id outside the stream's vocabulary gets out, whatever was in the files when they
+    were checked: what is copied is checked once, what lies in a memory map each time it is read. Raises UserError
+    (exit 3) for such an id and for a file that is shorter than its part says, TokensChanged for one that changes.
     """
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
         """where is 'gpu' (the device then holds them), 'ram' or 'mmap'."""
         self.dtype = stream.dtype
         self.length = stream.length
+        self._stream = stream
+        self._bound = 2**32 if stream.vocab_size is None else bound_of(stream.dtype, stream.vocab_size)
+        self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu: torch.Tensor | None = None
         self._pieces: list[np.ndarray] = []
         if where == "gpu":
@@ -78,25 +84,42 @@ class Tokens:
         else:
             self._pieces = [_mapped(part) for part in stream.parts]
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))  # of each piece
-        self._every_row = np.empty((0, 0))  # a view of the only piece: row i starts at token i
+        self._every_row = np.empty(0, "V1")  # a view of the only piece: element i is the row that starts at token i
 
     def rows(self, starts: np.ndarray, width: int) -> Rows:
         """As stored, [B, width]: row i holds the width tokens from starts[i] on; starts is int64 [B]."""
         if self._on_gpu is not None:
             where = torch.from_numpy(starts).pin_memory().to(self._on_gpu.device, non_blocking=True)
             return self._on_gpu.unfold(0, width, 1).index_select(0, where)
-
+        if self._watch is not None and self._watch.is_due:
+            ends = [position for start in starts.tolist() for position in (start, start + width - 1)]
+            self._watch.look({self._part_of(position) for position in ends})
         if len(self._pieces) > 1:
             runs = [run for start in starts.tolist() for run in self._runs(start, width)]
-            return np.concatenate(runs).reshape(len(starts), width)
+            flat = np.concatenate(runs)
+        else:
+            flat = self._rows_of_only_piece(width)[starts].view(self._pieces[0].dtype)
 
-        if self._every_row.shape[1] != width:
-            self._every_row = np.lib.stride_tricks.sliding_window_view(self._pieces[0], width)
-        return self._every_row[starts]
+        # Once in memory the ids are copies, which nothing changes any more. argmax has half the overhead of max.
+        if self._watch is not None and as_unsigned(flat)[as_unsigned(flat).argmax()] >= self._bound:
+            self._refuse_ids(starts[:, None] + np.arange(width), flat)
+        return flat.reshape(len(starts), width)
+
+    def _rows_of_only_piece(self, width: int) -> np.ndarray:
+        """A view of the piece whose element i is the whole row from token i on: numpy copies such rows fastest."""
+        piece = self._pieces[0]
+        if self._every_row.itemsize != width * piece.itemsize:
+            self._every_row = np.ndarray((len(piece) - width + 1,), f"V{width * piece.itemsize}", piece, 0,
+                                         (piece.itemsize,))
+        return self._every_row
+
+    def _part_of(self, position: int) -> int:
+        """The number of the piece that a token lies in."""
+        return bisect.bisect_right(self._firsts, position) - 1
 
     def _runs(self, start: int, length: int) -> Iterator[np.ndarray]:
         """As stored: the tokens from start to start + length, one run from each piece that they lie in."""
-        which = bisect.bisect_right(self._firsts, start) - 1
+        which = self._part_of(start)
         low = start - self._firsts[which]
         while length:
             run = self._pieces[which][low:low + length]
@@ -107,14 +130,27 @@ class Tokens:
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         """As stored: the tokens at the positions (int64), in the same shape. Not for tokens on the GPU."""
-        if len(self._pieces) == 1:
-            return self._pieces[0][positions]
         which = np.searchsorted(self._firsts, positions, side="right") - 1
+        needed = np.unique(which).tolist()
+        if self._watch is not None and self._watch.is_due:
+            self._watch.look(needed)
         found = np.empty(positions.shape, self._pieces[0].dtype)
-        for piece in np.unique(which):
+        for piece in needed:
             here = which == piece
             found[here] = self._pieces[piece][positions[here] - self._firsts[piece]]
+        if found.size and as_unsigned(found).max() >= self._bound:
+            self._refuse_ids(positions, found)
         return found
+
+    def _refuse_ids(self, positions: np.ndarray, ids: np.ndarray) -> NoReturn:
+        """Raises UserError (exit 3) for the first of these ids that is outside the vocabulary."""
+        assert self._stream.vocab_size is not None
+        wrong = int((as_unsigned(ids.ravel()) >= self._bound).argmax())
+        position = int(positions.ravel()[wrong])
+        which = self._part_of(position)
+        check_ids(ids.ravel()[wrong:wrong + 1], position - self._firsts[which], self._stream.parts[which],
+                  self._stream.vocab_size)
+        raise AssertionError
 
 
 def _copied_to_memory(stream: TokenStream) -> np.ndarray:
@@ -159,6 +195,8 @@ def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
                 block = np.fromfile(file, DTYPES[stream.dtype], num)
                 if len(block) < num:
                     raise _became_shorter(part)
+                if stream.vocab_size is not None:
+                    check_ids(block, first, part, stream.vocab_size)
                 yield at, block
                 at += num
 
@@ -355,18 +393,32 @@ def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
     return ids[:, :-1], ids[:, 1:]
 
 
-def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_batches: int) -> Iterator[Batch]:
-    """The same inputs and targets every time, on the CPU: all windows, or max_batches of them spread evenly.
+# ---------------------------------------------------------------- validation
 
-    Windows do not overlap. The last window may be shorter than T and the last batch than B rows: both are filled up
-    with targets IGNORED.
+
+def validation_windows(num_tokens: int, seq_length: int, most: int) -> np.ndarray:
+    """The numbers of the windows that a validation measures, int64: all of them, or `most` spread evenly.
+
+    Window w begins at token w T. Windows do not overlap, and the last one may be shorter than T.
     """
-    num_windows = -(-(tokens.length - 1) // seq_length)
-    most = max_batches * batch_size
-    chosen = np.arange(num_windows) if num_windows <= most else np.arange(most) * num_windows // most
+    num_windows = -(-(num_tokens - 1) // seq_length)
+    return np.arange(num_windows) if num_windows <= most else np.arange(most) * num_windows // most
 
-    for first in range(0, len(chosen), batch_size):
-        starts = chosen[first:first + batch_size] * seq_length
+
+def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, most_windows: int,
+                       processes: Processes = ALONE) -> Iterator[Batch]:
+    """The inputs and targets of validation_windows, on the CPU, the same ones every time.
+
+    The processes share the windows, and each gets the same number of batches. All batches have the same shape, so that
+    a compiled model is compiled once: what is missing in the last window and in the last batch is filled up with
+    targets IGNORED, of which a whole batch may consist.
+    """
+    chosen = validation_windows(tokens.length, seq_length, most_windows)
+    mine = chosen[processes.rank::processes.world_size]
+    num_batches = -(-len(chosen) // (batch_size * processes.world_size))
+
+    for first in range(0, num_batches * batch_size, batch_size):
+        starts = mine[first:first + batch_size] * seq_length
         starts = np.concatenate([starts, np.full(batch_size - len(starts), tokens.length)])
         positions = starts[:, None] + np.arange(seq_length + 1)
         ids = torch.from_numpy(tokens.at(positions.clip(max=tokens.length - 1)).astype(np.int32))

@@ -34,7 +34,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "next four flags override its files")
     g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir")
     g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
-           "those beside the training tokens, or the tail of --bin_file")
+           "those in the folder or the metadata of the training tokens, else the tail of --bin_file")
     g.flag("--tokenizer_file", text(), None, "the tokenizer of the tokens", "tokenizer.json in --data_dir")
     g.flag("--metadata_file", text(), None, "the metadata of the tokens", "metadata.json in --data_dir")
     g.flag("--vocab_size", whole(1, 2**24), None, "number of ids, where neither metadata nor tokenizer says",
@@ -112,7 +112,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--reset_optimizer", False, "resume weights, step and data order alone; the moments start at zero")
     g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir")
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
-    g.flag("--eval_batches", whole(1), 50, "batches of a validation, always the same; all if there are fewer")
+    g.flag("--eval_tokens", whole(1), None, "tokens of a validation, in whole sequences, always the same ones; all if "
+           "there are fewer", "a hundredth of the run's, 16,384 to 524,288")
+    g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size as it is when the run begins", "off")
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
     g.switch("--tensorboard", False, "write event files in --output_dir too; needs the package tensorboard")
@@ -145,6 +147,7 @@ def check(args: argparse.Namespace) -> list[str]:
         "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
         "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not args.resume_from,
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
+        "--eval_batches: not with --eval_tokens": given["eval_batches"] and given["eval_tokens"],
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
         "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
@@ -196,6 +199,7 @@ from machine.memory import available_ram, free_memory, is_out_of_memory, peak_me
 from machine.processes import ALONE
 from model import GPT, GPTConfig, Options
 from tokens.corpus import Corpus
+from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
 from training.memory import MemorySetting, default_micro_batch
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
@@ -203,7 +207,7 @@ from training.monitor import Monitor, mfu, percent
 from training.optimizers import OPTIMIZERS, OptimizerKind, parameter_groups
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_plan, doubts
-from training.recipe import Recipe, choose_config, choose_options, choose_recipe
+from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens
 from training.recorded import flags_of_run, write_run_config
 from training.recovery import Abandoned, Recovery
 from training.schedules import learning_rate_at
@@ -211,6 +215,7 @@ from training.starting import (
     choose_resume,
     delete_other_runs,
     find_corpus,
+    forget_best_on_other_tokens,
     resume,
     settings_of,
     start_from_weights,
@@ -267,7 +272,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
             raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
-        if not args.dry_run and (resumed := choose_resume(args, out)) and corpus and config:
+        if (args.resume_from or not args.dry_run) and (resumed := choose_resume(args, out)) and corpus and config:
             config = with_vocabulary_of(config, resumed[1])
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
     problems.stop()
@@ -298,11 +303,13 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     recipe = choose_recipe(args, config, corpus.train.length, most, state.step, state.samples_seen)
     if resumed and state.step >= recipe.total_steps:
         out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; raise --epochs or --max_steps to continue")
-        if corpus.val is None or state.validated_step == state.step or state.step > recipe.total_steps:
+        is_validated = corpus.val is None or state.validated_step == state.step
+        if is_validated or state.step > recipe.total_steps or args.dry_run:
             return Exit.DONE
         out.say("its last validation is missing and follows now")
-    plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind)
+    plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored)
     recipe = plan.recipe
+    forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
     say_plan(args, plan, corpus, runtime)
 
     # The parts: model and optimizer, tokens, validation, checkpoints.
@@ -328,9 +335,12 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         if machine.compile and state.step < recipe.total_steps:
             recovery.compile()
         if args.dry_run:
-            return dry_run(args, plan, learner, recovery, validator, checkpointer, runtime)
+            return dry_run(args, plan, learner, state, recovery, validator, checkpointer, runtime)
         monitor = open_output(args, flags_now, config, recipe, state, checkpointer, folder, runtime)
-        loop(args, recipe, learner, state, recovery, validator, checkpointer, monitor, runtime)
+        try:
+            loop(args, recipe, learner, state, recovery, validator, checkpointer, monitor, runtime)
+        except TokensChanged as error:
+            raise checkpointer.save_before(error) from error
         return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
 
 
@@ -385,14 +395,18 @@ def most_sequences(args: argparse.Namespace, config: GPTConfig, options: Options
 
 
 def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, corpus: Corpus, config: GPTConfig,
-              options: Options, recipe: Recipe, kind: OptimizerKind) -> Plan:
-    """Decides what is left: where the tokens live, the micro-batch of --batch_size auto, how the run saves."""
+              options: Options, recipe: Recipe, kind: OptimizerKind, stored: dict[str, Any]) -> Plan:
+    """Decides what is left: where the tokens live, the micro-batch of --batch_size auto, validation, how the run saves.
+
+    stored is the state of the checkpoint to resume from, {} for a new run.
+    """
     machine = runtime.machine
     where, why = choose_place(args, corpus, machine)
     if args.batch_size == "auto":
         setting = MemorySetting.of(machine, options, recipe.samples_per_step > 1, True, kind.memory_bytes)
         recipe = find_micro_batch(args, config, setting, recipe, runtime, lambda batch_size, accumulation: [
             sys.executable, __file__, TRIAL, str(batch_size), str(accumulation), *argv])
+    recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
 
     weights = 4 * config.num_parameters if machine.device.type == "cpu" else 0
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
@@ -575,9 +589,9 @@ def diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError
                                     f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
 
 
-def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Recovery, validator: Validator,
-            checkpointer: Checkpointer, runtime: Runtime) -> int:
-    """Four steps as the run would do them, and what the whole will take; writes nothing."""
+def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, state: TrainState, recovery: Recovery,
+            validator: Validator, checkpointer: Checkpointer, runtime: Runtime) -> int:
+    """Four steps as the run would do them, and what all that are left will take; writes nothing."""
     machine, clock, recipe = runtime.machine, runtime.clock, plan.recipe
     step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
     step_seconds, validation_seconds, loss = [], 0.0, torch.zeros(())
@@ -589,13 +603,13 @@ def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Re
             step_seconds.append(clock.lap())
         for _ in range(2 if validator.has_tokens else 0):  # nor does the first of these, which compiles
             clock.start()
-            validator.measure(learner.model, recovery.batch_size, most_batches=1)
-            validation_seconds = clock.lap() * validator.num_batches_of_run()
+            validator.measure(learner.model, recovery.batch_size, most_windows=recovery.batch_size)
+            validation_seconds = clock.lap() * validator.num_batches_left(state.step, recovery.batch_size)
         checkpointer.reserve()  # as the first save of the run does
 
     median = sorted(step_seconds[1:])[1]
     utilization = percent(mfu(recipe.samples_per_step * plan.config.seq_length / median, plan.config, machine))
-    lines = describe_dry_run(args, plan, machine, float(loss), median, validation_seconds, utilization)
+    lines = describe_dry_run(args, plan, machine, state.step, float(loss), median, validation_seconds, utilization)
     runtime.out.say("\n".join(lines))
     return Exit.DONE
 

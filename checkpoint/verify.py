@@ -130,6 +130,8 @@ def check_state(state: Mapping[str, Any]) -> None:
     for key in ("settings", "environment", "scaler"):
         if not isinstance(state.get(key, {}), dict):
             raise InvalidCheckpoint(f"{STATE}: {key} is {shown(state[key])}, not an object")
+    for key in ("batch_size", "eval_tokens"):
+        check_whole(STATE, f"settings.{key}", state.get("settings", {}).get(key, 1), 1, MAX_COUNT)
     _check_scaler(state.get("scaler", {}))
 
 

@@ -30,6 +30,8 @@ REPLACES: dict[str, tuple[str, ...]] = {
     "init_from": SHAPE,
     "epochs": ("max_steps",),
     "max_steps": ("epochs",),
+    "eval_tokens": ("eval_batches",),
+    "eval_batches": ("eval_tokens",),
     "no-use_lr_scheduler": ("min_lr", "warmup_steps"),
     "no-use_gpu": ("fp8_head",),
     "no-use_amp": ("amp_dtype", "residual_dtype", "fp8_head"),

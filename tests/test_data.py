@@ -2,6 +2,8 @@
 
 import os
 import random
+import re
+import signal
 import threading
 import time
 import tracemalloc
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 import data
+from common.bus_errors import bus_errors
 from common.errors import Exit, UserError
 from data import Batches, CorpusWindows, Tokens, WindowOrder
 from machine.processes import ALONE, Processes
@@ -20,6 +23,7 @@ from ops.loss import IGNORED
 from tests.helpers.token_files import raw_stream
 from tokens.layouts import Part
 from tokens.stream import DTYPES, TokenStream
+from tokens.watch import TokensChanged
 
 CPU = torch.device("cpu")
 
@@ -298,11 +302,92 @@ def test_a_file_whose_name_is_not_utf8_is_mapped(counting):
     assert Tokens(moved, "mmap", CPU).at(np.arange(40)).tolist() == list(range(40))
 
 
+# ---------------------------------------------------------------- files that change, ids that must not get out
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(0, 5))  # a clock that stands still between two writes of a test
+
+
+def replace_file(path: Path) -> None:
+    path.with_name("new").write_bytes(bytes(path.stat().st_size))
+    path.with_name("new").replace(path)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize(("change", "what"), [(rewrite, "was written to"), (
+    lambda path: os.truncate(path, 16), "was cut from 800 to 16 bytes")])
+def test_a_mapped_file_that_changes_is_noticed_before_it_is_read(counting, change, what, num_parts):
+    parts = [replace(part) for at in range(num_parts) for part in counting(200, first=200 * at).parts]
+    tokens = Tokens(TokenStream(tuple(parts)), "mmap", CPU)
+    tokens.rows(np.array([0, 90]), 17)
+    change(parts[-1].path)
+    tokens._watch._look_at = 0.0  # type: ignore[union-attr]  # time passes
+    last = 200 * num_parts - 30
+    for read in (lambda: tokens.rows(np.array([0, last]), 17), lambda: tokens.at(np.arange(last, last + 20))):
+        with pytest.raises(TokensChanged, match=f"{parts[-1].path.name} {what}.* while it was read") as caught:
+            read()
+        assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize("change", [replace_file, os.unlink])
+def test_a_mapped_file_that_is_replaced_or_deleted_stays_as_it_was(counting, change):
+    stream = counting(600)
+    tokens = Tokens(stream, "mmap", CPU)
+    change(stream.parts[0].path)
+    assert tokens.at(np.arange(600)).tolist() == list(range(600))
+    assert tokens.rows(np.array([500]), 3).tolist() == [[500, 501, 502]]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or not hasattr(signal, "SIGBUS"), reason="there is no SIGBUS")
+def test_a_read_beyond_the_end_of_a_cut_file_ends_the_process_with_a_message(counting, tmp_path):
+    """The file is cut between the look at it and the read, which the system answers with SIGBUS."""
+    stream = counting(100_000)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(os.open(tmp_path / "stderr", os.O_CREAT | os.O_WRONLY), 2)
+            bus_errors._explaining.clear()  # of the tests before this one
+            tokens = Tokens(stream, "mmap", CPU)
+            tokens.rows(np.array([0]), 17)
+            os.truncate(stream.parts[0].path, 64)
+            tokens.rows(np.array([90_000]), 17)
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == Exit.DATA
+    assert re.fullmatch(r"\nerror: token file .*int32-0.bin was cut from 400,000 to 64 bytes while its tokens were "
+                        r"read from a memory map. .*\n", (tmp_path / "stderr").read_text())
+
+
+@pytest.mark.parametrize("where", ["ram", "mmap"])
+@pytest.mark.parametrize(("dtype", "wrong", "bound"), [
+    ("int16", -1, 700), ("int16", 700, 700), ("int16", -1, 50_000), ("uint16", 50_257, 50_257), ("int32", -2**31, 600),
+    ("int32", 10**9, 600), ("uint32", 2**32 - 1, 600)])
+def test_no_id_outside_the_vocabulary_gets_out(counting, where, dtype, wrong, bound):
+    path = counting(600, dtype).parts[0].path
+    ids = np.fromfile(path, DTYPES[dtype])
+    ids[321] = wrong
+    ids.tofile(path)
+    part = Part(path, dtype, 600)
+    cut = (replace(part, length=300), replace(part, length=300, offset_bytes=300 * part.item_bytes))
+    for parts, position in (((part,), 321), (cut, 21)):
+        expected = rf"{path.name}: id {wrong:,} at position {position} is outside the vocabulary of {bound:,} ids"
+        with pytest.raises(UserError, match=expected) as caught:
+            Tokens(TokenStream(parts, bound), where, CPU).rows(np.array([5, 310]), 17)
+        assert caught.value.code == Exit.DATA
+        if where == "mmap":
+            tokens = Tokens(TokenStream(parts, bound), where, CPU)
+            assert tokens.rows(np.array([0, 304]), 17).tolist() == [list(range(17)), list(range(304, 321))]
+            with pytest.raises(UserError, match=expected):
+                tokens.at(np.array([[0, 321]]))
+
+
 # ---------------------------------------------------------------- validation
 
 
-def validation(file: TokenStream, batch_size: int = 4, max_batches: int = 10**6):
-    return list(data.validation_batches(Tokens(file, "ram", CPU), 16, batch_size, max_batches))
+def validation(file: TokenStream, batch_size: int = 4, most_windows: int = 10**6):
+    return list(data.validation_batches(Tokens(file, "ram", CPU), 16, batch_size, most_windows))
 
 
 @pytest.mark.parametrize("length", [2, 16, 17, 18, 33, 64, 65, 66, 129, 600])
@@ -327,7 +412,7 @@ def test_validation_is_the_same_each_time(counting):
 
 
 def test_a_limited_validation_takes_windows_from_all_over_the_file(counting):
-    found = validation(counting(16 * 100 + 1), 3, 4)
+    found = validation(counting(16 * 100 + 1), 3, 12)
     starts = torch.cat([inputs_BT[:, 0] for inputs_BT, _ in found]).numpy() // 16
     assert len(found) == 4
     assert starts[0] == 0

@@ -220,6 +220,7 @@ VARIANTS = {
     "--resume_from": "auto",
     "--init_from": "nowhere",
     "--eval_interval": "1",
+    "--eval_tokens": "24",
     "--eval_batches": "1",
     "--sample_interval": "1",
     "--log_interval": "2",

@@ -10,7 +10,7 @@ from pathlib import Path
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from common.words import printable
-from tokens.files import find_splits
+from tokens.files import find_splits, validation_beside
 from tokens.layouts import LAYOUTS, Layout, Part, recognise
 from tokens.metadata import SPLITS, Fields, Metadata, read_metadata
 from tokens.stream import TokenStream, scan
@@ -25,6 +25,7 @@ class Corpus:
     """What train.py trains on; notes say what was assumed.
 
     identity is the sha256 of the training file; of several files, the sha256 of theirs in hex, one after the other.
+    val_identity is that of the file or files that the validation tokens lie in.
     """
 
     train: TokenStream
@@ -34,6 +35,7 @@ class Corpus:
     tokenizer_path: Path | None
     tokenizer_sha256: str | None
     identity: str
+    val_identity: str | None = None
     notes: tuple[str, ...] = field(default=())
 
 
@@ -42,10 +44,13 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     """Finds out what token files hold and checks it: layout, sizes, type, vocabulary, every id.
 
     train and val are each a file, a folder or a glob. In a folder the names in our metadata count, else the names that
-    programs use; without val, the folder's own validation files are taken. A file with the size and time that our
-    metadata.json records is trusted, any other is read once. Without metadata.json the vocabulary comes from the
-    tokenizer or from vocab_size, and the layout is recognised. Raises UserError (exit 3).
+    programs use; without val, the validation files in the folder are taken, or those that our metadata names beside
+    the file, else the tail of the training tokens. A file with the size and time that our metadata.json records is
+    trusted, any other is read once and must have the recorded sha256. Without metadata.json the vocabulary comes from
+    the tokenizer or from vocab_size, and the layout is recognised. Raises UserError (exit 3).
     """
+    if tokenizer_file is not None and tokenizer_file.is_dir():
+        tokenizer_file = tokenizer_file / "tokenizer.json"
     metadata = Metadata(read_metadata(metadata_file), metadata_file) if metadata_file else Metadata({}, train)
     train_files, val_files = _find_files(train, val, metadata)
     recognise(train_files[0])  # a file that is not there is named before the vocabulary that it lacks
@@ -53,25 +58,26 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     if vocab_size not in (None, known_size):
         raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these tokens says "
                                    f"{known_size:,} ids. Drop the flag: it is for tokens that have neither.")
+    tokenizer_sha256 = _tokenizer_sha256(metadata, tokenizer_file)
     opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, known_size), known_size, metadata.layout)
 
     training = opener.open(train_files, "train")
     notes = _notes_on(training, opener)
-    train_stream, val_stream = training.stream, None
+    train_stream, val_stream, val_identity = training.stream, None, None
     if val_files:
         validation = opener.open(val_files, "val")
-        val_stream = validation.stream if validation.stream.length >= 2 else None
+        if validation.stream.length >= 2:
+            val_stream, val_identity = validation.stream, validation.identity
         notes += _notes_on_validation(validation, training)
     elif (not metadata.is_ours or "val" in metadata.splits) and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
         # Our own metadata without a validation split means that the user wanted none.
         num = max(LEAST_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
-        notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for validation")
-        val_stream = train_stream.slice(train_stream.length - num, num)
+        notes.append(_note_on_tail(train, num, train_stream))
+        val_stream, val_identity = train_stream.slice(train_stream.length - num, num), training.identity
         train_stream = train_stream.slice(0, train_stream.length - num)
 
-    tokenizer_sha256 = sha256_of(tokenizer_file) if tokenizer_file else None
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256, training.identity,
-                  tuple(notes))
+                  val_identity, tuple(notes))
 
 
 # ---------------------------------------------------------------- vocabulary and type
@@ -100,6 +106,19 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
         raise UserError(Exit.DATA, f"metadata {where}: end_of_text_id is {end_id:,}, the vocabulary has "
                                    f"{known_size:,} ids. Run pretokenize.py again.")
     return known_size, end_id
+
+
+def _tokenizer_sha256(metadata: Metadata, tokenizer_file: Path | None) -> str | None:
+    """The sha256 of the tokenizer's file. Raises UserError (exit 3) if our metadata records another."""
+    if tokenizer_file is None:
+        return None
+    found, recorded = sha256_of(tokenizer_file), metadata.tokenizer_sha256
+    if recorded is not None and found != recorded:
+        raise UserError(Exit.DATA, f"tokenizer {printable(str(tokenizer_file))} is not the one with which the tokens "
+                                   f"were made: its sha256 is not the one in {printable(metadata.path.name)} "
+                                   f"({found[:12]}, recorded {recorded[:12]}). Its ids may mean other text. Give the "
+                                   "tokenizer.json that pretokenize.py wrote with the tokens.")
+    return found
 
 
 def _assumed_dtype(metadata: Metadata, vocab_size: int) -> str:
@@ -175,7 +194,7 @@ class _Opener:
             self._check_length(path, part.length, record)
             parts.append(part)
             digests.append(self._sha256(part, record))
-        stream = TokenStream(tuple(parts))
+        stream = TokenStream(tuple(parts), self.vocab_size)
         if len(files) == len(of_each):
             self._check_length(files[0], stream.length, of_all)
         if not self.metadata.is_ours and split == "train":
@@ -204,11 +223,20 @@ class _Opener:
                                        "again.")
 
     def _sha256(self, part: Part, record: Fields) -> str:
-        """The recorded sha256 of a file whose recorded time still matches; any other file is read and checked."""
-        recorded = record.get("sha256")
-        if isinstance(recorded, str) and record.get("modified_ns") == part.path.stat().st_mtime_ns:
+        """The recorded sha256 of a file whose recorded time still matches; any other file is read and checked.
+
+        Raises UserError (exit 3) for an id outside the vocabulary and for another sha256 than the recorded one.
+        """
+        recorded = self.metadata.sha256(record)
+        if recorded is not None and record.get("modified_ns") == part.path.stat().st_mtime_ns:
             return recorded
-        return scan(part, self.vocab_size)
+        found = scan(part, self.vocab_size)
+        if recorded is not None and found != recorded:
+            raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: its sha256 is not the one in "
+                                       f"{printable(self.metadata.path.name)} ({found[:12]}, recorded "
+                                       f"{recorded[:12]}), so its tokens are not those that pretokenize.py wrote. Run "
+                                       "pretokenize.py again.")
+        return found
 
 
 # ---------------------------------------------------------------- notes
@@ -232,6 +260,13 @@ def _notes_on_validation(validation: _Opened, training: _Opened) -> list[str]:
     if validation.stream.length < 2:
         notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing to predict")
     return notes
+
+
+def _note_on_tail(train: Path, num_tokens: int, stream: TokenStream) -> str:
+    """That the last tokens are for validation, and which files beside them could be."""
+    beside = [f"; {printable(path.name)} beside it is for --val_bin_file" for path in validation_beside(train)]
+    return f"no validation file: the last {num_tokens:,} tokens of {stream.name} are kept for validation" + "".join(
+        beside[:1])
 
 
 def _in_words(opened: _Opened) -> str:

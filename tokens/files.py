@@ -40,6 +40,16 @@ def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
     return [path for path in found if path not in validation], validation
 
 
+def validation_beside(path: Path) -> list[Path]:
+    """The validation files in the folder of a training file, by their names: val.bin beside train.bin, for example."""
+    named = _NAMED.fullmatch(path.name)
+    if named is None or named[2] != "train" or not path.is_file():
+        return []
+    matches = ((other, _NAMED.fullmatch(other.name)) for other in path.parent.iterdir() if other.is_file())
+    return sorted(other for other, match in matches
+                  if match and (match[1], match[2], match[4]) == (named[1], "val", named[4]))
+
+
 def _only_set_in(folder: Path) -> list[Path]:
     """The files of the one set that a folder holds. Raises UserError (exit 3) for none and for several sets."""
     shown = printable(str(folder))

@@ -106,6 +106,19 @@ class Metadata:
         """The number of tokens in a record of a split or a file, or in another program's fields; None if missing."""
         return self._whole_number(record, TOKEN_COUNTS, 0, 2**62)
 
+    def sha256(self, record: Fields) -> str | None:
+        """The sha256 in a record of a split or a file; None if it is missing."""
+        recorded = record.get("sha256")
+        if recorded is not None and not (isinstance(recorded, str) and re.fullmatch("[0-9a-f]{64}", recorded)):
+            raise _invalid(self.path, f"sha256 is {_shown(recorded)}, not 64 hexadecimal digits")
+        return recorded
+
+    @property
+    def tokenizer_sha256(self) -> str | None:
+        """The sha256 of the tokenizer.json that our tokens were made with; None if it is not recorded."""
+        record = self.fields.get("tokenizer") if self.is_ours else None
+        return self.sha256(record) if isinstance(record, dict) else None
+
     def files_of(self, split: str) -> dict[str, Fields]:
         """What our metadata records of each file of a split, by name in their order; empty if there is only one file.
 

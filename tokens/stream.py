@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,10 +19,12 @@ SCANNED_TOKENS = 2**22  # read and checked at a time
 class TokenStream:
     """The tokens of one or more parts, one after the other as if they were one file.
 
-    Raises UserError (exit 3) for parts of different types.
+    vocab_size is what every id must be below; whoever reads the tokens checks it again, because a file that was found
+    sound may have changed since. Raises UserError (exit 3) for parts of different types.
     """
 
     parts: tuple[Part, ...]
+    vocab_size: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         first = self.parts[0]
@@ -62,23 +64,47 @@ class TokenStream:
                 offset_bytes = part.offset_bytes + low * part.item_bytes
                 kept.append(replace(part, length=high - low, offset_bytes=offset_bytes))
             first += part.length
-        return TokenStream(tuple(kept))
+        return TokenStream(tuple(kept), self.vocab_size)
+
+
+# ---------------------------------------------------------------- ids
+
+
+def as_unsigned(ids: np.ndarray) -> np.ndarray:
+    """The same bits as numbers without a sign, so that a negative id becomes a large one: one bound tells both."""
+    return ids.view(f"<u{ids.itemsize}")
+
+
+def bound_of(dtype: str, vocab_size: int) -> int:
+    """What the ids of as_unsigned must be below: the vocabulary's size, and the numbers without a sign bit."""
+    return min(vocab_size, 2**16 if dtype == "uint16" else 2**15 if dtype == "int16" else 2**31)
+
+
+def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
+    """Raises UserError (exit 3) for an id outside the vocabulary; first is the position of ids[0] in the part."""
+    bound = bound_of(part.dtype, vocab_size)
+    if len(ids) and as_unsigned(ids).max() >= bound:
+        at = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
+        raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: id {int(ids[at]):,} at position "
+                                   f"{first + at:,} is outside the vocabulary of {vocab_size:,} ids. Give the "
+                                   "tokenizer or metadata that the file was made with, or run pretokenize.py again.")
 
 
 def scan(part: Part, vocab_size: int) -> str:
-    """Reads a whole file once: its sha256. Raises UserError (exit 3) at the first id outside the vocabulary."""
+    """Reads a whole file once: its sha256.
+
+    Raises UserError (exit 3) at the first id outside the vocabulary, and for a file whose size has changed meanwhile.
+    """
     digest = hashlib.sha256()
     seen = 0
     with part.path.open("rb") as file:
         digest.update(file.read(part.offset_bytes))
         while content := file.read(SCANNED_TOKENS * part.item_bytes):
             digest.update(content)
-            ids = np.frombuffer(content, DTYPES[part.dtype])
-            if ids.min() < 0 or ids.max() >= vocab_size:
-                at = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-                raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: id {int(ids[at]):,} at position "
-                                           f"{seen + at:,} is outside the vocabulary of {vocab_size:,} ids. Give the "
-                                           "tokenizer or metadata that the file was made with, or run pretokenize.py "
-                                           "again.")
+            ids = np.frombuffer(content, DTYPES[part.dtype], len(content) // part.item_bytes)
+            check_ids(ids, seen, part, vocab_size)
             seen += len(ids)
+        if file.tell() != part.offset_bytes + part.length * part.item_bytes:
+            raise UserError(Exit.DATA, f"token file {printable(str(part.path))} changed while it was read: it has "
+                                       f"{file.tell():,} bytes now. Run the command again when nothing writes to it.")
     return digest.hexdigest()

@@ -248,7 +248,8 @@ class Checkpointer:
         """What trainer_state.json holds besides its format, step and model."""
         return {**asdict(self.state), **self._settings, "stays": stays,
                 "scaler": self.learner.scaler.state_dict(),
-                "data": {"train_sha256": self.corpus.identity, "tokenizer_sha256": self.corpus.tokenizer_sha256}}
+                "data": {"train_sha256": self.corpus.identity, "val_sha256": self.corpus.val_identity,
+                         "tokenizer_sha256": self.corpus.tokenizer_sha256}}
 
     def _card(self) -> str:
         config = self.learner.model.config
@@ -294,6 +295,14 @@ class Checkpointer:
             self.save(stays=False)
             self.settle(wait=True)
         return self.is_on_disk
+
+    def save_before(self, error: UserError) -> UserError:
+        """Saves the state, which the error has not reached, and returns the error with that in its message."""
+        cure = "There is no checkpoint yet. Start again"
+        with contextlib.suppress(save.NotFinite):
+            if self.state.step and self.finish():
+                cure = f"Step {self.state.step:,} is saved. Resume"
+        return UserError(error.code, f"{error} {cure} when the file is as pretokenize.py wrote it.")
 
     def close(self) -> None:
         """Waits for the save in flight."""

@@ -55,6 +55,7 @@ def describe_plan(args: argparse.Namespace, plan: Plan, corpus: Corpus, machine:
             _model(config),
             f"memory      {describe_memory(memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
             *_steps(config, recipe),
+            *_validation(config, recipe, corpus),
             f"schedule    {describe_schedule(recipe)}",
             *(f"default     {reason}" for reason in recipe.reasons),
             *([] if args.dry_run else [_output(args, plan.saving)])]
@@ -101,6 +102,15 @@ def _steps(config: GPTConfig, recipe: Recipe) -> list[str]:
             f"{recipe.passes:.3g} epochs of {several(recipe.windows_per_epoch, 'sequence')}"]
 
 
+def _validation(config: GPTConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
+    if corpus.val is None:
+        return []
+    there = corpus.val.length - 1
+    num = min(there, config.seq_length * recipe.eval_windows(config))
+    measured = f"all {there:,} tokens" if num == there else f"{num:,} of {there:,} tokens, always the same ones"
+    return [f"validation  every {several(recipe.eval_interval, 'step')}: {measured}"]
+
+
 def _output(args: argparse.Namespace, saving: SavingPlan) -> str:
     free = shutil.disk_usage(args.output_dir).free
     return (f"output      {printable(args.output_dir)}: up to {several(saving.num_checkpoints, 'checkpoint')}, "
@@ -145,12 +155,14 @@ def doubts(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> list[str]:
 # ---------------------------------------------------------------- the result of a dry run
 
 
-def describe_dry_run(args: argparse.Namespace, plan: Plan, machine: Machine, loss: float, step_seconds: float,
-                     validation_seconds: float, mfu: str) -> list[str]:
-    """What the run will take, by the measured seconds of a step and of all validations together."""
+def describe_dry_run(args: argparse.Namespace, plan: Plan, machine: Machine, steps_done: int, loss: float,
+                     step_seconds: float, validation_seconds: float, mfu: str) -> list[str]:
+    """What the steps that are left will take, by the measured seconds of one and of all validations among them."""
     recipe, saving = plan.recipe, plan.saving
     tokens_per_second = recipe.samples_per_step * plan.config.seq_length / step_seconds
-    seconds = step_seconds * recipe.total_steps + validation_seconds
+    steps = recipe.total_steps - steps_done
+    epochs = recipe.passes * steps / recipe.total_steps
+    seconds = step_seconds * steps + validation_seconds
     hours = seconds / 3600
     lines = [f"step_seconds: {step_seconds:.4f}, the median of 3",
              f"tokens_per_second: {tokens_per_second:.0f}",
@@ -160,14 +172,15 @@ def describe_dry_run(args: argparse.Namespace, plan: Plan, machine: Machine, los
              f"largest_batch_size: {_largest_on_cards(plan, machine)}",
              f"checkpoint_size: {size(saving.checkpoint_bytes)}",
              f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
-             f"steps: {recipe.total_steps}",
+             f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),
+             f"epochs: {epochs:.3g}" + f" left of {recipe.passes:.3g}" * bool(steps_done),
              f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
-             f"hours_per_epoch: {hours / recipe.passes:.4g}"]
+             f"hours_per_epoch: {hours / epochs:.4g}"]
     if args.gpu_cost_per_hour is not None:
         cost = hours * args.gpu_cost_per_hour
         lines.append(f"cost: {cost:.2f}")
         if args.budget is not None:
-            lines.append(f"budget: {verdict(args.budget, cost, recipe.total_steps, recipe.passes)}")
+            lines.append(f"budget: {verdict(args.budget, cost, steps, epochs)}")
     return lines
 
 

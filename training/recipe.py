@@ -22,6 +22,8 @@ from training.parts import Attention
 
 FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
 LONGEST_WARMUP = 2000  # steps
+LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
+ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
 DEFAULT_SEQ_LENGTH = 1024
 
 
@@ -43,6 +45,7 @@ class Recipe:
     warmup_steps: int
     schedule: str
     eval_interval: int
+    eval_tokens: int
     sample_interval: int
     log_interval: int
     reasons: tuple[str, ...]
@@ -61,14 +64,19 @@ class Recipe:
         schedule = {"min_lr": self.min_lr, "warmup_steps": self.warmup_steps} if self.schedule != "constant" else {}
         return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, "epochs": self.epochs,
                 "learning_rate": self.learning_rate, **schedule, "eval_interval": self.eval_interval,
-                "sample_interval": self.sample_interval, "log_interval": self.log_interval}
+                "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
+                "log_interval": self.log_interval}
+
+    def eval_windows(self, config: GPTConfig) -> int:
+        """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
+        return max(1, self.eval_tokens // config.seq_length)
 
     def settings(self) -> dict[str, Any]:
         """What a resumed run is compared with."""
         return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs,
                 "total_steps": self.total_steps, "learning_rate": self.learning_rate, "min_lr": self.min_lr,
                 "warmup_steps": self.warmup_steps, "use_lr_scheduler": self.schedule != "constant",
-                "eval_interval": self.eval_interval}
+                "eval_interval": self.eval_interval, "eval_tokens": self.eval_tokens}
 
 
 # ---------------------------------------------------------------- the model
@@ -164,6 +172,7 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
         warmup_steps=_warmup_steps(args, total_steps, reasons),
         schedule="cosine" if args.use_lr_scheduler else "constant",
         eval_interval=args.eval_interval or max(1, min(1000, total_steps // 10)),
+        eval_tokens=args.eval_tokens or _default_eval_tokens(args, epochs, num_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=tuple(reasons))
@@ -224,3 +233,38 @@ def _warmup_steps(args: argparse.Namespace, total_steps: int, reasons: list[str]
         reasons.append(f"warmup_steps {warmup_steps}: 2% of the steps, at least 2 / (1 - beta2) (Ma and Yarats 2019), "
                        "at most a fifth")
     return warmup_steps
+
+
+# ---------------------------------------------------------------- validation
+
+
+def _default_eval_tokens(args: argparse.Namespace, epochs: int, num_tokens: int) -> int:
+    """The tokens of a validation: a hundredth of the run's, from 16,384 to 524,288.
+
+    Ten validations then cost 3% of the run, as each costs a third of training on its tokens; by chance the loss of
+    16,384 tokens is 0.02 nats off, that of 524,288 0.004. Neither the batch nor the device decides, or two runs could
+    not be compared: a step of --max_steps counts as 4,096 tokens.
+    """
+    horizon = epochs * num_tokens
+    if args.max_steps:
+        horizon = min(horizon if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
+    return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, horizon // 100)))
+
+
+def fix_eval_tokens(args: argparse.Namespace, recipe: Recipe, config: GPTConfig, settings: dict[str, Any]) -> Recipe:
+    """The recipe with the tokens of a validation decided for the whole run, once its micro-batch is.
+
+    settings are those of the checkpoint to resume from, {} for a new run: the windows stay those of its run, unless
+    --eval_tokens is given. A program before --eval_tokens measured 50 micro-batches, or --eval_batches.
+    """
+    tokens = recipe.eval_tokens
+    if args.eval_batches:
+        tokens = args.eval_batches * recipe.batch_size * config.seq_length
+    if not args.eval_tokens and "batch_size" in settings:
+        before = (args.eval_batches or 50) * settings["batch_size"] * config.seq_length
+        before = settings.get("eval_tokens", before)
+        if args.eval_batches and before != tokens:
+            warn(f"--eval_batches {args.eval_batches:,}: validation keeps the {before:,} tokens that this run began "
+                 "with, so that its losses can be compared. Give --eval_tokens for others.")
+        tokens = before
+    return replace(recipe, eval_tokens=tokens)

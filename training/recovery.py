@@ -19,6 +19,7 @@ from machine import device
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, release_memory
 from machine.timing import synchronize
+from tokens.watch import TokensChanged
 from training.micro_batch import divisors
 from training.recipe import Recipe
 from training.state import Learner, Runtime, TrainState
@@ -78,7 +79,7 @@ class Recovery:
         while True:
             try:
                 return step(self.micro_batches(), self.accumulation)
-            except Abandoned:
+            except (Abandoned, TokensChanged):
                 self._undo(rng)
                 raise
             except (RuntimeError, MemoryError) as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import data
 from checkpoint import find, load
 from common.config import Layer
 from common.errors import Exit, UserError
@@ -20,7 +21,7 @@ from model import GPTConfig, Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training.recipe import Recipe
-from training.state import Learner
+from training.state import Learner, TrainState
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -124,6 +125,21 @@ def resume(folder: Path, stored: dict[str, Any], learner: Learner, settings: Set
     for note in notes:
         out.say(f"resume      {note}")
     say_differences(stored, settings, out)
+
+
+def forget_best_on_other_tokens(stored: dict[str, Any], state: TrainState, recipe: Recipe, config: GPTConfig,
+                                corpus: Corpus, out: Progress) -> None:
+    """Starts the search for the best validation loss anew, and says so, if the resumed run measures other tokens."""
+    if corpus.val is None or state.best_val_loss is None:
+        return
+    windows = replace(recipe, eval_tokens=stored.get("settings", {}).get("eval_tokens", recipe.eval_tokens))
+    before, now = (len(data.validation_windows(corpus.val.length, config.seq_length, each.eval_windows(config)))
+                   for each in (windows, recipe))
+    if before == now and stored.get("data", {}).get("val_sha256", corpus.val_identity) == corpus.val_identity:
+        return
+    out.say(f"resume      validation measures other tokens than before ({several(now, 'sequence')}, not {before:,}): "
+            f"the best so far, {state.best}, does not count any more")
+    state.best_val_loss, state.best_step, state.validations_without_gain = None, 0, 0
 
 
 def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options: Options, machine: Machine,

@@ -19,7 +19,6 @@ from model import GPT, GPTConfig
 from ops.loss import IGNORED
 from tokens.corpus import Corpus
 from tokens.tokenizer import bytes_per_id, load_tokenizer
-from training.micro_batch import divisors
 from training.recipe import Recipe
 from training.state import Runtime
 
@@ -46,16 +45,30 @@ class ValidationLoss:
         return math.exp(min(self.nats, LARGEST_EXPONENT))
 
 
+@dataclass
+class LossSums:
+    """The sums that a validation loss is the quotient of; those of several processes are added up."""
+
+    nats: float = 0.0
+    num_tokens: int = 0
+    num_bytes: int = 0
+
+    def mean(self) -> ValidationLoss:
+        """The loss over all tokens, each of which counts the same."""
+        bits = self.nats / math.log(2)
+        return ValidationLoss(self.nats / self.num_tokens, bits / self.num_bytes if self.num_bytes else None)
+
+
 @torch.no_grad()
-def evaluate(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
-             autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
-             ) -> ValidationLoss | None:
-    """The loss over all targets of the batches; None if should_stop() said so in between.
+def sum_losses(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
+               autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
+               ) -> LossSums | None:
+    """The losses of all targets of the batches, added up; None if should_stop() said so in between.
 
     byte_lengths_V holds the bytes of text that each id stands for. The model is in training mode before and after.
     """
     model.eval()
-    nats, num_tokens, num_bytes = 0.0, 0, 0
+    sums = LossSums()
     try:
         for inputs_BT, targets_BT in batches:
             if should_stop():
@@ -63,13 +76,21 @@ def evaluate(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.Te
             with autocast():
                 loss = model(inputs_BT, targets_BT)
             kept = targets_BT[targets_BT != IGNORED]
-            nats += float(loss) * len(kept)
-            num_tokens += len(kept)
-            if byte_lengths_V is not None:
-                num_bytes += int(byte_lengths_V[kept].sum())
+            if len(kept):  # else the loss is 0 / 0
+                sums.nats += float(loss) * len(kept)
+                sums.num_tokens += len(kept)
+                sums.num_bytes += 0 if byte_lengths_V is None else int(byte_lengths_V[kept].sum())
     finally:
         model.train()
-    return ValidationLoss(nats / num_tokens, nats / math.log(2) / num_bytes if num_bytes else None)
+    return sums
+
+
+def evaluate(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
+             autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
+             ) -> ValidationLoss | None:
+    """The mean loss over all targets of the batches, as sum_losses adds them up; None if should_stop() said so."""
+    sums = sum_losses(model, batches, byte_lengths_V, autocast, should_stop)
+    return None if sums is None else sums.mean()
 
 
 class Validator:
@@ -88,35 +109,33 @@ class Validator:
     def has_tokens(self) -> bool:
         return self._tokens is not None
 
-    def measure(self, model: GPT, batch_size: int, most_batches: int | None = None) -> ValidationLoss | None:
+    def measure(self, model: GPT, batch_size: int, most_windows: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
-        batch_size is the micro-batch in use. The windows are those of most_batches of the recipe's micro-batches,
-        --eval_batches where it is not given, whatever batch_size is.
+        The windows are those of the recipe, or as few as most_windows, whatever batch_size is.
         """
         if self._tokens is None:
             return None
-        batches = self._batches(self._tokens, batch_size, most_batches or self._args.eval_batches)
+        batches = self._batches(self._tokens, batch_size, most_windows or self._recipe.eval_windows(self._config))
         with self._runtime.out.phase("validating"), self._runtime.clock.pause():
             return evaluate(model, batches, self._byte_lengths_V, self._runtime.machine.autocast,
                             lambda: self._runtime.signals.number is not None)
 
-    def _batches(self, tokens: data.Tokens, batch_size: int, most_batches: int) -> Iterator[data.Batch]:
-        """Validation batches on the device, as many windows as most_batches of the recipe's micro-batches have."""
-        rows = divisors(self._recipe.batch_size, batch_size)[-1]
-        most = most_batches * (self._recipe.batch_size // rows)
-        device = self._runtime.machine.device
-        for inputs_BT, targets_BT in data.validation_batches(tokens, self._config.seq_length, rows, most):
+    def _batches(self, tokens: data.Tokens, batch_size: int, most_windows: int) -> Iterator[data.Batch]:
+        """This process's validation batches, on the device."""
+        device, processes = self._runtime.machine.device, self._runtime.processes
+        for inputs_BT, targets_BT in data.validation_batches(tokens, self._config.seq_length, batch_size, most_windows,
+                                                             processes):
             yield inputs_BT.to(device), targets_BT.to(device)
 
-    def num_batches_of_run(self) -> int:
-        """How many micro-batches all validations of the run have together."""
+    def num_batches_left(self, step: int, batch_size: int) -> int:
+        """How many micro-batches all validations after this step have together."""
         if self._tokens is None:
             return 0
         steps, every = self._recipe.total_steps, self._recipe.eval_interval
-        num_windows = -(-(self._tokens.length - 1) // self._config.seq_length)
-        times = steps // every + bool(steps % every)
-        return times * min(self._args.eval_batches, -(-num_windows // self._recipe.batch_size))
+        most = self._recipe.eval_windows(self._config)
+        num_windows = len(data.validation_windows(self._tokens.length, self._config.seq_length, most))
+        return (steps // every - step // every + bool(steps % every)) * -(-num_windows // batch_size)
 
     def sample(self, model: GPT, step: int) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer."""

@@ -480,7 +480,7 @@ def train_rows() -> list[Row]:
         Row("train.py resumes: other tokens", f"{RESUME} {HERE}", data, "on other tokens",
             both(ids("corpus/train.bin", 5, 7), put(META, "splits.train.sha256", GONE))),
         Row("train.py resumes: another tokenizer", f"{RESUME} {HERE}", data, "with another tokenizer",
-            change("corpus/tokenizer.json", lambda held: held + b"\n")),
+            both(change("corpus/tokenizer.json", lambda held: held + b"\n"), put(META, "tokenizer", GONE))),
         Row("train.py: another run's checkpoints", f"{BIN} --data_dir corpus --output_dir out", Exit.CHECKPOINT,
             "holds the checkpoints of another run"),
         Row("train.py: output_dir is a file", f"{TRAIN} --output_dir text.txt", machine, "--output_dir text.txt"),

@@ -60,18 +60,45 @@ def test_files_with_the_recorded_size_and_time_are_trusted_without_being_read(co
     assert (corpus.vocab_size, corpus.end_of_text_id, corpus.notes) == (400, 0, ())
 
 
-def test_a_file_with_another_time_is_read_and_its_bad_id_found(corpus_folder):
+def test_a_file_with_another_time_is_read_and_must_be_the_recorded_one(corpus_folder):
     tokens = np.fromfile(corpus_folder / "train.bin", "<i2")
     tokens.tofile(corpus_folder / "train.bin")
     unchanged = open_folder(corpus_folder)
     assert unchanged.identity == json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["sha256"]
     tokens[7] = 5
     tokens.tofile(corpus_folder / "train.bin")
-    assert open_folder(corpus_folder).identity != unchanged.identity
+    with pytest.raises(UserError, match=r"train.bin: its sha256 is not the one in metadata.json \(.*") as caught:
+        open_folder(corpus_folder)
+    assert caught.value.code == Exit.DATA
     tokens[999] = 400
     tokens.tofile(corpus_folder / "train.bin")
     with pytest.raises(UserError, match="id 400 at position 999 is outside the vocabulary of 400 ids"):
         open_folder(corpus_folder)
+
+
+def test_validation_tokens_other_than_the_recorded_ones_are_refused(corpus_folder):
+    np.ones(100, "<i2").tofile(corpus_folder / "val.bin")
+    with pytest.raises(UserError, match=r"val.bin: its sha256 is not the one in metadata.json"):
+        open_folder(corpus_folder)
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(corpus_folder):
+    path = corpus_folder / "tokenizer.json"
+    change(corpus_folder, tokenizer={"sha256": sha256_of(path)})
+    assert open_folder(corpus_folder).tokenizer_sha256 == sha256_of(path)
+    fields = json.loads(path.read_text())
+    a, b = list(fields["model"]["vocab"])[:2]
+    vocab = fields["model"]["vocab"]
+    vocab[a], vocab[b] = vocab[b], vocab[a]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=r"tokenizer.json is not the one with which the tokens were made") as caught:
+        open_folder(corpus_folder)
+    assert caught.value.code == Exit.DATA
+
+
+def test_a_folder_given_for_the_tokenizer_holds_it(corpus_folder):
+    corpus = open_corpus(corpus_folder, None, corpus_folder / "metadata.json", corpus_folder)
+    assert corpus.tokenizer_path == corpus_folder / "tokenizer.json"
 
 
 # ---------------------------------------------------------------- a folder that does not hold what its metadata says
@@ -320,7 +347,8 @@ def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation
     corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
     assert corpus.train == raw_stream(corpus_folder / "train.bin", "uint16", 968)
     assert corpus.val == raw_stream(corpus_folder / "train.bin", "uint16", 32, 968)
-    assert len(corpus.notes) == 2
+    assert corpus.notes[1] == ("no validation file: the last 32 tokens of train.bin are kept for validation; val.bin "
+                               "beside it is for --val_bin_file")
     big = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300, val_fraction=0.2)
     assert big.val == raw_stream(corpus_folder / "train.bin", "uint16", 200, 800)
 

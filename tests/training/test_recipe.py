@@ -5,7 +5,7 @@ import pytest
 import train
 from model import SIZES, GPTConfig
 from tests.helpers.training import TINY
-from training.recipe import choose_config, choose_recipe, default_learning_rate
+from training.recipe import choose_config, choose_recipe, default_learning_rate, fix_eval_tokens
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,26 @@ def test_model_sizes_are_those_of_the_table():
     for name, shape in SIZES.items():
         config = choose_config(train.read_flags(["--model_size", name]), 300, 10_000)
         assert (config.n_layer, config.n_head, config.n_embd, config.seq_length) == (*shape, 1024)
+
+
+def eval_tokens(*flags: str, settings: dict | None = None, batch_size: int = 4, num_tokens: int = 8 * 4001) -> int:
+    """What a run with these flags and this micro-batch measures at each validation."""
+    args = train.read_flags(["--seq_length", "8", "--batch_size", str(batch_size), *flags])
+    config = GPTConfig(70, 8, 1, 2, 16)
+    return fix_eval_tokens(args, choose_recipe(args, config, num_tokens, 4), config, settings or {}).eval_tokens
+
+
+def test_the_tokens_of_a_validation_depend_neither_on_the_batch_nor_on_its_accumulation():
+    for flags, expected in (((), 80_000), (("--epochs", "3"), 240_000), (("--epochs", "99"), 2**19),
+                            (("--max_steps", "1000"), 40_960), (("--max_steps", "1000", "--epochs", "1"), 40_960),
+                            (("--max_steps", "9"), 2**14), (("--eval_tokens", "7"), 7)):
+        found = {eval_tokens(*flags, batch_size=batch_size, num_tokens=8_000_000) for batch_size in (1, 2, 16, 512)}
+        assert found == {expected}, flags
+    assert eval_tokens("--eval_batches", "3", batch_size=5) == 3 * 5 * 8
+
+
+def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
+    for flags, expected in (((), 555), (("--eval_batches", "3"), 555), (("--eval_tokens", "7"), 7)):
+        assert eval_tokens(*flags, settings={"batch_size": 2, "eval_tokens": 555}, batch_size=16) == expected
+    assert eval_tokens(settings={"batch_size": 2}, batch_size=16) == 50 * 2 * 8  # of a program before --eval_tokens
+    assert eval_tokens("--eval_batches", "3", settings={"batch_size": 2}, batch_size=16) == 3 * 2 * 8

@@ -1,7 +1,11 @@
 """The validation loss against a plain loop."""
 
 import contextlib
+import json
 import math
+import os
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -9,35 +13,42 @@ import torch
 import torch.nn.functional as F
 
 import data
+import train
+from common.errors import Exit, UserError
+from machine.processes import Processes
 from ops.loss import IGNORED
-from tests.helpers.training import (
-    small_batch,
-    small_model,
-)
+from tests.helpers.training import same_tensors, small_batch, small_model
 from tokens.layouts import Part
 from tokens.stream import TokenStream
-from training.validation import evaluate
+from training.parts import Parts
+from training.validation import LossSums, sum_losses
 
 
-def test_evaluation_is_the_exact_mean_over_all_targets(tmp_path):
-    model = small_model()
+@pytest.fixture
+def tokens(tmp_path):
+    """75 tokens, so that the last window of 8 has 2 targets and the last batch of 4 windows 2 of them."""
     (np.arange(75) % 70).astype("<i2").tofile(tmp_path / "val.bin")
-    file = TokenStream((Part(tmp_path / "val.bin", "int16", 75),))
-    tokens = data.Tokens(file, "ram", torch.device("cpu"))
-    lengths = torch.arange(70)
-    found = evaluate(
-        model, data.validation_batches(tokens, 8, 4, 100), lengths, contextlib.nullcontext, lambda: False
-    )
+    return data.Tokens(TokenStream((Part(tmp_path / "val.bin", "int16", 75),)), "ram", torch.device("cpu"))
+
+
+def sums_of(model, batches, lengths=None) -> LossSums:
+    sums = sum_losses(model, batches, lengths, contextlib.nullcontext, lambda: False)
+    assert sums is not None
+    return sums
+
+
+def test_evaluation_is_the_exact_mean_over_all_targets(tokens):
+    model = small_model()
+    found = sums_of(model, data.validation_batches(tokens, 8, 4, 100), torch.arange(70)).mean()
     total, targets = 0.0, []
     with torch.no_grad():
         for start in range(0, 74, 8):
             window = torch.from_numpy(tokens.at(np.arange(start, min(start + 9, 75)))).long()[None]
             total += F.cross_entropy(model(window[:, :-1])[0], window[0, 1:], reduction="sum").item()
             targets += window[0, 1:].tolist()
-    assert found is not None
     assert found.nats == pytest.approx(total / 74, rel=1e-5)
     assert found.bits_per_byte == pytest.approx(total / math.log(2) / sum(targets), rel=1e-5)
-    assert evaluate(model, iter([small_batch(2)]), None, contextlib.nullcontext, lambda: True) is None
+    assert sum_losses(model, iter([small_batch(2)]), None, contextlib.nullcontext, lambda: True) is None
     assert model.training
 
 
@@ -45,8 +56,114 @@ def test_padding_targets_take_no_part_in_an_evaluation():
     model = small_model()
     x, y = small_batch(2)
     padded = torch.cat((y, torch.full_like(y, IGNORED)))
-    alone = evaluate(model, [(x, y)], None, contextlib.nullcontext, lambda: False)
-    both = evaluate(model, [(torch.cat((x, x)), padded)], None, contextlib.nullcontext, lambda: False)
-    assert alone is not None
-    assert both is not None
-    assert alone.nats == pytest.approx(both.nats, rel=1e-6)
+    alone = sums_of(model, [(x, y)])
+    both = sums_of(model, [(torch.cat((x, x)), padded), (x, torch.full_like(y, IGNORED))])
+    assert alone.mean().nats == pytest.approx(both.mean().nats, rel=1e-6)
+    assert alone.num_tokens == both.num_tokens == 16
+
+
+@pytest.mark.parametrize("most", [5, 100])
+def test_the_loss_is_the_same_for_every_batch_size_and_number_of_processes(tokens, most):
+    model = small_model()
+    lengths = torch.arange(70)
+    found = {size: sums_of(model, data.validation_batches(tokens, 8, size, most), lengths) for size in (1, 2, 3, 7, 16)}
+    for sums in found.values():
+        assert sums.mean().nats == pytest.approx(found[1].mean().nats, rel=1e-6)
+        assert (sums.num_tokens, sums.num_bytes) == (found[1].num_tokens, found[1].num_bytes)
+    shares = [sums_of(model, data.validation_batches(tokens, 8, 2, most, Processes(rank, 3)), lengths)
+              for rank in range(3)]
+    together = LossSums(*(sum(column) for column in zip(*(vars(share).values() for share in shares), strict=True)))
+    assert together.mean().nats == pytest.approx(found[1].mean().nats, rel=1e-6)
+    assert together.num_bytes == found[1].num_bytes
+
+
+def test_all_batches_of_all_processes_have_one_shape_and_are_as_many(tokens):
+    for world_size in (1, 2, 3, 7):
+        shapes = {rank: [tuple(x.shape) for x, _ in data.validation_batches(tokens, 8, 4, 100,
+                                                                            Processes(rank, world_size))]
+                  for rank in range(world_size)}
+        assert len({str(shape) for shape in shapes.values()}) == 1
+        assert set(shapes[0]) == {(4, 8)}
+
+
+# ---------------------------------------------------------------- in runs of train.py
+
+
+def eval_tokens_in(folder, step: int) -> int:
+    return json.loads((folder / f"checkpoint-{step}/trainer_state.json").read_text())["settings"]["eval_tokens"]
+
+
+def test_the_validation_loss_of_a_run_depends_neither_on_its_batch_size_nor_on_its_accumulation(run, corpus, capsys):
+    assert run("--max_steps", "2", "--epochs", "1")[0] == 0
+    found = set()
+    for batch_size, accumulation in (("1", "4"), ("3", "1"), ("50", "1")):
+        out = str(run.folder / f"from-{batch_size}")
+        assert train.main(["--data_dir", str(corpus), "--output_dir", out, "--init_from", str(run.folder / "out"),
+                           "--no-use_gpu", "--max_steps", "1", "--sample_interval", "0", "--eval_tokens", "41",
+                           "--batch_size", batch_size, "--gradient_accumulation_steps", accumulation]) == 0
+        text = capsys.readouterr().out
+        found.add(re.search(r"validation before the first step \| loss (.*)", text)[1])  # type: ignore[index]
+        assert re.search("validation .* 40 of 91 tokens, always the same ones", text)  # whole windows of 8
+    assert len(found) == 1
+
+
+def test_a_resumed_run_keeps_its_validation_windows_whatever_its_batch_size(run):
+    assert run("--max_steps", "4", "--eval_interval", "2", "--eval_batches", "2")[0] == 0
+    assert eval_tokens_in(run.folder / "out", 4) == 2 * 4 * 8
+    code, text = run("--max_steps", "8", "--eval_interval", "2", "--eval_batches", "2", "--batch_size", "3",
+                     "--resume_from", "auto")
+    assert code == 0
+    assert "does not count any more" not in text
+    assert "--eval_batches 2: validation keeps the 64 tokens that this run began with" in text
+    assert "eval_tokens 64 ->" not in text
+    assert eval_tokens_in(run.folder / "out", 8) == 2 * 4 * 8
+
+
+def test_a_best_loss_on_other_windows_does_not_count_any_more(run):
+    run("--max_steps", "2", "--eval_interval", "1", "--eval_tokens", "16")
+    code, text = run("--max_steps", "4", "--eval_interval", "1", "--eval_tokens", "48", "--resume_from", "auto")
+    assert code == 0, text
+    assert re.search(r"validation measures other tokens than before \(6 sequences, not 2\): the best so far, \d", text)
+    assert "changed: total_steps 2 -> 4" in text
+    assert "eval_tokens 16 -> 48" in text
+    assert re.search(r"validation at step 3 .*best so far", text)
+
+
+def test_a_resumed_dry_run_tells_what_is_left_and_writes_nothing(run):
+    run("--max_steps", "3")
+    before = {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*")}
+    code, text = run("--max_steps", "9", "--resume_from", "auto", "--dry_run")
+    assert code == 0
+    assert "from checkpoint-3, step 3 of 9" in text
+    assert "steps: 6 left of 9" in text
+    assert re.search(r"^epochs: 0\.\d+ left of 0\.\d+$", text, re.MULTILINE)
+    assert before == {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*")}
+    assert run("--max_steps", "9", "--dry_run", out="new")[1].count("left of") == 0
+
+
+def test_tokens_that_change_while_training_reads_them_end_the_run_with_its_last_step_saved(run, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "copy")
+    path = tmp_path / "copy/train.bin"
+    whole, status = path.read_bytes(), path.stat()
+
+    class Changing(data.Batches):
+        def get(self, samples_seen: int, micro: int) -> data.Batch:
+            if samples_seen == 12:
+                os.truncate(path, 16)
+                self._windows._tokens._watch._look_at = 0.0  # type: ignore[attr-defined]  # time passes
+            return super().get(samples_seen, micro)
+
+    flags = ["--data_dir", str(tmp_path / "copy"), "--preload", "mmap", "--dropout", "0.1", "--max_steps", "6",
+             "--log_interval", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.main, "__defaults__", (Parts(batches=Changing),))
+        code, _ = run(*flags)
+    assert isinstance(code, UserError)
+    assert code.code == Exit.DATA
+    assert re.search(r"train.bin was cut from \d,\d+ to 16 bytes while it was read.* Step 3 is saved", str(code))
+
+    path.write_bytes(whole)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run(*flags, "--resume_from", "auto")[0] == 0
+    assert run(*flags, out="whole")[0] == 0
+    assert same_tensors(run.folder / "out/checkpoint-6", run.folder / "whole/checkpoint-6")

@@ -1,0 +1,79 @@
+"""Notices when token files that lie in a memory map change while they are read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from common.bus_errors import bus_errors
+from common.errors import Exit, UserError
+from common.words import printable
+from tokens.layouts import Part
+
+SECONDS_BETWEEN_LOOKS = 0.02  # a look takes a microsecond or two; a step of training takes longer than this
+
+
+class TokensChanged(UserError):
+    """A token file was rewritten or cut while it was read (exit 3)."""
+
+    def __init__(self, message: str):
+        super().__init__(Exit.DATA, message)
+
+
+class _Status(NamedTuple):
+    device: int
+    inode: int
+    num_bytes: int
+    modified_ns: int
+
+
+class Watch:
+    """The files of parts that are mapped, as they were when the watch began.
+
+    A file that was deleted, or replaced by another of its name, is not watched any more: its map keeps the tokens.
+    """
+
+    def __init__(self, parts: Sequence[Part]):
+        self._parts = parts
+        self._seen = [_status_of(part) for part in parts]
+        self._look_at = 0.0  # by time.monotonic()
+        bus_errors.add(self)
+
+    @property
+    def is_due(self) -> bool:
+        """True once SECONDS_BETWEEN_LOOKS have passed since the last look."""
+        return time.monotonic() >= self._look_at
+
+    def look(self, which: Iterable[int]) -> None:
+        """Raises TokensChanged if one of these parts has changed; which are their numbers."""
+        for at in which:
+            if change := self._change_of(at):
+                raise TokensChanged(f"{change} while it was read. Its tokens are no longer those that were checked.")
+        self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
+
+    def _change_of(self, at: int) -> str:
+        """What happened to a part's file, in words; '' if nothing did."""
+        part, seen, now = self._parts[at], self._seen[at], _status_of(self._parts[at])
+        if seen is None or now is None or now == seen or now[:2] != seen[:2]:
+            return ""
+        name = f"token file {printable(str(part.path))}"
+        if now.num_bytes < seen.num_bytes:
+            return f"{name} was cut from {seen.num_bytes:,} to {now.num_bytes:,} bytes"
+        return f"{name} was written to"
+
+    def explain(self) -> str:
+        """Which file became shorter, for the last words of a process that read beyond its end."""
+        change = next(filter(None, map(self._change_of, range(len(self._parts)))), "")
+        return change and (f"{change} while its tokens were read from a memory map. What was saved is safe. Make sure "
+                           "that nothing writes to it, and resume from the last checkpoint.")
+
+
+def _status_of(part: Part) -> _Status | None:
+    """What tells whether a part's file has changed; None if it is gone."""
+    try:
+        status = os.stat(part.path)
+    except OSError:
+        return None
+    return _Status(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
