@@ -34,6 +34,7 @@ WHAT_OPENS = "a checkpoint of train.py or a Hugging Face GPT-2 folder"  # the cu
 
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
+MOST_NEW_TOKENS = 256  # as transformers' own default; half of T where that is less, so that a prompt has room
 ALIGNMENT = 64  # bytes, of a tensor in a copy of the state
 
 # The tensors that an optimizer keeps for each parameter: names, and a parameter's shape of each.
@@ -102,10 +103,12 @@ def text_files(step: int, config: GPTConfig, state: Mapping[str, Any], tokenizer
     state is what trainer_state.json holds besides step and model, JSON values.
     """
     about = {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "model": asdict(config)}
-    ends = {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id}
+    # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError.
+    generation = {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
+                  "max_new_tokens": min(MOST_NEW_TOKENS, max(1, config.seq_length // 2))}
     files = {
         CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
-        "generation_config.json": _json(ends),
+        "generation_config.json": _json(generation),
         STATE: state_text({**about, **state}),
     }
     if tokenizer_json is not None:

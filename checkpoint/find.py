@@ -17,6 +17,10 @@ from common.files import BEST, LAST, named_in
 from common.words import printable, several, shell_word
 from model import GPTConfig
 
+# Names that transformers and nanoGPT download by themselves, and what they are called on huggingface.co.
+ON_THE_HUB = {"gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/gpt2-medium",
+              "gpt2-large": "openai-community/gpt2-large", "gpt2-xl": "openai-community/gpt2-xl",
+              "distilgpt2": "distilbert/distilgpt2"}
 LLMC_MAGIC = 20240326  # the first four bytes of a checkpoint of llm.c
 T = TypeVar("T")
 
@@ -189,9 +193,25 @@ def _nothing_found(path: Path) -> UserError:
                                           "from where the weights come from.")
     if (path / "pytorch_model.bin").exists():
         return _holds_a_pickle(name, "pytorch_model.bin")
+    if not path.exists() and (cure := _cure_for_a_name(str(path))):
+        return UserError(Exit.CHECKPOINT, f"{name} does not exist. {cure}")
     what = "holds no checkpoint" if path.is_dir() else "does not exist"
     command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(str(path))}"
     return UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: {command}")
+
+
+def _cure_for_a_name(name: str) -> str:
+    """What to do about a name that other programs take where we need a folder; '' for any other name."""
+    if name == "resume":
+        return "To continue a run: python train.py --resume_from auto"
+    if name == "scratch":
+        return "Leave the flag out to start from random weights."
+    is_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) and not Path(name).parent.exists()
+    if name not in ON_THE_HUB and not (is_id and not re.search(r"/(checkpoint-\d+|best|last)$", name)):
+        return ""
+    server_name, folder = ON_THE_HUB.get(name, name), name.rpartition("/")[2]
+    return ("A model on huggingface.co is downloaded once, with pip install huggingface_hub and: hf download "
+            f"{server_name} config.json model.safetensors tokenizer.json --local-dir {folder}")
 
 
 def _holds_a_pickle(name: str, file: str) -> UserError:

@@ -29,8 +29,10 @@ def flags_of_run(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, co
     """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
     values = {name: value for name, value in vars(args).items() if value is not None and name not in OF_ONE_CALL}
     decided = {**values, **_shape_of(config), **recipe.flags()}
-    if args.init_from and args.tokenizer_file is None and corpus.tokenizer_path is not None:
-        decided["tokenizer_file"] = str(corpus.tokenizer_path)  # the weights' own, which a resumed run still needs
+    if args.init_from and corpus.tokenizer_path is not None:
+        decided["tokenizer_file"] = str(corpus.tokenizer_path)  # maybe the weights' own, which a resumed run needs too
+    elif args.init_from:
+        decided["vocab_size"] = corpus.vocab_size
     if args.init_from or SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
         decided.pop("model_size", None)
 

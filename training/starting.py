@@ -47,13 +47,29 @@ def find_corpus(args: argparse.Namespace) -> Corpus:
             return folder / name
         return Path(given) if given else None
 
-    metadata = part(args.metadata_file, "metadata.json")
-    if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size):
+    metadata, tokenizer = part(args.metadata_file, "metadata.json"), part(args.tokenizer_file, "tokenizer.json")
+    vocab_size, notes = args.vocab_size, ()
+    if args.init_from and not (metadata or tokenizer or vocab_size):
+        tokenizer, vocab_size = _vocabulary_of_weights(args.init_from)
+        notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
+    if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size or notes):
         raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} has no metadata.json: pretokenize.py did "
                                    "not finish, or another program wrote the tokens, and their vocabulary is unknown. "
                                    "Run: python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
-    return open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
-                       metadata, part(args.tokenizer_file, "tokenizer.json"), args.vocab_size)
+    corpus = open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
+                         metadata, tokenizer, vocab_size)
+    return replace(corpus, notes=(*corpus.notes, *notes))
+
+
+def _vocabulary_of_weights(requested: str) -> tuple[Path | None, int | None]:
+    """The tokenizer beside the weights of --init_from; without one the number of ids that they know."""
+    folder, config = load.starting_config(requested, lambda said: None)
+    tokenizer = _tokenizer_in(folder)
+    return tokenizer, None if tokenizer else config.vocab_size
+
+
+def _tokenizer_in(folder: Path) -> Path | None:
+    return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
 
 
 # ---------------------------------------------------------------- weights of another model
@@ -73,7 +89,7 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
     if config.seq_length > positions:
         out.say(f"start       positions {positions:,} to {config.seq_length:,} are dropped")
 
-    theirs = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+    theirs = _tokenizer_in(folder)
     if theirs is None or tokenizer is None:
         out.warn("--init_from: there is no tokenizer to compare that of the corpus with. If the weights were trained "
                  "with another one, the ids mean other text to them.")

@@ -297,3 +297,16 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
         with pytest.raises(UserError, match=why) as caught:
             check_same(state, *args)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("gpt2", "hf download openai-community/gpt2 config.json model.safetensors tokenizer.json --local-dir gpt2"),
+    ("gpt2-xl", "hf download openai-community/gpt2-xl .* --local-dir gpt2-xl"),
+    ("someone/gpt2-novels", "hf download someone/gpt2-novels .* --local-dir gpt2-novels"),
+    ("resume", "To continue a run: python train.py --resume_from auto"),
+    ("scratch", "Leave the flag out"),
+    ("out/checkpoint-5", "Train one first"), ("runs/best", "Train one first"), ("none", "Train one first")])
+def test_a_name_that_others_download_is_answered_with_the_line_that_does_so(tmp_path, monkeypatch, name, says):
+    monkeypatch.chdir(tmp_path)
+    with refused(f"does not exist.*{says}"):
+        resolve(Path(name), no_warning)
