@@ -3,6 +3,7 @@
     python train.py --use_gpu --use_amp --compile                       data/ from pretokenize.py, GPT-2 Small, to out/
     python train.py --model_size mini --compile --use_amp               on a laptop's processor
     python train.py --use_gpu --resume_from auto                        continue where the last run in out/ stopped
+    python train.py --check                                             what can this machine do? no data needed
     python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? four steps, nothing written
 
 Read it from top to bottom: the flags, then main in the order of events, then the step and the loop. What these call is
@@ -19,7 +20,7 @@ from checkpoint.recorded import recorded_flags
 from common import flags
 from common.errors import Exit, UserError, guard, require
 
-TRIAL = "trial"  # the first word of the command by which --batch_size auto tries a micro-batch in a child process
+TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
 
 # ---------------------------------------------------------------- flags
 
@@ -120,6 +121,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--tensorboard", False, "write event files in --output_dir too; needs the package tensorboard")
 
     g = parser.group("plan")
+    g.switch("--check", False, "what this machine can do and what each size takes, here and on common cards; reads no "
+             "data, trains nothing")
+    g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens that the hours of --check are for, such as 2.6B",
+           "20 per parameter")
+    g.flag("--json", text("FILE"), None, "file for the figures of --check", "none")
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
@@ -149,6 +155,8 @@ def check(args: argparse.Namespace) -> list[str]:
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
         "--eval_batches: not with --eval_tokens": given["eval_batches"] and given["eval_tokens"],
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
+        "--tokens: has no effect without --check": given["tokens"] and not args.check,
+        "--json: has no effect without --check": given["json"] and not args.check,
         "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
         "--residual_dtype bf16: needs mixed precision in bf16": args.residual_dtype == "bf16" and no_bf16,
@@ -200,8 +208,9 @@ from machine.processes import ALONE
 from model import GPT, GPTConfig, Options
 from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
+from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
-from training.memory import MemorySetting, default_micro_batch
+from training.memory import MOST_TOKENS, MemorySetting, default_micro_batch
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
 from training.monitor import Monitor, mfu, percent
 from training.optimizers import OPTIMIZERS, OptimizerKind, parameter_groups
@@ -226,7 +235,6 @@ from training.trackers import Trackers
 from training.validation import Validator
 
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
-MOST_TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the default micro-batch
 NOTHING_LOST = "before the first step; nothing was lost"
 
 Resumed = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
@@ -241,6 +249,10 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     args = read_flags(argv)
     with contextlib.closing(Progress()) as out, Signals(out.note) as signals, contextlib.ExitStack() as held:
         signals.at_once = NOTHING_LOST
+        if args.check:
+            require_gpu(args)
+            trial = [sys.executable, __file__, TRIAL, "0", "0", *argv]
+            return check_machine(args, choose_machine(args, out), out, signals, trial)
         corpus, config, resumed = check_inputs(args, out, held)
         machine = choose_machine(args, out)
         return train(args, argv, parts, Runtime.of(machine, ALONE, out, signals), corpus, config, resumed)
@@ -258,8 +270,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
     with problems.catch():
-        if args.use_gpu and (reason := device.why_no_cuda()):
-            raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
+        require_gpu(args)
         if args.fp8_head and (reason := device.why_no_fp8()):
             raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or drop the flag.")
     with problems.catch():
@@ -279,6 +290,12 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     assert corpus
     assert config
     return corpus, config, resumed
+
+
+def require_gpu(args: argparse.Namespace) -> None:
+    """Raises UserError (exit 5) if --use_gpu is given and CUDA cannot be used."""
+    if args.use_gpu and (reason := device.why_no_cuda()):
+        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
 
 
 def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
@@ -618,10 +635,15 @@ def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, state: Train
 
 
 def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
-    """In a child process: prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if too many."""
+    """In a child process: prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if too many.
+
+    With --check it compiles a small function instead.
+    """
     args, kind = read_flags(argv), OPTIMIZERS["adamw"]
     out = Progress(open(os.devnull, "w"))  # noqa: SIM115
     machine = choose_machine(args, out)
+    if args.check:
+        return compile_something(machine)
     runtime = Runtime.of(machine, ALONE, out, Signals())
     corpus = find_corpus(args)
     config = choose_config(args, corpus.vocab_size, corpus.train.length)

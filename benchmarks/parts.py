@@ -28,15 +28,12 @@ from checkpoint.verify import verify
 from common.errors import Exit, UserError
 from common.words import printable, several
 from machine import device
-from machine.timing import synchronize
+from machine.facts import matmul_flops, matmul_width
 from model import GPT, SIZES, GPTConfig
 from tokens.corpus import open_corpus
 from tokens.layouts import Part
 from tokens.stream import DTYPES
 from training.starting import find_corpus
-
-MATMUL_REPEATS = 20  # the best counts
-
 
 # ---------------------------------------------------------------- the machine
 
@@ -54,14 +51,14 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any], wi
     if not on_gpu and precision is None and not device.cpu_has_bf16():
         why_no_half = "this CPU has no bf16 instructions"
 
-    width = width or (8192 if on_gpu else 2048)
+    width = width or matmul_width(machine)
     torch.set_float32_matmul_precision("highest")
-    speeds = {"fp32": _matmul_flops(machine, torch.float32, width)}
+    speeds = {"fp32": matmul_flops(machine, torch.float32, width)}
     if on_gpu:
         torch.set_float32_matmul_precision("high")
-        speeds["tf32"] = _matmul_flops(machine, torch.float32, width)
+        speeds["tf32"] = matmul_flops(machine, torch.float32, width)
     if not why_no_half:
-        speeds[machine.precision] = _matmul_flops(machine, machine.dtype, width)
+        speeds[machine.precision] = matmul_flops(machine, machine.dtype, width)
 
     what = Shape(**shape)
     return Probe(
@@ -76,21 +73,6 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any], wi
         matmul_flops=speeds,
         matmul_width=width,
         flops_per_token=GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size]).flops_per_token)
-
-
-def _matmul_flops(machine: device.Machine, dtype: torch.dtype, width: int) -> float:
-    """FLOP/s of torch.mm with two square matrices: the best of 20, on a GPU each of 20 products."""
-    products = 20 if machine.device.type == "cuda" else 1
-    a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(MATMUL_REPEATS):
-        synchronize(machine)
-        started = time.perf_counter()
-        for _ in range(products):
-            torch.mm(a, b)
-        synchronize(machine)
-        best = min(best, (time.perf_counter() - started) / products)
-    return 2 * width**3 / best
 
 
 # ---------------------------------------------------------------- loading batches

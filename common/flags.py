@@ -70,6 +70,21 @@ def real(low: float, high: float, above: bool = False, below: bool = False, unit
     return ValueKind(parse, words, unit, (int, float))
 
 
+def quantity(low: int, high: int, unit: str = "N") -> ValueKind:
+    """A whole number from low to high, also as a number of thousands, millions, billions or trillions: 2.6B."""
+    scales = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+    def parse(text: str) -> int:
+        number = text.strip().replace(",", "").replace("_", "").upper()
+        letter = number[-1:] if number[-1:] in scales else ""
+        value = real(0, high).parse(number.removesuffix(letter)) * scales[letter]
+        if not low <= round(value) <= high:
+            raise ValueError(text)
+        return round(value)
+
+    return ValueKind(parse, f"a number from {low:,} to {high:,}, such as 2.6B (K, M, B, T)", unit)
+
+
 def one_of(*names: str) -> ValueKind:
     """One of the given words."""
 

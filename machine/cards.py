@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 # Memory of common cards, in GiB: the sizes for which a plan made on a CPU says what would fit.
-CARDS_GIB = (8, 16, 24, 40, 80, 141)
+CARDS_GIB = (8, 12, 16, 24, 40, 48, 80, 141)
 
 # Where the numbers come from, all by NVIDIA. White papers have a row "Peak FP16 Tensor TFLOPS with FP32 Accumulate".
 SHEET = "the card's data sheet, specifications; numbers with sparsity are halved"

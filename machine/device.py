@@ -101,16 +101,16 @@ def _choose_precision(device: torch.device, use_amp: bool | None, amp_dtype: str
             warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give --use_amp.")
         return torch.float32, "mixed precision is off" + ("" if on_gpu else " unless --use_amp is given on a CPU")
 
-    has_bf16 = not _emulates_bf16(device) if on_gpu else cpu_has_bf16()
+    is_native = has_bf16(device)
     if amp_dtype != "auto":
         dtype, reason = {"bf16": torch.bfloat16, "fp16": torch.float16}[amp_dtype], f"--amp_dtype {amp_dtype}"
-    elif on_gpu and not has_bf16:
+    elif on_gpu and not is_native:
         dtype, reason = torch.float16, "this GPU only emulates bf16; loss scaling is on"
     else:
         kind = "GPU" if on_gpu else "CPU"
-        dtype, reason = torch.bfloat16, f"native on this {kind}" if has_bf16 else f"emulated on this {kind}"
+        dtype, reason = torch.bfloat16, f"native on this {kind}" if is_native else f"emulated on this {kind}"
 
-    if dtype == torch.bfloat16 and not has_bf16:
+    if dtype == torch.bfloat16 and not is_native:
         warnings.append("this GPU only emulates bf16, without fused attention. Drop --amp_dtype." if on_gpu else
                         "this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop --use_amp.")
     return dtype, reason
@@ -184,6 +184,11 @@ def why_no_compile(device: torch.device) -> str | None:
         return f"compute capability {major}.{minor} is below 7.0" if major < 7 else None
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
     return None if any(map(shutil.which, compilers)) else f"no C++ compiler found ({', '.join(compilers)})"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """True if the device multiplies bf16 in hardware instead of emulating it."""
+    return not _emulates_bf16(device) if device.type == "cuda" else cpu_has_bf16()
 
 
 def cpu_has_bf16() -> bool:

@@ -132,7 +132,7 @@ def read_run(word: str) -> LoggedRun:
         path = path / "metrics.jsonl"
     rows = read_rows(path)
     tokens, seconds, speed = _progress(rows)
-    return LoggedRun(printable(word).replace("\n", "\\n"), _series(rows, "loss"), _series(rows, "val_loss"),
+    return LoggedRun(printable(word), _series(rows, "loss"), _series(rows, "val_loss"),
                      _series(rows, "lr"), _series(rows, "grad_norm"), speed, tokens, seconds, _bits_per_nat(rows),
                      _vocab_size(path.parent))
 

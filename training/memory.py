@@ -15,6 +15,7 @@ from machine.device import Machine
 from model import GPTConfig, Options
 
 GIB = 2**30
+MOST_TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the default micro-batch: more keep a device no busier
 MARGIN = 0.08  # of the memory there is; left free for what nobody counted
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident besides tensors on a CPU, measured on Linux with torch 2.13: the process, what the compiler adds (more where

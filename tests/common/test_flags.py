@@ -127,3 +127,16 @@ def test_help_shows_every_default_and_ends_with_0(capsys):
     for shown in ("(default: 8)", "(default: by size)", "(default: auto)", "(default: data)", "(default: on with CUDA)",
                   "(default: on)", "(default: off)", "100% of them", "--compile, --no-compile", "auto|gpu"):
         assert shown in text
+
+
+@pytest.mark.parametrize(("text", "number"), [
+    ("2.6B", 2_600_000_000), ("300M", 300_000_000), ("12k", 12_000), ("1T", 10**12), ("1,000", 1000), ("1_000", 1000),
+    ("1e6", 10**6), (" 5 ", 5)])
+def test_a_quantity_may_be_written_in_thousands_millions_billions_and_trillions(text, number):
+    assert flags.quantity(1, 10**15).parse(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "B", "2.6X", "-1M", "0", "0.4", "nan", "inf", "1e999", "2000T", "2.6BB", "1 2"])
+def test_a_quantity_that_is_no_number_or_out_of_its_range_is_refused(text):
+    with pytest.raises(ValueError, match=r".*"):
+        flags.quantity(1, 10**15).parse(text)

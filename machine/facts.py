@@ -1,0 +1,110 @@
+"""What only asking or trying tells of a machine: its driver, its RAM, the speed of its disk, its processor, its GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from machine.device import Machine
+from machine.timing import synchronize
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+MATMUL_REPEATS = 20  # the best counts
+CHUNK_BYTES = 2**24  # between two waits for the disk
+DRIVER_SECONDS = 10  # after which nvidia-smi, which can hang with its driver, is given up
+
+
+def driver_version() -> str | None:
+    """The version of the NVIDIA driver; None where there is none, or none that tells."""
+    with contextlib.suppress(OSError):
+        text = DRIVER_FILE.read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"\b\d{3,}(\.\d+)+", text):
+            return found[0]
+    if program := shutil.which("nvidia-smi"):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            words = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=True)
+            return done.stdout.split("\n")[0].strip() or None
+    return None
+
+
+def total_ram() -> int | None:
+    """Bytes of RAM in the machine; None where the system does not tell."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+# ---------------------------------------------------------------- the disk
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The disk that a folder lies on, or would lie on: a folder of it that exists, bytes free, bytes a second."""
+
+    folder: Path
+    free_bytes: int
+    bytes_per_second: float
+
+
+def existing_folder(path: Path) -> Path:
+    """The path itself if it is a folder, else the nearest folder above it that exists."""
+    absolute = path.absolute()
+    return next(folder for folder in (absolute, *absolute.parents) if folder.is_dir())
+
+
+def measure_disk(path: Path, most_bytes: int = 2**27, most_seconds: float = 2.0) -> Disk:
+    """Writes to the disk of a folder that need not exist, waits until the bytes are there, and frees them.
+
+    It writes chunks, each with an fsync, until most_bytes are written or most_seconds are over. The bytes are random,
+    so that no disk compresses them, and their file has no name on Linux, so that nothing stays behind even if the
+    process is killed. Raises OSError.
+    """
+    folder = existing_folder(path)
+    chunk = os.urandom(CHUNK_BYTES)
+    free_bytes = shutil.disk_usage(folder).free
+    written = 0
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        started = time.perf_counter()
+        while not written or (written < most_bytes and time.perf_counter() - started < most_seconds):
+            written += file.write(chunk)
+            os.fsync(file.fileno())
+        seconds = time.perf_counter() - started
+    return Disk(folder, free_bytes, written / seconds)
+
+
+# ---------------------------------------------------------------- products of matrices
+
+
+def matmul_width(machine: Machine) -> int:
+    """A width at which a product of square matrices is as fast as the device can."""
+    return 8192 if machine.device.type == "cuda" else 2048
+
+
+def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, most_seconds: float = 60.0) -> float:
+    """FLOP/s of torch.mm with two square matrices: the best of 20, or of those that are done after most_seconds.
+
+    On a GPU each of them is 20 products in a row.
+    """
+    products = 20 if machine.device.type == "cuda" else 1
+    a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
+    best, ends_at = float("inf"), time.perf_counter() + most_seconds
+    for _ in range(MATMUL_REPEATS):
+        synchronize(machine)
+        started = time.perf_counter()
+        for _ in range(products):
+            torch.mm(a, b)
+        synchronize(machine)
+        best = min(best, (time.perf_counter() - started) / products)
+        if time.perf_counter() > ends_at:
+            break
+    return 2 * width**3 / best
