@@ -45,6 +45,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--document_separator", flags.escaped(), None,
            r"text between documents of a text file; \n is a newline, \t a tab, \\ a backslash",
            "each file is one document")
+    g.flag("--encoding", flags.encoding(), None, "encoding of the text, such as cp1251, shift_jis or utf-16", "utf-8")
     g.flag("--stride", whole(1), None, "tokens by which a window moves on; fewer: more context, slower", "half of T")
     g = parser.group("machine")
     g.flag("--batch_size", whole(1), None, "windows of T tokens per forward, more of shorter ones; halve it on "
@@ -65,7 +66,7 @@ def check(args: argparse.Namespace) -> list[str]:
         problems.append("--text: nothing to measure; give it files, or give --hellaswag or --lambada")
     elif not args.text:
         given = {"--stride": args.stride is not None, "--document_separator": args.document_separator is not None,
-                 "--text_field": args.text_field != "text"}
+                 "--text_field": args.text_field != "text", "--encoding": args.encoding is not None}
         problems += [f"{name}: has no effect without --text" for name, is_given in given.items() if is_given]
     if args.amp_dtype != "auto" and not args.use_amp:
         problems.append("--amp_dtype: has no effect without --use_amp")
@@ -165,7 +166,7 @@ def measurements(args: argparse.Namespace, scorer: Scorer, encoder: TextEncoder,
     """Everything requested, one result after the other. Raises UserError, Stopped at a signal."""
     if args.text:
         reading = Reading(args.text_field, args.document_separator)
-        yield from measure_texts(scorer, encoder, args.text, reading, stride)
+        yield from measure_texts(scorer, encoder, args.text, reading, stride, args.encoding or "")
     for name, measure in TASKS.items():
         path = vars(args)[name]
         if path is not None:

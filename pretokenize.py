@@ -59,14 +59,16 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.flag("--document_separator", flags.escaped(), None,
               r"text that stands between the documents of a text file; \n is a newline, \t a tab, \\ a backslash",
               "each file is one document")
+    text.flag("--encoding", flags.encoding(), None,
+              "encoding of all the text, such as cp1251, shift_jis or utf-16; it is decoded strictly", "utf-8")
     text.switch("--strict_utf8", False,
                 "stop at bytes that are not UTF-8, naming their offset and line, instead of replacing them")
     text.flag("--min_document_chars", flags.whole(0), 0,
               "leave out documents with fewer characters; blank ones are always left out")
     text.switch("--dedup", False, "keep only the first of equal documents")
-    text.flag("--val_fraction", flags.real(0, 1, below=True), 0.005,
+    text.flag("--val_fraction", flags.real(0, 1, below=True), None,
               "share of the text for validation: whole documents by their hash, or the end of a single document; "
-              "0 writes no val.bin")
+              "0 writes no val.bin", "0.005; of a small text 64 KiB, at most a tenth; of a few files the end of each")
 
     tokenizer = parser.group("the tokenizer, a byte-level BPE")
     tokenizer.flag("--vocab_size", flags.auto_or(flags.whole(257)), "auto",
@@ -117,6 +119,10 @@ def find_conflicts(args: Namespace) -> list[str]:
     elif not only_looks and bool(args.files) == args.demo:
         problems.append("--demo: takes no FILE beside it" if args.demo else
                         "FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
+    if args.encoding is not None and args.strict_utf8:
+        problems.append("--strict_utf8: impossible with --encoding, which is strict itself")
+    if args.encoding is not None and args.demo:
+        problems.append("--encoding: has no effect with --demo, whose text is UTF-8")
     if "" in args.files:
         problems.append("FILE '': must be text that is not empty")
 
@@ -182,16 +188,26 @@ from pretokenization.assemble import (
     shard_folder,
     summarise,
 )
-from pretokenization.blocks import LIMITS, Limits, Reading, Report
+from pretokenization.blocks import LIMITS, Limits, Reading
 from pretokenization.files import Source
-from pretokenization.passes import Job, Text, encode_only_document, encode_text, measure, take_only_document
+from pretokenization.passes import (
+    Job,
+    Text,
+    encode_only_document,
+    encode_text,
+    measure,
+    measure_few,
+    take_only_document,
+)
+from pretokenization.report import Report
 from pretokenization.sources import demo_sources, find_sources, spans_of
-from pretokenization.store import WORK, Folder, Journal, split_by_hash
+from pretokenization.split import SMALL_BYTES, VAL_FRACTION, split_by_hash
+from pretokenization.store import WORK, Folder, Journal
 from pretokenization.verify import peek, verify_folder
-from pretokenization.vocabulary import given_vocabulary, trained_vocabulary
+from pretokenization.vocabulary import given_vocabulary, refuse_on_this_text, surveyed, trained_vocabulary
 from pretokenization.workers import in_thread
 from tokens.layouts import ITEM_BYTES
-from tokens.tokenizer import Vocabulary
+from tokens.tokenizer import Vocabulary, load_tokenizer, vocabulary_of
 
 Shard = tuple[int, int]  # one of N shards, and N
 
@@ -209,7 +225,7 @@ def pretokenize(args: Namespace, folder: Folder, shard: Shard | None, signals: S
     was_committing = folder.peek_journal().commit is not None  # an earlier run was killed between two renames
     if not was_committing:
         folder.refuse_old(args.overwrite)
-    given = given_vocabulary(args.tokenizer_file) if args.tokenizer_file is not None else None
+    given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
     job = begin(args, folder, shard, given, signals, progress, limits)
     if job.journal.commit is not None and (metadata := finish_earlier_commit(job)) is not None:
         return metadata
@@ -222,14 +238,14 @@ def pretokenize(args: Namespace, folder: Folder, shard: Shard | None, signals: S
         return commit_tokenizer(job, vocabulary)
 
     dtype = LAYOUTS[args.format].dtype_for(vocabulary.size)
-    if job.journal.only:  # an earlier run found that the text is one document
-        take_only_document(job)
+    if job.journal.only and not job.split.cuts:  # an earlier run found that the text is one document
+        take_only_document(job, job.report(job.journal.found))
     report = encode_text(job, vocabulary, dtype)
     if shard is not None:
         return finish_shard(job, shard, report, vocabulary, dtype)
-    if job.num_documents == 1 and job.split.cut_byte is None and job.split.threshold:
-        encode_only_document(job, vocabulary, dtype)
-    metadata = finish(job, report, vocabulary, dtype, is_new=given is None)
+    if job.num_documents == 1 and not job.split.cuts and job.split.threshold:
+        encode_only_document(job, report, vocabulary, dtype)
+    metadata = finish(job, job.found or report, vocabulary, dtype, is_new=given is None)
     summarise(job, metadata, time.monotonic() - began)
     return metadata
 
@@ -242,9 +258,26 @@ def begin(args: Namespace, folder: Folder, shard: Shard | None, given: Vocabular
     reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
                       any_tokenizer, folder.work, limits)
     text = Text(sources, spans_of(sources, reading, *(shard or (0, 1))), reading)
-    journal = folder.read_journal(fingerprint_of(plan_of(args, sources, given), shard, args.engine, sources))
+    journal, val_fraction = read_journal(args, sources, given, shard, folder)
+    split = split_by_hash(VAL_FRACTION if val_fraction is None else val_fraction)
     num_workers = args.num_workers or num_cores()
-    return Job(args, text, split_by_hash(args.val_fraction), folder, journal, num_workers, signals, progress)
+    return Job(args, text, val_fraction, split, folder, journal, num_workers, signals, progress)
+
+
+def read_journal(args: Namespace, sources: Sequence[Source], given: Vocabulary | None, shard: Shard | None,
+                 folder: Folder) -> tuple[Journal, float | None]:
+    """The journal of an earlier run of this command, and the share for validation (None: by the size of the text).
+
+    A run that began when 0.005 was the share of every text keeps it.
+    """
+
+    def fingerprint(val_fraction: float | None) -> str:
+        return fingerprint_of(plan_of(args, val_fraction, sources, given), shard, args.engine, sources)
+
+    share = args.val_fraction
+    if share is None and folder.peek_journal().fingerprint == fingerprint(VAL_FRACTION):
+        share = VAL_FRACTION
+    return folder.read_journal(fingerprint(share)), share
 
 
 def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Progress) -> list[Source]:
@@ -252,11 +285,11 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
     if args.demo:
         return demo_sources()
     if "-" not in args.files:
-        return find_sources(args.files, progress.say, None)
+        return find_sources(args.files, progress.say, None, args.encoding or "")
     piped = folder.work / "stdin"
     with progress.phase("reading stdin"), folder.writing():
         in_thread(lambda: spool_stdin(piped), signals)
-    return find_sources(args.files, progress.say, piped)
+    return find_sources(args.files, progress.say, piped, args.encoding or "")
 
 
 def spool_stdin(path: Path) -> None:
@@ -287,18 +320,26 @@ def look_at_text(job: Job, shard: Shard | None, given: Vocabulary | None) -> Non
 
     Raises UserError (exit 3, or 5 for the disk).
     """
-    sources, num_bytes = job.text.sources, job.text.file_bytes
+    args, sources, num_bytes = job.args, job.text.sources, job.text.file_bytes
     check_disk(job, given)
     names = ", ".join(Path(source.shown).name for source in sources[:3]) + ", ..." * (len(sources) > 3)
     line = f"reading {names} ({several(len(sources), 'file')}, {size(num_bytes)})"
     if shard is not None:
         line += f", shard {shard[0]} of {shard[1]}: {size(num_bytes)} of it"
     job.progress.say(line)
+    if args.encoding and not any(source.encoding for source in sources):
+        job.progress.warn("--encoding has no effect: no text file and no .jsonl file is read")
     if job.text.is_single_document:
         if shard is not None:
             raise UserError(Exit.DATA, f"--shard: {sources[0].shown} is a single document, which cannot be shared. "
                                        "Give --document_separator, or run without --shard.")
         measure(job)
+    elif shard is None:
+        measure_few(job)
+    if given is not None:
+        refuse_on_this_text(job, given)
+        if shard is None and job.val_fraction is None and not job.split.cuts and num_bytes < SMALL_BYTES:
+            surveyed(job)  # the share for validation depends on how much text there is
 
 
 def keep_given(job: Job, vocabulary: Vocabulary) -> Vocabulary:
@@ -334,7 +375,7 @@ def finish_shard(job: Job, shard: Shard, report: Report, vocabulary: Vocabulary,
     """Commits a shard; returns shard.json."""
     with job.folder.writing(), job.stage("writing to the disk"):
         report.say(job.progress)
-        return commit_shard(job, shard, plan_of(job.args, job.text.sources, vocabulary), dtype)
+        return commit_shard(job, shard, plan_of(job.args, job.val_fraction, job.text.sources, vocabulary), dtype)
 
 
 def shard_of(args: Namespace, progress: Progress) -> Shard | None:
@@ -358,19 +399,20 @@ def finalize(args: Namespace, folder: Folder, signals: Signals, progress: Progre
     folder.sweep()
     folder.refuse_old(args.overwrite)
     places, shards = read_shards(folder.path, signals, progress)
-    vocabulary = given_vocabulary(str(places[0] / "tokenizer.json"))
+    vocabulary = vocabulary_of(load_tokenizer(places[0] / "tokenizer.json"))
     shutil.copyfile(places[0] / "tokenizer.json", folder.work / "tokenizer.json")
     dtype = LAYOUTS[args.format].dtype_for(vocabulary.size)
     if ITEM_BYTES[dtype] != ITEM_BYTES[shards[0]["dtype"]]:
         raise UserError(Exit.FLAGS, f"--format {args.format} holds {dtype}, the shards {shards[0]['dtype']}. Finalize "
                                     "them in the native format.")
     text = Text([Source(Path(name), name) for name in shards[0]["sources"]], [], Reading())
-    split = split_by_hash(shards[0]["val_fraction"])
-    job = Job(args, text, split, folder, Journal(), 1, signals, progress)
+    val_fraction = shards[0]["val_fraction"]
+    split = split_by_hash(VAL_FRACTION if val_fraction is None else val_fraction)
+    job = Job(args, text, val_fraction, split, folder, Journal(), 1, signals, progress)
     progress.say(f"putting {several(len(places), 'shard')} together")
     with folder.writing(), job.stage("writing to the disk"):
         place, totals = put_together(job, places, dtype)
-        if sum(total["documents"] for total in totals.values()) == 1 and shards[0]["val_fraction"]:
+        if sum(total["documents"] for total in totals.values()) == 1 and val_fraction != 0:
             raise UserError(Exit.DATA, "all shards together hold a single document, which is split at a byte of its "
                                        "text. Run pretokenize.py without --shard.")
         if sum(total["bytes"] for total in totals.values()) < 2:

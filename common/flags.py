@@ -6,6 +6,7 @@ The flags come from the command line, from the TOML file of --config, and for a 
 from __future__ import annotations
 
 import argparse
+import codecs
 import difflib
 import math
 import re
@@ -139,6 +140,25 @@ def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
 
 SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
 WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
+
+def encoding() -> ValueKind:
+    """The name of a text encoding, as Python's own name of it; None for UTF-8."""
+    not_of_files = {"idna", "punycode", "undefined", "unicode-escape", "unicode_escape", "raw-unicode-escape",
+                    "raw_unicode_escape"}
+
+    def parse(value: str) -> str | None:
+        try:
+            found = codecs.lookup(value)
+            name = found.name
+            "".encode(name)  # LookupError for what is no text, such as base64
+        except (LookupError, UnicodeError) as error:
+            raise ValueError(value) from error
+        if name in not_of_files or found.incrementaldecoder is None:
+            raise ValueError(value)
+        return None if name in ("utf-8", "utf-8-sig") else name
+
+    return ValueKind(parse, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
+
 
 # ---------------------------------------------------------------- the parser
 

@@ -14,7 +14,8 @@ from common.errors import Exit, UserError
 from common.words import printable, several
 from evaluation.scoring import Measurement, Scorer, TextEncoder, Window, perplexity_of, windows_of
 from pretokenization.blocks import Findings, Reading, parts_of
-from pretokenization.files import Source
+from pretokenization.encodings import refuse_undecodable
+from pretokenization.files import Source, refuse_changed
 from pretokenization.sources import blocks_of, documents_of, find_sources
 from tokens.tokenizer import vocabulary_of
 
@@ -82,12 +83,25 @@ class DocumentWindows:
         for block in blocks_of(0, self._source, self._reading):
             self._scorer.signals.look()
             _, contents = documents_of(block, [self._source], self._reading, self.found)
+            if self.found.undecodable:
+                self._refuse_undecodable(has_ended=False)
             self._share_read = block.on_disk / max(1, self._source.num_bytes)
             for document in contents:
                 parts += parts_of(document, self._reading)
                 if not block.is_part or block.last:
                     yield from self._windows_of_document(parts)
                     parts = []
+
+    def check_at_the_end(self) -> None:
+        """Raises UserError (exit 3) if what was read is not the text that was there before, or is not UTF-8."""
+        refuse_changed([self._source])
+        if self.found.undecodable:
+            self._refuse_undecodable(has_ended=True)
+
+    def _refuse_undecodable(self, has_ended: bool) -> None:
+        assert self.found.first_replaced is not None
+        first_byte, *_ = self.found.first_replaced
+        refuse_undecodable(self._source, self.found.undecodable, self.found.num_bytes, first_byte, has_ended)
 
     def share_done(self, num_scored: int) -> float:
         """The share of the file that is done, from the share of its bytes that is read and the tokens found in it."""
@@ -110,21 +124,23 @@ class DocumentWindows:
         return windows_of(ids_N, self._scorer.seq_length, self._stride)
 
 
-def measure_texts(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], reading: Reading,
-                  stride: int) -> Iterator[Measurement]:
+def measure_texts(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], reading: Reading, stride: int,
+                  encoding: str = "") -> Iterator[Measurement]:
     """Perplexity and bits per byte of each file that the words of --text name, and of all together.
 
-    Where a long document may be cut depends on the tokenizer, whatever the reading says. Raises UserError (exit 3) for
+    Where a long document may be cut depends on the tokenizer, whatever the reading says. encoding is that of the text,
+    UTF-8 if it is empty. Raises UserError (exit 3) for
     what cannot be read, and if there is no token to score; Stopped at a signal.
     """
     splits_as_gpt2 = encoder.end_of_text_id is not None and vocabulary_of(encoder.tokenizer).splits_as_gpt2
     reading = replace(reading, any_tokenizer=not splits_as_gpt2)
     total = TextFigures()
-    sources = find_sources(words, scorer.out.say, None)
+    sources = find_sources(words, scorer.out.say, None, encoding)
     for source in sources:
         started = time.perf_counter()
         windows = DocumentWindows(scorer, encoder, source, reading, stride)
         nats = sum(score.log_probability for score in scorer.score_all(windows, source.shown, windows.share_done))
+        windows.check_at_the_end()
         figures = windows.figures
         figures.nats = nats
         figures.seconds = time.perf_counter() - started

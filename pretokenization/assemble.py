@@ -24,15 +24,8 @@ from common.signals import Signals
 from common.words import printable, several, shell_word, size
 from pretokenization.files import Source
 from pretokenization.passes import Job
-from pretokenization.store import (
-    SPLITS,
-    TokenWriter,
-    Written,
-    adjusted,
-    blocks_of_tokens,
-    copy_documents,
-    first_ones,
-)
+from pretokenization.split import settled
+from pretokenization.store import SPLITS, TokenWriter, Written, blocks_of_tokens, copy_documents, first_ones
 from tokens.layouts import ITEM_BYTES, LAYOUTS, Part
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION, read_metadata
 from tokens.stream import DTYPES, scan
@@ -58,11 +51,15 @@ Totals = Mapping[str, Mapping[str, int]]  # of each split: tokens, documents, by
 # ---------------------------------------------------------------- before anything is written
 
 
-def plan_of(args: Namespace, sources: Sequence[Source], vocabulary: Vocabulary | None) -> str:
+def plan_of(args: Namespace, val_fraction: float | None, sources: Sequence[Source],
+            vocabulary: Vocabulary | None) -> str:
     """A hash of everything that decides the bytes that are written."""
     elsewhere = ("files", "tokenizer_file", "output_dir", "shard")
     without_effect = ("overwrite", "num_workers", "engine", "debug", "peek", "config")
     flags = {key: value for key, value in sorted(vars(args).items()) if key not in (*elsewhere, *without_effect)}
+    flags["val_fraction"] = val_fraction
+    if flags["encoding"] is None:
+        del flags["encoding"]  # runs that began before there was this flag can be continued
     what = [PROGRAM_VERSION, flags, vocabulary.content if vocabulary else "",
             [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
@@ -101,7 +98,9 @@ def put_together(job: Job, places: Sequence[Path], dtype: str) -> tuple[Path, To
     hashes = [part.documents["hash"] for parts in written.values() for part in parts if len(part.documents)]
     lowest = min((int(h.min()) for h in hashes), default=0)
     highest = max((int(h.max()) for h in hashes), default=-1)
-    job.split = adjusted(job.split, lowest, highest)
+    if not job.split.cuts:
+        num_bytes = sum(int(part.documents["bytes"].sum()) for parts in written.values() for part in parts)
+        job.split = settled(job.val_fraction, num_bytes, lowest, highest)
     masks = chosen_documents(job, written)
     is_as_written = list(places) == [job.folder.work] and all(
         bool(mask.all()) if part.path.stem == split else not mask.any()
@@ -134,7 +133,7 @@ def chosen_documents(job: Job, written: Mapping[str, list[Written]]) -> dict[str
             num_dropped += sum(int((~mask).sum()) for mask in keep)
         for part, mask in zip(parts, keep, strict=True):
             in_val = np.full(len(mask), split == "val")
-            if job.split.cut_byte is None:
+            if not job.split.cuts:
                 in_val = part.documents["hash"] < limit
             chosen["train"].append((part, mask & ~in_val))
             chosen["val"].append((part, mask & in_val))
@@ -225,6 +224,7 @@ def commit(job: Job, place: Path, totals: Totals, dtype: str, vocabulary: Vocabu
         "sources": sources[:MAX_SOURCES_LISTED],
         "num_sources": len(sources),
         "split_rule": job.split.rule,
+        **({"encoding": job.args.encoding} if job.args.encoding else {}),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     job.folder.commit(job.journal, names, metadata)
@@ -299,7 +299,7 @@ def commit_shard(job: Job, shard: tuple[int, int], plan: str, dtype: str) -> dic
         "shard": shard[0],
         "num_shards": shard[1],
         "dtype": dtype,
-        "val_fraction": job.args.val_fraction,
+        "val_fraction": job.val_fraction,
         "files": files,
         "splits": totals,
         "num_sources": len(sources),
@@ -359,7 +359,7 @@ def invalid_field(fields: Mapping[str, Any]) -> str | None:
         "num_shards": is_whole(number, MAX_SHARDS) and number != 0,
         "shard": is_whole(number, MAX_SHARDS) and is_whole(fields.get("shard"), number or 0),
         "dtype": isinstance(dtype, str) and dtype in DTYPES,
-        "val_fraction": isinstance(share, int | float) and 0 <= share < 1,
+        "val_fraction": share is None or (isinstance(share, int | float) and 0 <= share < 1),
         "files": isinstance(files, dict) and all(isinstance(recorded, dict) for recorded in files.values()),
         "sources": isinstance(sources, list) and all(isinstance(source, str) for source in sources),
     }

@@ -8,14 +8,12 @@ or on how many there are. Blocks of a plain file hold no text, only the place wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.errors import Exit, UserError
-from common.progress import Progress
-from common.words import printable, several, shell_word
+from common.words import shell_word
 from pretokenization.files import MARK, Feed, Source
 
 # GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
@@ -92,11 +90,12 @@ class Findings:
     """What reading one block brought up; places are relative to the block."""
 
     unit: str = "line"  # what the text is counted in: line or row
+    num_bytes: int = 0  # of a text file or of JSON lines, in its own encoding
     newlines: int = 0
     separators: int = 0
     replaced: int = 0
-    valid: int = 0  # characters beyond ASCII that were valid, counted in blocks with replaced ones
-    shows_encoding: bool = False  # the text of a file or of a long line: mostly replaced, it is Latin-1
+    undecodable: int = 0  # of those replaced: bytes that are not UTF-8, not half a character that JSON spells
+    valid: int = 0  # characters beyond ASCII that were valid, counted where others were not
     first_replaced: tuple[int, int, str] | None = None  # byte, line, why
     bad_lines: int = 0
     first_bad_line: tuple[int, str] | None = None  # line, why
@@ -113,102 +112,11 @@ class Findings:
         self.first_replaced = self.first_replaced or (
             at + error.start, line + content.count(b"\n", 0, error.start), why)
         text = content.decode(errors="replace")
-        original = content.count("\ufffd".encode())
-        self.replaced += text.count("\ufffd") - original
-        self.valid += len(text) - len(text.encode("ascii", "ignore")) - text.count("\ufffd") + original
+        number = text.count("\ufffd") - content.count("\ufffd".encode())
+        self.replaced += number
+        self.undecodable += number
+        self.valid += len(text) - len(text.encode("ascii", "ignore")) - text.count("\ufffd")
         return text
-
-
-@dataclass
-class Report:
-    """The findings of all blocks so far, in order, with names and places as the user knows them.
-
-    What is counted is kept in the journal of a run.
-    """
-
-    sources: Sequence[Source]
-    reading: Reading
-    has_fields: bool = True  # there is a source that --text_field applies to
-    replaced: int = 0
-    first_replaced: str = ""
-    latin_1: list[str] = field(default_factory=list)
-    bad_lines: int = 0
-    first_bad_line: str = ""
-    short_documents: int = 0
-    separators: int = 0
-    now_source: int = -1
-    now_lines: int = 0
-    now_replaced: int = 0
-    now_valid: int = 0
-
-    def state(self) -> dict[str, Any]:
-        """All that add() has counted, for a later Report(sources, reading, has_fields, **state)."""
-        return {key: value for key, value in vars(self).items() if key not in ("sources", "reading", "has_fields")}
-
-    def add(self, block: TextBlock, found: Findings) -> None:
-        """Counts the findings of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
-        if block.source != self.now_source:
-            self.end_source()
-            self.now_source = block.source
-            self.now_lines = self.now_replaced = self.now_valid = 0
-
-        name = self.sources[block.source].shown
-        if found.first_replaced:
-            byte, line, why = found.first_replaced
-            place = f"byte {byte:,}, {found.unit} {self.now_lines + line + 1:,} of {name}"
-            if self.reading.strict:
-                raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out --strict_utf8 "
-                                           "to have such bytes replaced.")
-            self.first_replaced = self.first_replaced or (f"{place}, {why}" if byte else place)
-        if found.first_bad_line:
-            line, why = found.first_bad_line
-            place = f"{found.unit} {self.now_lines + line + 1:,} of {name}"
-            self.first_bad_line = self.first_bad_line or f"{place} {why}"
-
-        self.replaced += found.replaced
-        self.bad_lines += found.bad_lines
-        self.short_documents += found.short_documents
-        self.separators += found.separators
-        self.now_lines += found.newlines
-        if found.shows_encoding:
-            self.now_replaced += found.replaced
-            self.now_valid += found.valid
-
-    def end_source(self) -> None:
-        """Judges the source that ends: in damaged UTF-8 most characters are valid, in Latin-1 hardly any."""
-        if self.now_source >= 0 and self.now_replaced > 4 * self.now_valid:
-            self.latin_1.append(self.sources[self.now_source].shown)
-
-    def say(self, progress: Progress) -> None:
-        """Prints what was replaced or skipped in the text, and which flags had no effect."""
-        reading = self.reading
-        if self.replaced:
-            progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(self.replaced, 'place')}, the first: "
-                          f"{self.first_replaced}")
-        if self.latin_1:
-            name, others = self.latin_1[0], len(self.latin_1) - 1
-            progress.warn(f"{name}{f' and {others:,} more' * bool(others)}: this seems to be Latin-1 or similar, as "
-                          "hardly any character beyond ASCII is valid UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 "
-                          f"{shell_word(name)} > utf8.txt")
-        if self.bad_lines:
-            progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
-                          f"{self.first_bad_line}")
-        if self.short_documents:
-            short = f" of fewer than {reading.min_chars:,} characters" if reading.min_chars > 1 else ""
-            progress.say(f"skipped: {several(self.short_documents, 'document' if short else 'blank document')}{short}")
-        if reading.separator is not None and not self.separators:
-            progress.warn(f"--document_separator {reading.separator!r} does not occur in any text file")
-        if reading.text_field != "text" and not self.has_fields:
-            progress.warn(f"--text_field {printable(reading.text_field)} has no effect: no .jsonl file is read")
-
-    def nothing_there(self) -> UserError:
-        """The error for text without a document."""
-        names = ", ".join(Path(source.shown).name for source in self.sources[:3])
-        names += ", ..." * (len(self.sources) > 3)
-        why = "Apart from blanks it holds less than 2 bytes. Give a file with text."
-        if self.bad_lines:
-            why = f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give --text_field."
-        return UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")
 
 
 @dataclass(frozen=True)

@@ -70,12 +70,13 @@ class JsonLines:
         if not block.is_part:
             return documents_of_lines(block, content, reading, found)
 
+        found.num_bytes += len(content)
         found.newlines = int(block.last)
-        found.shows_encoding = True
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
             text = found.replace(content, error, block.offset, 0)
+            found.undecodable -= min(found.undecodable, content.count(b"\xff"))  # halves of characters that JSON spells
         return [text], [text.encode(errors="replace")]
 
 
@@ -118,6 +119,7 @@ def documents_of_lines(block: TextBlock, content: bytes, reading: Reading,
     contents: list[bytes] = []
     decoder, name = json.JSONDecoder(), reading.text_field
     scan: Any = decoder.scan_once  # type: ignore[attr-defined]
+    found.num_bytes += len(content)
     found.newlines = content.count(b"\n")
     start = number = 0
     while start < len(content):

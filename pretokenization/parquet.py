@@ -42,7 +42,7 @@ class Parquet:
         """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
         parquet = optional("pyarrow.parquet", source.shown)
         try:
-            file = parquet.ParquetFile(source.path, memory_map=True)
+            file = parquet.ParquetFile(source.path)  # mapped, one that is cut meanwhile would kill us
             names = list(file.schema_arrow.names)
             if reading.text_field not in names:
                 raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "

@@ -1,4 +1,4 @@
-"""One run's passes over the text: to survey it, to sample it for the tokenizer, to encode it.
+"""One run: what it reads and how far it is, the parts of a document that are split at a byte, and the encoding.
 
 Worker processes read the blocks and answer for each; this process puts the answers together, in order.
 """
@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
 from common.words import duration, printable, several
-from pretokenization.blocks import Findings, Reading, Report, TextBlock
+from pretokenization.blocks import Findings, Reading, TextBlock
 from pretokenization.engines import Differs, choose_engine, could_be_faster, fence_ranges
-from pretokenization.files import MARK, Feed, Source
-from pretokenization.sources import KINDS, Span, blocks_of, documents_of
-from pretokenization.store import DOCUMENT, SPLITS, Folder, Journal, Split, TokenWriter, adjusted, split_of_one
+from pretokenization.files import MARK, Feed, Source, refuse_changed
+from pretokenization.report import Report
+from pretokenization.sources import KINDS, Span, blocks_of, described, documents_of
+from pretokenization.split import FEW_FILES, Split, split_of_few, split_of_one
+from pretokenization.store import DOCUMENT, SPLITS, Folder, Journal, TokenWriter
 from pretokenization.workers import Answer, Reader, Setup, Task, Workers, hash_of, is_heavy
 from tokens.tokenizer import Vocabulary
 
@@ -85,7 +87,12 @@ class Text:
     @property
     def is_single_document(self) -> bool:
         """True for a text that is one document whatever it holds."""
-        return len(self.sources) == 1 and KINDS[self.sources[0].kind].is_single_document(self.reading)
+        return len(self.sources) == 1 and self.is_document_each
+
+    @property
+    def is_document_each(self) -> bool:
+        """True for files each of which is one document whatever it holds."""
+        return all(KINDS[source.kind].is_single_document(self.reading) for source in self.sources)
 
     @property
     def has_fields(self) -> bool:
@@ -97,7 +104,8 @@ class Text:
         before = 0
         for span in self.spans:
             source = self.sources[span.source]
-            for block in blocks_of(span.source, source, self.reading, span.start, span.stop, split.cut_byte):
+            for block in blocks_of(span.source, source, self.reading, span.start, span.stop,
+                                   split.cut_of(span.source)):
                 yield replace(block, on_disk=before + block.on_disk - span.start)
             before += self._bytes_of(span)
 
@@ -111,6 +119,7 @@ class Job:
 
     args: Namespace
     text: Text
+    val_fraction: float | None  # None: by the size of the text
     split: Split
     folder: Folder
     journal: Journal
@@ -118,6 +127,7 @@ class Job:
     signals: Signals
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    found: Report | None = None  # the report on a text in which only one document was found
 
     @property
     def num_documents(self) -> int:
@@ -135,7 +145,7 @@ class Job:
 
     def report(self, state: Mapping[str, Any] | None = None) -> Report:
         """A report on this run's text, or the one that an earlier run began."""
-        return Report(self.text.sources, self.text.reading, self.text.has_fields, **(state or {}))
+        return Report(self.text.sources, self.text.reading, self.text.has_fields).resumed(state or {})
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -144,6 +154,22 @@ class Job:
         with self.progress.phase(name):
             yield
         self.seconds[name] = self.seconds.get(name, 0) + time.monotonic() - began
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """A stage that reads the text. Raises UserError (exit 3) if a file has changed since the run began.
+
+        That is then the reason for whatever else seems to be wrong with the text.
+        """
+        sources = self.text.sources
+        with self.stage(name):
+            try:
+                yield
+            except (UserError, OSError) as error:
+                if isinstance(error, OSError) or error.code == Exit.DATA:
+                    refuse_changed(sources)
+                raise
+            refuse_changed(sources)
 
 
 class LongDocument:
@@ -174,21 +200,34 @@ class LongDocument:
         return np.array([(hash_of(self.digest), self.state["bytes"])], DOCUMENT)
 
 
-# ---------------------------------------------------------------- a single document
+# ---------------------------------------------------------------- the end of a document for validation
 
 
 def measure(job: Job) -> None:
     """Sets the split of a text that is a single document, for which its length must be known."""
-    with job.stage("measuring"):
+    with job.reading("measuring"):
         num_bytes, last = unpacked_bytes(job.text.sources[0], job.meter("measured"))
-    job.split = split_of_one(num_bytes, job.args.val_fraction, last)
+    job.split = split_of_one(num_bytes, job.val_fraction, last)
+
+
+def measure_few(job: Job) -> None:
+    """Sets the split of a few text files: whole documents by hash would be far too much text for validation, or none.
+
+    Not where the flags name a share, or leave out whole documents.
+    """
+    args, sources = job.args, job.text.sources
+    is_fit = job.val_fraction is None and not args.dedup and not args.min_document_chars and job.text.is_document_each
+    if is_fit and 1 < len(sources) < FEW_FILES:
+        with job.reading("measuring"):
+            sizes = [unpacked_bytes(source, job.meter("measured"))[0] for source in sources]
+        job.split = split_of_few(sizes) or job.split
 
 
 def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
     """The bytes of a source's text, without a byte order mark, and those of its last character."""
     with Feed(source) as feed:
         mark = len(MARK) if feed.window(0, len(MARK)) == MARK else 0
-        end = 0 if source.packing else max(0, source.num_bytes - 4)
+        end = 0 if source.is_stream else max(0, source.num_bytes - 4)
         tail = b""
         while block := feed.window(end, 2**20):
             end, tail = end + len(block), (tail + block)[-4:]
@@ -198,102 +237,20 @@ def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
     return end - mark, last
 
 
-def take_only_document(job: Job) -> None:
-    """Makes the only document of a text that might have held several a file of its own, to be split at a byte."""
+def take_only_document(job: Job, found: Report | None) -> None:
+    """Makes the only document of a text that might have held several a file of its own, to be split at a byte.
+
+    found is the report on that text.
+    """
+    job.found = found
     path = job.folder.work / "only"
-    with Workers(1, Reader, job.setup(Task.JOIN), job.signals) as workers, path.open("wb") as file:
+    with (job.folder.writing(), job.reading("reading"), path.open("wb") as file,
+          Workers(1, Reader, job.setup(Task.JOIN), job.signals) as workers):
         for _, answer in workers.answers(job.text.blocks(job.split), is_heavy):
             file.write(answer.text)
-    status = path.stat()
-    source = Source(path, job.text.sources[0].shown, status.st_size, status.st_mtime_ns)
+    source = described(path, job.text.sources[0].shown, path.stat())
     job.text = Text([source], [Span(0)], replace(job.text.reading, separator=None))
     measure(job)
-
-
-# ---------------------------------------------------------------- the survey
-
-
-@dataclass
-class Survey:
-    """What a first reading found: how much text there is, and the hashes of documents that came in parts."""
-
-    report: Report
-    num_documents: int = 0
-    num_bytes: int = 0
-    train_bytes: int = 0
-    lowest: tuple[int, int] = 2**64, 0  # the lowest hash, and the bytes of its documents
-    highest: tuple[int, int] = -1, 0
-    long_hashes: list[int] = field(default_factory=list)
-
-    def add(self, documents: np.ndarray, threshold: int) -> None:
-        """Counts DOCUMENT records."""
-        if not len(documents):
-            return
-        hashes, sizes = documents["hash"], documents["bytes"]
-        self.num_documents += len(documents)
-        self.num_bytes += int(sizes.sum())
-        self.train_bytes += int(sizes[hashes >= np.uint64(threshold)].sum())
-        lowest, highest = int(hashes.min()), int(hashes.max())
-        if lowest <= self.lowest[0]:
-            before = self.lowest[1] if lowest == self.lowest[0] else 0
-            self.lowest = lowest, before + int(sizes[hashes == np.uint64(lowest)].sum())
-        if highest >= self.highest[0]:
-            before = self.highest[1] if highest == self.highest[0] else 0
-            self.highest = highest, before + int(sizes[hashes == np.uint64(highest)].sum())
-
-
-def survey(job: Job) -> Survey:
-    """Reads all of the text once, and adjusts the split, so that it is the one by which the ids will be written."""
-    found, document = Survey(job.report()), LongDocument(job.text)
-    meter = job.meter("read")
-    with Workers(job.num_workers, Reader, job.setup(Task.SURVEY), job.signals) as workers:
-        for block, answer in workers.answers(job.text.blocks(job.split), is_heavy):
-            found.report.add(block, answer.found)
-            meter.at(block.on_disk)
-            if not block.is_incomplete:
-                for documents in answer.documents.values():
-                    found.add(documents, job.split.threshold)
-                continue
-            document = LongDocument(job.text) if block.first else document
-            document.add(block, answer)
-            if block.last:
-                found.long_hashes.append(int(document.record["hash"][0]))
-                found.report.short_documents += not document.is_kept
-                if document.is_kept:
-                    found.add(document.record, job.split.threshold)
-    found.report.end_source()
-
-    split = adjusted(job.split, found.lowest[0], found.highest[0])
-    if split.threshold > job.split.threshold:  # the document nearest to it is for validation
-        found.train_bytes = found.num_bytes - found.lowest[1]
-    elif split.threshold < job.split.threshold:  # all documents are the same, or all but the last are for validation
-        found.train_bytes = found.highest[1] if split.threshold else found.num_bytes
-    if found.num_documents > 1:
-        job.split = split
-    if job.split.cut_byte is not None:
-        found.train_bytes = job.split.cut_byte
-    return found
-
-
-def write_sample(job: Job, path: Path, share: float, long_hashes: Iterable[int]) -> int:
-    """Writes a share of the training text into a file, evenly spread over the text; returns its bytes."""
-    meter, hashes, num_bytes = job.meter("sampled"), iter(long_hashes), 0
-
-    def decided() -> Iterator[TextBlock]:
-        """The blocks, of which those of long documents know whether they are for validation."""
-        in_val = False
-        for block in job.text.blocks(job.split):
-            if block.is_incomplete and block.in_val is None:
-                in_val = next(hashes, 2**64) < job.split.threshold if block.first else in_val
-                block = replace(block, in_val=in_val)
-            yield block
-
-    setup = job.setup(Task.SAMPLE, share=share)
-    with path.open("wb", buffering=2**22) as file, Workers(job.num_workers, Reader, setup, job.signals) as workers:
-        for block, answer in workers.answers(decided(), is_heavy):
-            meter.at(block.on_disk)
-            num_bytes += file.write(answer.text)
-    return num_bytes
 
 
 # ---------------------------------------------------------------- encoding
@@ -343,7 +300,7 @@ class Encoding:
         """After a long document's last part its hash and its length say where it belongs, if anywhere."""
         document, split = self.document, self.job.split
         belongs: TokenWriter | None = home
-        if split.cut_byte is None and int(document.record["hash"][0]) < split.threshold:
+        if not split.cuts and int(document.record["hash"][0]) < split.threshold:
             belongs = self.writers["val"]
         if not document.is_kept:
             belongs = None
@@ -409,11 +366,12 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
     return encoding.report
 
 
-def encode_only_document(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
+def encode_only_document(job: Job, found: Report, vocabulary: Vocabulary, dtype: str) -> None:
     """Encodes again a text that turned out to be one document, now with its end kept for validation."""
-    take_only_document(job)
+    take_only_document(job, found)
     job.journal.encoded = None
     job.journal.only = True
+    job.journal.found = found.state()
     encode_text(job, vocabulary, dtype)
 
 
@@ -424,7 +382,7 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
     progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
     if chosen == "tokenizers" and could_be_faster(requested, vocabulary) and job.text.file_bytes > LARGE_BYTES:
         progress.say("python -m pip install gigatoken would make this about twenty times faster")
-    with job.folder.writing(), job.stage("encoding"):
+    with job.folder.writing(), job.reading("encoding"):
         try:
             return encode(job, vocabulary, chosen, dtype)
         except Differs as error:

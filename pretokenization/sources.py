@@ -10,12 +10,13 @@ import os
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.words import printable, several, shell_word
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
+from pretokenization.encodings import has_controls, refuse_encoding
 from pretokenization.files import PACKED_ENDINGS, PACKINGS, Feed, Source
 from pretokenization.json_lines import JsonLines
 from pretokenization.parquet import Parquet
@@ -28,26 +29,27 @@ KINDS: dict[str, Kind] = {
     "text": TextFile(),
 }
 HEAD_BYTES = 4096
+TOKENS = "If it holds tokens, train.py reads them as they are: --bin_file {}"
 NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do
     (0, b"PK\x03\x04", "a zip archive", "Unpack it first: unzip {}"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "Unpack it first: 7z x {}"),
     (0, b"Rar!\x1a\x07", "a RAR archive", "Unpack it first: unrar x {}"),
     (257, b"ustar", "a tar archive", "Unpack it first: tar -xf {}"),
     (0, b"%PDF", "a PDF", "Extract its text first: pdftotext {}"),
+    (0, b"{\\rtf", "rich text", "Save it as plain text first."),
+    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an office program", "Save it as plain text first."),
     (0, b"\x89PNG\r\n", "a picture", "Give a text file."),
     (0, b"\xff\xd8\xff", "a picture", "Give a text file."),
     (0, b"GIF8", "a picture", "Give a text file."),
     (0, b"\x7fELF", "a program", "Give a text file."),
     (0, b"SQLite format 3\0", "a database", "Export its text as .jsonl first."),
     (0, b"ARROW1\0\0", "an Arrow file", "Convert it to Parquet first."),
-    (0, b"\x93NUMPY", "a numpy array", "Tokens are read as they are: python train.py --bin_file {}"),
+    (0, b"\x89HDF\r\n", "an HDF5 file", "Export its text as .jsonl first."),
+    (0, b"GGUF", "a model in GGUF", "Give the text, not the model."),
+    (4, b'\0\0\0\0{"', "a model in safetensors", "Give the text, not the model."),
+    (0, b"\x93NUMPY", "a numpy array", TOKENS),
 )
-ENCODINGS = {  # longer marks first
-    b"\xff\xfe\0\0": "UTF-32",
-    b"\0\0\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
+OFFICE = (".docx", ".odt", ".epub", ".xlsx", ".pptx")  # zip archives by their first bytes
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
@@ -55,10 +57,12 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 # ---------------------------------------------------------------- finding files
 
 
-def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path | None) -> list[Source]:
+def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path | None,
+                 encoding: str = "") -> list[Source]:
     """Files, folders and globs as files in the order given, sorted within each, none twice; '-' is the file stdin.
 
-    Raises UserError (exit 3) for a file that is missing or does not hold text.
+    encoding is that of all text, UTF-8 if it is empty. Raises UserError (exit 3) for a file that is missing or does
+    not hold text.
     """
     found: dict[str, Source] = {}
     num_repeated = 0
@@ -67,9 +71,9 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path |
         if key in found:
             num_repeated += 1
         elif name == "-" and stdin is not None:
-            found[key] = examine(stdin, "stdin", is_piped=True)
+            found[key] = examine(stdin, "stdin", encoding, is_piped=True)
         else:
-            found[key] = examine(Path(name), printable(name))
+            found[key] = examine(Path(name), printable(name), encoding)
     if num_repeated:
         say(f"named more than once, read once: {several(num_repeated, 'file')}")
     return list(found.values())
@@ -129,7 +133,7 @@ def demo_sources() -> list[Source]:
     for path in sorted(root.rglob("*.py")):
         status = path.stat()
         if DEMO_SKIPS.isdisjoint(path.relative_to(root).parts) and (total := total + status.st_size) <= DEMO_BYTES:
-            chosen.append(Source(path, str(path.relative_to(root)), status.st_size, status.st_mtime_ns))
+            chosen.append(described(path, str(path.relative_to(root)), status))
     if not chosen:
         raise UserError(Exit.DATA, f"--demo: there are no Python sources in {root}. Give a text file of your own.")
     return chosen
@@ -138,10 +142,15 @@ def demo_sources() -> list[Source]:
 # ---------------------------------------------------------------- recognising a file
 
 
-def examine(path: Path, shown: str, is_piped: bool = False) -> Source:
+def described(path: Path, shown: str, status: os.stat_result) -> Source:
+    """A file as it is on the disk now."""
+    return Source(path, shown, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) -> Source:
     """Looks at a file's first bytes: how it is packed, which kind of input it is.
 
-    Raises UserError (exit 3) for what does not hold text.
+    Raises UserError (exit 3) for what does not hold text, or text that is clearly in another encoding.
     """
     try:
         status = path.stat()  # before it is opened: opening a fifo waits for its writer
@@ -150,35 +159,52 @@ def examine(path: Path, shown: str, is_piped: bool = False) -> Source:
                                        f"Pipe it in: cat {shell_word(str(path))} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
+            status = os.fstat(file.fileno())
+        packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
+        if not packing and path.name.endswith(".bz2") and raw.startswith(b"BZh"):
+            packing = "bzip2"  # cut so short that its mark is
+        source = replace(described(path, shown, status), packing=packing)
+        with Feed(source) as feed:
+            unpacked = feed.window(0, HEAD_BYTES)
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
 
-    packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
-    with Feed(Source(path, shown, status.st_size, packing=packing)) as feed:
-        head = feed.window(0, HEAD_BYTES)
     name = path.name.lower()
     bare_name = os.path.splitext(name)[0] if packing and name.endswith(PACKED_ENDINGS) else name
-    look = FirstLook(shown, name, bare_name, is_piped, raw, head)
-    kind = next(kind for kind in KINDS if KINDS[kind].recognises(look))
-    if KINDS[kind].is_text:
-        refuse_what_is_not_text(look)
-    return Source(path, shown, status.st_size, status.st_mtime_ns, packing, kind)
+    look = FirstLook(shown, name, bare_name, is_piped, raw, unpacked)
+    kind = next((kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(look)), "")
+    if not kind:
+        refuse_what_is_not_text(look, packing)
+        refuse_encoding(shown, unpacked, encoding)
+        if encoding:
+            source = replace(source, encoding=encoding)
+            with Feed(source) as feed:
+                look = replace(look, head=feed.window(0, HEAD_BYTES))
+        refuse_controls(look)
+        kind = next(kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(look))
+    return replace(source, kind=kind)
 
 
-def refuse_what_is_not_text(look: FirstLook) -> None:
-    """Raises UserError (exit 3) for the first bytes of an archive, a picture and the like, and for UTF-16."""
-    head, typed = look.head, look.typed
+def refuse_what_is_not_text(look: FirstLook, packing: str) -> None:
+    """Raises UserError (exit 3) for the first bytes of an archive, a model, a picture and the like."""
+    inner = next((inner for magic, inner in PACKINGS.items() if packing and look.head.startswith(magic)), "")
+    if inner:
+        raise UserError(Exit.DATA, f"{look.shown} is packed twice: there is {inner} inside its {packing}. Unpack it "
+                                   "once, and give the file that comes out.")
     for at, magic, what, cure in NOT_TEXT:
-        if head.startswith(magic, at):
-            raise UserError(Exit.DATA, f"{look.shown} is {what}, not text. {cure.format(typed)}")
+        if look.head.startswith(magic, at):
+            if look.bare_name.endswith(OFFICE):
+                what, cure = f"an {os.path.splitext(look.bare_name)[1]} document", "Save it as plain text first."
+            raise UserError(Exit.DATA, f"{look.shown} is {what}, not text. {cure.format(look.typed)}")
 
-    encoding = next((encoding for mark, encoding in ENCODINGS.items() if head.startswith(mark)), None)
-    odd, even = head[1::2].count(0), head[::2].count(0)
-    if encoding is None and len(head) >= 64 and max(odd, even) > 0.45 * len(head) > 9 * min(odd, even):  # no mark
-        encoding = "UTF-16LE" if odd > even else "UTF-16BE"
-    if encoding is not None:
-        raise UserError(Exit.DATA, f"{look.shown} is {encoding}, not UTF-8 (it begins with the bytes "
-                                   f"{head[:4].hex(' ')}). Convert it: iconv -f {encoding} -t UTF-8 {typed} > utf8.txt")
+
+def refuse_controls(look: FirstLook) -> None:
+    """Raises UserError (exit 3) for what is full of control characters, as token files are."""
+    if has_controls(look.head):
+        num_zeros = look.head.count(0)
+        zeros = f", {num_zeros:,} of them zero" * bool(num_zeros)
+        raise UserError(Exit.DATA, f"{look.shown} is not text: its first {len(look.head):,} bytes are full of control "
+                                   f"characters{zeros}. {TOKENS.format(look.typed)}")
 
 
 # ---------------------------------------------------------------- reading
@@ -194,7 +220,13 @@ def blocks_of(index: int, source: Source, reading: Reading, start: int = 0, stop
     try:
         yield from KINDS[source.kind].blocks(index, source, reading, start, stop, cut)
     except OSError as error:
-        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while reading. Run the command again.") from error
+        raise unreadable(source, error) from error
+
+
+def unreadable(source: Source, error: OSError) -> UserError:
+    """The error for a file that could be read before."""
+    return UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command again when the "
+                                "file can be read.")
 
 
 def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
@@ -206,9 +238,12 @@ def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
     source = sources[block.source]
     content = block.content
     if content is None:
-        with source.path.open("rb", buffering=0) as file:
-            file.seek(block.offset)
-            content = file.read(block.length)
+        try:
+            with source.path.open("rb", buffering=0) as file:
+                file.seek(block.offset)
+                content = file.read(block.length)
+        except OSError as error:
+            raise unreadable(source, error) from error
         if len(content) != block.length:
             raise UserError(Exit.DATA, f"{source.shown} became shorter while it was read. Run the command again when "
                                        "nothing writes to the file.")
@@ -236,7 +271,7 @@ def spans_of(sources: Sequence[Source], reading: Reading, shard: int = 0, num_sh
     longest = min(reading.limits.span_bytes, max(2**20, num_bytes // (8 * num_shards)))
     spans: list[tuple[Span, int]] = []
     for index, source in enumerate(sources):
-        can_cut = not source.packing and KINDS[source.kind].ending(reading) != b""
+        can_cut = not source.is_stream and KINDS[source.kind].ending(reading) != b""
         step = longest if can_cut and num_shards > 1 else max(1, source.num_bytes)
         for start in range(0, max(1, source.num_bytes), step):
             stop = start + step if start + step < source.num_bytes else None

@@ -1,4 +1,4 @@
-"""The output folder while it is filled: the split, token files that can be cut back, a journal, and one commit."""
+"""The output folder while it is filled: token files that can be cut back, a journal, and one commit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.errors import Exit, UserError
-from common.files import sync, write_whole
+from common.files import read_text, sync, write_whole
 from common.signals import Signals, Stake
 from common.words import printable, size
 from tokens.stream import DTYPES
@@ -29,59 +29,13 @@ except ImportError:  # Windows, where two runs into one folder are not told apar
 
 WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
 LOCK = ".pretokenize.lock"
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never the file that a link points to
 SPLITS = ("train", "val")
 DOCUMENT = np.dtype([("hash", "<u8"), ("bytes", "<u8")])
 OUTPUTS = re.compile(r"tokenizer\.json|(train|val)\.(bin|idx|docs)|(tokens_)?(train|val)_\d{6}\.bin")
+MAX_JOURNAL_BYTES = 2**30
 COPIED_TOKENS = 2**23
 HASHES_AT_ONCE = 2**22
-
-
-# ---------------------------------------------------------------- the split into training and validation
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which part of the text is kept for validation, and the rule in words, as metadata.json records it.
-
-    Either documents whose hash is below the threshold, or, of a single document, everything from a byte on.
-    """
-
-    rule: str
-    threshold: int = 0
-    cut_byte: int | None = None
-
-
-def split_by_hash(val_fraction: float) -> Split:
-    """Whole documents by hash: the same for each document whatever other documents there are."""
-    if val_fraction == 0:
-        return Split("none, as asked")
-    return Split(f"documents whose sha256 / 2^256 is below {val_fraction:g}", int(val_fraction * 2**64))
-
-
-def adjusted(split: Split, lowest: int, highest: int) -> Split:
-    """The split once the hashes of all documents are known: neither part is empty while two documents differ.
-
-    lowest and highest are the hashes' bounds; highest is -1 if there is no document.
-    """
-    if not split.threshold or highest < 0:
-        return split
-    if lowest == highest:
-        return replace(split, rule="none, the documents are all the same", threshold=0)
-    if lowest >= split.threshold:
-        return replace(split, rule=split.rule + "; there are none, so the one nearest to it", threshold=lowest + 1)
-    if highest < split.threshold:
-        return replace(split, rule=split.rule + ", but the last that is left", threshold=highest)
-    return split
-
-
-def split_of_one(num_bytes: int, val_fraction: float, last_character_bytes: int = 1) -> Split:
-    """A single document: its tail is kept for validation."""
-    cut = max(1, int(num_bytes * (1 - val_fraction)))
-    if val_fraction == 0:
-        return Split("none, as asked", 0, num_bytes)
-    if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
-        return Split("none, the text is too short", 0, num_bytes)
-    return Split(f"the tail of the only document, from byte {cut:,} on", 0, cut)
 
 
 # ---------------------------------------------------------------- writing
@@ -151,6 +105,7 @@ class Journal:
     trained: dict[str, Any] | None = None  # the tokenizer is in the work folder: the split and the report of the survey
     encoded: dict[str, Any] | None = None  # blocks done, what each split holds, a document that goes on, the report
     only: bool = False  # the text turned out to be one document, which is split at a byte
+    found: dict[str, Any] | None = None  # the report on the text in which only one document was found
     commit: dict[str, Any] | None = None  # all is written: the names of the files and their metadata
 
     @staticmethod
@@ -184,7 +139,9 @@ class Folder:
         self.keep = False  # the work folder, for the next run
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = (path / LOCK).open("a+")
+            if self.work.is_symlink():  # what it points to would be deleted
+                raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {WORK} in it is a link. Delete the link.")
+            self.lock = os.fdopen(os.open(path / LOCK, LOCK_FLAGS, 0o666), "w")
             if fcntl is not None:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
             self.work.mkdir(exist_ok=True)
@@ -245,7 +202,7 @@ class Folder:
     def peek_journal(self) -> Journal:
         """The journal in the work folder, whichever command left it; an empty one if there is none."""
         try:
-            return Journal.of(json.loads((self.work / "journal.json").read_text(encoding="utf-8")))
+            return Journal.of(json.loads(read_text(self.work / "journal.json", MAX_JOURNAL_BYTES)))
         except (OSError, ValueError, RecursionError):
             return Journal()
 

@@ -41,8 +41,8 @@ class TextFile:
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
+        found.num_bytes += len(content)
         found.newlines = content.count(b"\n")
-        found.shows_encoding = True
         separator = (reading.separator or "").encode()
         if block.is_part and block.last and separator and content.endswith(separator):
             content = content[:-len(separator)]

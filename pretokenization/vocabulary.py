@@ -8,19 +8,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 from common.files import write_whole
+from common.words import printable
+from pretokenization.blocks import Findings
 from pretokenization.engines import Encoder, Fence, fence_ranges
-from pretokenization.passes import Job, Survey, survey, take_only_document, write_sample
-from pretokenization.store import Split
+from pretokenization.passes import Job, take_only_document
+from pretokenization.sources import documents_of
+from pretokenization.split import Split
+from pretokenization.survey import Survey, survey, write_sample
 from pretokenization.workers import SEPARATOR, in_child
+from tokens.faithful import NOT_NFC, probes_of, refuse_changes, refuse_random_ids
 from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
 
+PROBE_CHARACTERS = 2**16  # of the corpus, with which a tokenizer is tried
 FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
 NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 
@@ -28,9 +34,26 @@ NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 # ---------------------------------------------------------------- for one run
 
 
-def given_vocabulary(path: str) -> Vocabulary:
-    """An existing tokenizer. Raises UserError (exit 3)."""
-    return vocabulary_of(load_tokenizer(path))
+def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
+    """An existing tokenizer, with a warning of what it changes in text. Raises UserError (exit 3)."""
+    vocabulary = vocabulary_of(load_tokenizer(path))
+    shown = printable(path)
+    refuse_random_ids(vocabulary.content, f"--tokenizer_file {shown}")
+    if change := refuse_changes(vocabulary.tokenizer, f"--tokenizer_file {shown}", probes_of(vocabulary.content)):
+        warn(f"--tokenizer_file {shown} {change}.")
+    return vocabulary
+
+
+def refuse_on_this_text(job: Job, vocabulary: Vocabulary) -> None:
+    """Raises UserError (exit 3) if the first text of the corpus does not come back from its ids."""
+    block = next(job.text.blocks(job.split), None)
+    if block is None:
+        return
+    texts, _ = documents_of(block, job.text.sources, job.text.reading, Findings())
+    text = next((text for text in texts if not text.isspace()), "")[:PROBE_CHARACTERS]
+    where = f"--tokenizer_file {printable(job.args.tokenizer_file)}, on {job.text.sources[block.source].shown}"
+    if refuse_changes(vocabulary.tokenizer, where, [text]) == NOT_NFC:
+        job.progress.warn(f"{job.text.sources[block.source].shown} holds such characters: its text is changed.")
 
 
 def trained_vocabulary(job: Job) -> Vocabulary:
@@ -38,19 +61,27 @@ def trained_vocabulary(job: Job) -> Vocabulary:
     trained, path = job.journal.trained, job.folder.work / "tokenizer.json"
     if trained is not None and path.is_file():
         job.progress.say("the tokenizer was trained by an earlier run")
-        if trained["split"]["cut_byte"] is not None and job.split.cut_byte is None:
-            take_only_document(job)
-        job.split = Split(**trained["split"])
+        split = Split.of(trained["split"])
+        if split.cuts and not job.split.cuts:
+            take_only_document(job, job.report(trained["report"]))
+        job.split = split
         return vocabulary_of(load_tokenizer(path))
 
-    with job.stage("reading"):
-        known = survey(job)
+    known = surveyed(job)
     if known.num_bytes < 2:
         raise known.report.nothing_there()
-    if known.num_documents == 1 and job.split.cut_byte is None and job.split.threshold:
-        take_only_document(job)
-        known = replace(known, long_hashes=[], train_bytes=job.split.cut_byte or known.num_bytes)
     return new_vocabulary(job, known)
+
+
+def surveyed(job: Job) -> Survey:
+    """The text is read once, and the split settled. A text that turns out to be one document is split at a byte."""
+    with job.reading("reading"):
+        known = survey(job)
+    if known.num_documents == 1 and not job.split.cuts and job.split.threshold:
+        take_only_document(job, known.report)
+        train_bytes = job.split.cuts[0] or known.num_bytes
+        known = replace(known, long_hashes=[], train_bytes=train_bytes)
+    return known
 
 
 def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
@@ -67,7 +98,7 @@ def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
                  f"{', spread evenly over the text' * (sample_bytes < train_bytes)}")
 
     path = job.folder.work / "sample"
-    with job.folder.writing(), job.stage("sampling"):
+    with job.folder.writing(), job.reading("sampling"):
         sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes), known.long_hashes)
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
     with job.stage("training the tokenizer"):

@@ -262,11 +262,12 @@ class Reader:
     def _contents(self, block: TextBlock, answer: Answer) -> list[bytes]:
         """The documents of a block that are not too short, in UTF-8; or the text of a part."""
         reading, found = self.setup.reading, answer.found
+        is_tail = block.in_val and len(self.setup.sources) == 1  # of a single document: it may be blank
         texts, contents = documents_of(block, self.setup.sources, reading, found)
         if block.is_incomplete:
             answer.characters = len(texts[0])
-            answer.is_blank = not texts[0].strip() and not block.in_val
-        elif block.in_val:  # the tail of a single document, which may be blank
+            answer.is_blank = not texts[0].strip() and not is_tail
+        elif is_tail:
             contents = [content for content in contents if content]
         else:
             least = max(1, reading.min_chars)

@@ -20,7 +20,8 @@ from common.files import sha256_of
 from common.signals import Signals
 from pretokenization import assemble, store, vocabulary
 from pretokenization.blocks import SAFE_PLACE, Limits, Reading, parts_of
-from pretokenization.store import Folder, split_of_one
+from pretokenization.split import split_of_one
+from pretokenization.store import Folder
 from pretokenization.vocabulary import sampled, tokenizer_json
 from tests.helpers.commands import ROOT
 from tests.helpers.commands import run as run_command
@@ -296,7 +297,7 @@ def test_a_single_document_gives_its_tail_cut_at_a_character(content, fraction, 
 
 def test_tinyshakespeares_last_tenth_is_its_last_111540_bytes():
     split = split_of_one(1_115_394, 0.1)
-    assert (split.cut_byte, 1_115_394 - 1_003_854) == (1_003_854, 111_540)
+    assert (split.cuts, 1_115_394 - 1_003_854) == ((1_003_854,), 111_540)
 
 
 def test_many_documents_are_split_by_the_hash_of_each(tokenizer_file):
@@ -320,7 +321,7 @@ def test_neither_part_is_ever_empty(is_trained, tokenizer_file):
         metadata = run("a.jsonl", "--val_fraction", fraction, *how)
         assert documents("val") == [content for content in texts if content in val]
         assert documents("train") == [content for content in texts if content not in val]
-        assert "nearest" in metadata["split_rule"] or "last that is left" in metadata["split_rule"]
+        assert ("is the lowest" if fraction == "1e-9" else "is the highest") in metadata["split_rule"]
 
 
 def test_documents_that_are_all_the_same_are_all_for_training(tokenizer_file):
@@ -543,10 +544,13 @@ def test_bytes_that_are_not_utf8_are_replaced_and_said_or_stop_the_run(num_worke
     assert documents("train")  # the old set is there
 
 
-def test_latin_1_is_recognised(capsys, tokenizer_file):
-    write("a.txt", ("caf\u00e9 " * 50).encode("latin-1"))
+def test_few_characters_that_are_all_in_another_encoding_are_said_with_the_flag(capsys, tokenizer_file):
+    write("a.txt", words(30_000).encode() + ("caf\u00e9 " * 50).encode("cp1252"))
     run("a.txt", "--tokenizer_file", str(tokenizer_file))
-    assert "iconv -f LATIN1 -t UTF-8 a.txt" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "50 places" in said
+    assert "hardly any character beyond ASCII is valid UTF-8" in said
+    assert "--encoding" in said
 
 
 @pytest.mark.parametrize(
@@ -556,7 +560,7 @@ def test_latin_1_is_recognised(capsys, tokenizer_file):
         ("empty.txt", b"", "nothing to train on"),
         ("blank.txt", b" \n\t\n", "nothing to train on"),
         ("one.txt", b"x", "nothing to train on"),
-        ("utf16.txt", "text".encode("utf-16"), "iconv -f UTF-16"),
+        ("utf16.txt", "text".encode("utf-16"), "--encoding utf-16"),
         ("a.txt.gz", b"\x1f\x8b\x08", r"a\.txt\.gz is damaged"),
         ("a.txt.bz2", bz2.compress(words(9000).encode())[:-500], r"a\.txt\.bz2 is damaged"),
         ("*.none", None, "matches no file"),

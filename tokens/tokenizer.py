@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import Exit, UserError
-from common.files import read_bytes
+from common.files import read_bytes, read_text
 from common.words import printable
 
 if TYPE_CHECKING:
@@ -94,15 +96,33 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         raise UserError(Exit.DATA, f"tokenizer {printable(str(path))}: {error.strerror}. "
                                    "Give --tokenizer_file.") from error
     try:
-        tokenizer = _for_text(Tokenizer.from_buffer(content))
-        # Some broken files panic only when they are first used. A text without ids in the vocabulary is no such thing.
-        with contextlib.suppress(Exception):
-            tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
+        with _without_panics():
+            tokenizer = _for_text(Tokenizer.from_buffer(content))
+            # Some broken files panic only when they are first used. A text without ids in the vocabulary does not.
+            with contextlib.suppress(Exception):
+                tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is not an Exception
         return _from_vocabulary(path, content, error)
     return tokenizer
+
+
+@contextlib.contextmanager
+def _without_panics() -> Iterator[None]:
+    """While inside, the library cannot print the panics that it raises as errors besides: stderr goes nowhere."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _from_vocabulary(path: Path, content: bytes, error: BaseException) -> Tokenizer:
@@ -131,7 +151,7 @@ def _from_vocabulary_and_merges(path: Path, vocabulary: dict[str, Any]) -> Token
         raise UserError(Exit.DATA, f"{printable(str(path))} is a vocabulary without merges. Put vocab.bpe or "
                                    "merges.txt beside it.")
     try:
-        lines = merges_path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(merges_path, MAX_TOKENIZER_BYTES).splitlines()
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))  # type: ignore[arg-type]
     except Exception as error:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pretokenization.blocks import LIMITS, Findings, Limits, Reading, Report
+from pretokenization.blocks import LIMITS, Findings, Limits, Reading
 from pretokenization.files import Source
+from pretokenization.report import Report
 from pretokenization.sources import blocks_of, documents_of, examine, spans_of
 
 MARK = b"\xef\xbb\xbf"
@@ -108,3 +109,36 @@ def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS, s
         assert not parts
     report.end_source()
     return documents, report
+
+
+# ---------------------------------------------------------------- other languages and encodings
+
+WORDS_OF = {
+    "English": "the morning was bright and the harbour lay still under a thin mist while somebody sang",
+    "French": "d\u00e9j\u00e0 l'\u00e9t\u00e9 s'ach\u00e8ve o\u00f9 les for\u00eats \u00e9taient br\u00fbl\u00e9es et "
+              "le ch\u00e2teau \u00e0 c\u00f4t\u00e9 du c\u0153ur fran\u00e7ais",
+    "Russian": "\u0443\u0442\u0440\u043e \u0431\u044b\u043b\u043e \u044f\u0441\u043d\u043e\u0435 \u0438 "
+               "\u0433\u043e\u0440\u043e\u0434 \u0442\u0438\u0445\u043e \u0441\u043f\u0430\u043b \u043f\u043e\u0434 "
+               "\u0442\u043e\u043d\u043a\u0438\u043c \u0442\u0443\u043c\u0430\u043d\u043e\u043c "
+               "\u043a\u043e\u0433\u0434\u0430 \u043a\u0442\u043e-\u0442\u043e \u0437\u0430\u043f\u0435\u043b",
+    "Japanese": "\u671d\u306f \u660e\u308b\u304f\u3001 \u6e2f\u306f \u8584\u3044 \u9727\u306e \u4e0b\u3067 "
+                "\u9759\u304b\u306b \u7720\u3063\u3066\u3044\u305f\u3002 \u305d\u306e\u3068\u304d \u8ab0\u304b\u304c "
+                "\u30d4\u30a2\u30ce\u3092 \u5f3e\u3044\u305f\u3002",
+    "Chinese": "\u65e9\u6668\u5f88\u660e\u4eae\uff0c \u6e2f\u53e3\u5728\u8584\u96fe\u4e0b \u5b89\u9759\u5730 "
+               "\u7761\u7740\uff0c \u8fd9\u65f6 \u6709\u4eba \u5f00\u59cb\u5531\u6b4c\u3002",
+}
+LANGUAGES: dict[str, tuple[str, ...]] = {  # and the encodings that their texts came in
+    "English": ("ascii",),
+    "French": ("cp1252",),
+    "Russian": ("cp1251", "koi8-r"),
+    "Japanese": ("shift_jis", "euc_jp"),
+    "Chinese": ("gb18030",),
+}
+
+
+def in_language(language: str, num_characters: int, seed: int = 0) -> str:
+    """Text of a language, in lines."""
+    rng, known = random.Random(seed), WORDS_OF[language].split(" ")
+    joint = "" if language in ("Japanese", "Chinese") else " "
+    lines = [joint.join(rng.choices(known, k=12)) + "\n" for _ in range(num_characters // 20 + 1)]
+    return "".join(lines)[:num_characters]

@@ -1,9 +1,7 @@
 """blocks.py: documents are cut where no id changes; what was found in them is counted and placed."""
 
-import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,17 +9,12 @@ from common.errors import Exit, UserError
 from pretokenization.blocks import (
     SAFE_PLACE,
     SPACE,
-    Findings,
     Limits,
     Reading,
-    Report,
-    TextBlock,
     begun_character,
     last_place,
     parts_of,
 )
-from pretokenization.files import Source
-from pretokenization.text_files import TextFile
 from tests.helpers.texts import ALPHABET, MARK, read, write
 
 
@@ -72,31 +65,9 @@ def test_bytes_that_are_not_utf8_are_replaced_counted_and_placed(named):
         assert found == [content.decode(errors="replace")]
         assert report.replaced == 3
         assert f"byte {12 + len(mark)}, line 2 of a.txt" in report.first_replaced
-        assert not report.latin_1
+        assert not report.doubtful
         with pytest.raises(UserError, match=rf"0xff .* at byte {12 + len(mark)}, line 2 of a\.txt") as caught:
             read("a.txt", reading=replace(reading, strict=True), limits=limits)
         assert caught.value.code == Exit.DATA
     write("a.jsonl", MARK + b'{"text": "x"}\n{"text": "\xff"}')
     assert "byte 27, line 2 of a.jsonl" in read("a.jsonl", limits=limits)[1].first_replaced
-
-
-def test_latin_1_is_told_from_damaged_utf8():
-    write("a.txt", ("caf\u00e9 " * 50).encode("latin-1"))
-    write("b.txt", ("caf\u00e9 " * 50).encode() + b"\xe9")
-    write("c.txt", "plain")
-    assert read("a.txt", "b.txt", "c.txt", "a.txt")[1].latin_1 == ["a.txt", "a.txt"]
-
-
-def test_a_report_goes_on_from_its_state():
-    content = b"\xffcaf\xe9 \xe9\xe9\n" * 3
-    reading = Reading(separator="<->")
-    block, found = TextBlock(0, 0, len(content)), Findings()
-    TextFile().documents(block, content, reading, found)
-    source = Source(Path("a.txt"), "a.txt")
-    whole, first = Report([source], reading), Report([source], reading)
-    whole.add(block, found)
-    whole.add(block, found)
-    first.add(block, found)
-    second = Report([source], reading, **json.loads(json.dumps(first.state())))
-    second.add(block, found)
-    assert second == whole

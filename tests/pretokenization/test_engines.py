@@ -123,7 +123,7 @@ def test_a_pair_as_gpt2s_is_of_the_known_kind_and_ends_with_its_last_id(content)
     vocab = {token: number - 1 for token, number in model["vocab"].items() if number} | {"<|endoftext|>": 2999}
     Path("encoder.json").write_text(json.dumps(vocab))
     Path("vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]), "utf-8")
-    found = given_vocabulary("encoder.json")
+    found = given_vocabulary("encoder.json", print)
     assert (found.size, found.end_id, found.end) == (3000, 2999, "<|endoftext|>")
     assert found.splits_as_gpt2
     assert found.is_known_kind
@@ -489,7 +489,7 @@ def needs_corpora() -> None:
 def test_real_text_gets_the_same_ids_by_both_engines_and_comes_back(kind, content):
     needs_corpora()
     if kind == "gpt2":
-        vocabulary = given_vocabulary(str(CORPORA / "gpt2/tokenizer.json"))
+        vocabulary = given_vocabulary(str(CORPORA / "gpt2/tokenizer.json"), print)
     else:
         vocabulary = vocabulary_of(parse(content))
     both = Encoder(vocabulary, "gigatoken"), Encoder(vocabulary, "tokenizers")

@@ -101,7 +101,8 @@ def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
     monkeypatch.setattr(vocabulary, "in_child", child)
     made = []
     for engine in ("tokenizers", "gigatoken"):
-        argv = ["a.jsonl", "--vocab_size", "700", "--engine", engine, "--output_dir", engine, "--num_workers", "1"]
+        argv = ["a.jsonl", "--vocab_size", "700", "--engine", engine, "--output_dir", engine, "--num_workers", "1",
+                "--val_fraction", "0.005"]
         assert pretokenize.main(argv, Limits(fast_sample_bytes=0)) == 0
         made.append({name: Path(engine, name).read_bytes() for name in ("train.bin", "val.bin", "tokenizer.json")})
     assert made[0] == made[1]

@@ -1,0 +1,95 @@
+"""Which part of a text is kept for validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+VAL_FRACTION = 0.005
+LEAST_VAL_BYTES = 2**16  # with less, the validation loss of a small text is mostly chance
+MOST_VAL_FRACTION = 0.1  # of a text for which that would be too much
+SMALL_BYTES = int(LEAST_VAL_BYTES / VAL_FRACTION)  # from 13 MB on the share is always VAL_FRACTION
+FEW_FILES = 100  # of fewer text files each gives its end: whole ones would be far too much, or too little
+LEAST_TAIL_BYTES = 32  # of a shorter file's end nothing is kept
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which part of the text is kept for validation, and the rule in words, as metadata.json records it.
+
+    Either documents whose hash is below the threshold, or of each file everything from a byte on (None: nothing).
+    """
+
+    rule: str
+    threshold: int = 0
+    cuts: tuple[int | None, ...] = ()
+
+    @staticmethod
+    def of(recorded: Mapping[str, Any]) -> Split:
+        """The split that a journal holds; an older one has a single cut."""
+        cut = recorded.get("cut_byte")
+        cuts = recorded.get("cuts") or ([] if cut is None else [cut])
+        return Split(recorded["rule"], recorded["threshold"], tuple(cuts))
+
+    def cut_of(self, source: int) -> int | None:
+        """The byte of a source from which on it is kept for validation; None if its hash decides, or nothing is."""
+        return self.cuts[source] if self.cuts else None
+
+
+def default_fraction(num_bytes: int) -> float:
+    """0.5% of the text; of a small one enough for 64 KiB, but a tenth at most."""
+    return max(VAL_FRACTION, min(MOST_VAL_FRACTION, LEAST_VAL_BYTES / max(1, num_bytes)))
+
+
+def settled(val_fraction: float | None, num_bytes: int, lowest: int, highest: int) -> Split:
+    """The split by hash of documents of so many bytes, whose lowest and highest hash are known."""
+    fraction = default_fraction(num_bytes) if val_fraction is None else val_fraction
+    return adjusted(split_by_hash(fraction), lowest, highest)
+
+
+def split_by_hash(val_fraction: float) -> Split:
+    """Whole documents by hash: the same for each document whatever other documents there are."""
+    if val_fraction == 0:
+        return Split("none, as requested")
+    return Split(f"the documents whose sha256 is among the lowest {100 * val_fraction:.3g}% of all values",
+                 int(val_fraction * 2**64))
+
+
+def adjusted(split: Split, lowest: int, highest: int) -> Split:
+    """The split once the hashes of all documents are known: neither part is empty while two documents differ.
+
+    lowest and highest are the hashes' bounds; highest is -1 if there is no document.
+    """
+    if not split.threshold or highest < 0:
+        return split
+    share = f"the lowest {100 * split.threshold / 2**64:.3g}% of all values"
+    if lowest == highest:
+        return replace(split, rule="none, the documents are all the same", threshold=0)
+    if lowest >= split.threshold:
+        return replace(split, rule=f"the document whose sha256 is the lowest (no other is among {share} either)",
+                       threshold=lowest + 1)
+    if highest < split.threshold:
+        return replace(split, rule=f"all documents but the one whose sha256 is the highest (all are among {share})",
+                       threshold=highest)
+    return split
+
+
+def split_of_one(num_bytes: int, val_fraction: float | None, last_character_bytes: int = 1) -> Split:
+    """A single document: its tail is kept for validation."""
+    fraction = default_fraction(num_bytes) if val_fraction is None else val_fraction
+    cut = max(1, int(num_bytes * (1 - fraction)))
+    if fraction == 0:
+        return Split("none, as requested", cuts=(num_bytes,))
+    if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
+        return Split("none, the text is too short", cuts=(num_bytes,))
+    return Split(f"the end of the only document, from byte {cut:,} on", cuts=(cut,))
+
+
+def split_of_few(sizes: Sequence[int]) -> Split | None:
+    """The tail of each of a few files with so many bytes of text; None if all of them are too short for that."""
+    fraction = default_fraction(sum(sizes))
+    cuts = tuple(int(size * (1 - fraction)) if size * fraction >= LEAST_TAIL_BYTES else None for size in sizes)
+    if not any(cuts):
+        return None
+    return Split(f"the last {100 * fraction:.3g}% of each file", cuts=cuts)

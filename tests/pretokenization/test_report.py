@@ -1,0 +1,67 @@
+"""report.py: what was found in a text is counted, placed and said; too much that is not UTF-8 ends the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import Exit, UserError
+from pretokenization.blocks import Findings, Reading, TextBlock
+from pretokenization.files import Source
+from pretokenization.report import Report
+from pretokenization.text_files import TextFile
+from tests.helpers.texts import PACK, in_language, lines, read, words, write
+
+
+def test_a_report_goes_on_from_its_state():
+    content = b"\xffcaf\xe9 \xe9\xe9\n" * 3 + b"x" * 2000
+    reading = Reading(separator="<->")
+    block, found = TextBlock(0, 0, len(content)), Findings()
+    TextFile().documents(block, content, reading, found)
+    source = Source(Path("a.txt"), "a.txt")
+    whole, first = Report([source], reading), Report([source], reading)
+    whole.add(block, found)
+    whole.add(block, found)
+    first.add(block, found)
+    state = {**json.loads(json.dumps(first.state())), "latin_1": ["of an older version"]}
+    second = Report([source], reading).resumed(state)
+    second.add(block, found)
+    assert second == whole
+    second.end_source()
+    second.end_source()
+    assert second.doubtful == [(0, 0)]
+
+
+def test_damaged_utf8_is_told_from_a_text_that_is_hardly_utf8():
+    filler = words(30_000)
+    write("a.txt", filler.encode() + ("caf\u00e9 " * 50).encode("latin-1"))
+    write("b.txt", ("caf\u00e9 " * 1000).encode() + b"\xe9" * 9)
+    write("c.txt", "plain")
+    write("d.txt", filler.encode() + b"\xe9\xe9\xe9")
+    assert read("a.txt", "b.txt", "c.txt", "d.txt", "a.txt")[1].doubtful == [(0, 30_003), (4, 30_003)]
+
+
+@pytest.mark.parametrize("form", ["plain", "lines", "separated", *PACK])
+def test_a_text_of_which_more_than_a_hundredth_is_not_utf8_is_refused(form):
+    content = in_language("Russian", 3000).encode("cp1251")
+    few = words(100 * len(content)).encode()
+    reading = Reading(separator="\n\n" if form == "separated" else None)
+    names = {"plain": "a.txt", "separated": "a.txt", "lines": "a.jsonl"}
+    name = names.get(form, f"a.txt.{form}")
+    for is_too_much, text in ((True, content), (True, few[:20 * len(content)] + content), (False, few + content)):
+        if form == "lines":
+            text = b"".join(b'{"text": "' + line + b'"}\n' for line in text.split(b"\n"))
+        write(name, PACK[form](text) if form in PACK else text)
+        if not is_too_much:
+            assert read(name, reading=reading)[1].replaced > 1000
+            continue
+        with pytest.raises(UserError, match=rf"{name} is not UTF-8: \d,\d+ places in its first") as caught:
+            read(name, reading=reading)
+        assert caught.value.code == Exit.DATA
+
+
+def test_a_stray_byte_in_a_short_text_and_half_characters_that_json_spells_stop_nothing():
+    write("a.txt", b"short \xff text \xff\xff")
+    assert read("a.txt")[1].replaced == 3
+    write("b.jsonl", lines(["\ud83d" * 9] * 9))
+    assert read("b.jsonl")[1].replaced == 81

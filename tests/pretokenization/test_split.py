@@ -1,0 +1,57 @@
+"""split.py: how much is kept for validation where no share is given, and in which words that is said."""
+
+import pytest
+
+from pretokenization.split import (
+    LEAST_VAL_BYTES,
+    SMALL_BYTES,
+    Split,
+    default_fraction,
+    settled,
+    split_of_few,
+    split_of_one,
+)
+
+
+def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
+    assert default_fraction(0) == default_fraction(1000) == default_fraction(600_000) == 0.1
+    assert 1_115_394 * default_fraction(1_115_394) == pytest.approx(LEAST_VAL_BYTES)
+    assert default_fraction(SMALL_BYTES + 1) == default_fraction(10**12) == 0.005
+    fractions = [default_fraction(num_bytes) for num_bytes in range(1, 2 * SMALL_BYTES, 99_999)]
+    assert fractions == sorted(fractions, reverse=True)
+
+
+def test_a_share_that_is_given_means_what_it_says_whatever_the_size():
+    for num_bytes in (100, 10**6, 10**9):
+        assert split_of_one(num_bytes, 0.2).cuts == (int(num_bytes * 0.8),)
+        assert settled(0.2, num_bytes, 0, 2**64 - 1).threshold == int(0.2 * 2**64)
+
+
+def test_of_a_few_files_each_gives_its_end():
+    split = split_of_few([100_000, 300_000, 0, 40, 600_000])
+    assert split is not None
+    fraction = LEAST_VAL_BYTES / 1_000_040
+    assert split.cuts == (int(100_000 * (1 - fraction)), int(300_000 * (1 - fraction)), None, None,
+                          int(600_000 * (1 - fraction)))
+    assert split.rule == "the last 6.55% of each file"
+    assert split.cut_of(2) is None
+    assert split_of_few([100, 200]) is None
+
+
+def test_neither_part_is_empty_and_the_words_say_why():
+    tenth = int(0.1 * 2**64)
+    few, all_low = settled(0.1, 999, tenth + 5, 2**64 - 1), settled(0.1, 999, 3, tenth - 5)
+    assert few.threshold == tenth + 6
+    assert few.rule == ("the document whose sha256 is the lowest (no other is among the lowest 10% of all values "
+                        "either)")
+    assert all_low.threshold == tenth - 5
+    assert all_low.rule.startswith("all documents but the one whose sha256 is the highest")
+    assert settled(0.1, 999, 7, 7) == Split("none, the documents are all the same")
+    assert settled(0.1, 999, 7, tenth).rule == "the documents whose sha256 is among the lowest 10% of all values"
+    assert settled(0, 999, 7, tenth).rule == "none, as requested"
+
+
+def test_the_split_in_an_older_journal_is_understood():
+    assert Split.of({"rule": "the tail", "threshold": 0, "cut_byte": 17}).cuts == (17,)
+    assert Split.of({"rule": "documents", "threshold": 5, "cut_byte": None}) == Split("documents", 5)
+    assert Split.of({"rule": "r", "threshold": 0, "cuts": [1, None]}).cuts == (1, None)
