@@ -253,6 +253,15 @@ int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned
                                                                                         flags));
 }
 
+int link(const char *from, const char *to) {
+    SIMPLE("link", AT_FDCWD, to, REAL(int, "link", (const char *, const char *))(from, to));
+}
+
+int linkat(int from_fd, const char *from, int to_fd, const char *to, int flags) {
+    SIMPLE("link", to_fd, to,
+           REAL(int, "linkat", (int, const char *, int, const char *, int))(from_fd, from, to_fd, to, flags));
+}
+
 int unlink(const char *path) { SIMPLE("unlink", AT_FDCWD, path, REAL(int, "unlink", (const char *))(path)); }
 
 int rmdir(const char *path) { SIMPLE("unlink", AT_FDCWD, path, REAL(int, "rmdir", (const char *))(path)); }
