@@ -112,6 +112,9 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     target = choose_target(args.output, args.format, args.overwrite)
     with out.phase("loading the model"):
         source = resolve(Path(args.ckpt), out.warn)
+        if target.exists() and target.samefile(source):
+            raise UserError(Exit.FLAGS, f"--output {printable(args.output)} is the model to export, and would be "
+                                        "replaced. Give another name.")
         config, weights = open_model(source)
     temporary = target.with_name(f".export-{os.getpid()}.tmp")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -80,7 +81,7 @@ def _newest(folder: Path, warn: Callable[[str], None], reader: Callable[[Path], 
                 return path, reader(path)
             except InvalidCheckpoint as error:
                 why = str(error)
-        if why and path.exists():  # else a training run has deleted it since
+        if why and os.path.lexists(path):  # else a training run has deleted it since
             reasons.append(f"{path.name}: {why}")
             warn(f"{printable(str(path))} is damaged and was skipped: {why}")
     if reasons:
@@ -137,6 +138,8 @@ def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
 
 def _ranked(folder: Path, name: str, warn: Callable[[str], None], to_train: bool) -> tuple[Path, dict[str, Any]]:
     """The checkpoint 'best' or 'last' of a folder, with its verified state. Raises UserError (exit 4)."""
+    if folder.is_file():
+        raise _file_is_no_checkpoint(folder)
     if (folder / MANIFEST).is_file() or (folder / CONFIG).is_file():
         raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} is a single model, so none in it is the {name} "
                                          f"one. Give {shell_word(str(folder))} itself.")
@@ -173,14 +176,16 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> tuple
 
 
 def _file_is_no_checkpoint(path: Path) -> UserError:
-    head = path.open("rb").read(4)
+    head, cure = path.open("rb").read(4), f"Give {WHAT_OPENS}."
     if head.startswith((b"PK", b"\x80")):
         kind = "is a file: a pickle (such as nanoGPT's ckpt.pt), which can run code and is never opened"
     elif int.from_bytes(head, "little") == LLMC_MAGIC:
         kind = "is a file in llm.c's format"
     else:
         kind = "is a file"
-    return UserError(Exit.CHECKPOINT, f"{printable(str(path))} {kind}. A checkpoint is a folder. Give {WHAT_OPENS}.")
+        if (path.parent / CONFIG).is_file():
+            cure = f"Give {shell_word(str(path.parent))}."
+    return UserError(Exit.CHECKPOINT, f"{printable(str(path))} {kind}. A checkpoint is a folder. {cure}")
 
 
 def _nothing_found(path: Path) -> UserError:
@@ -195,6 +200,10 @@ def _nothing_found(path: Path) -> UserError:
         return _holds_a_pickle(name, "pytorch_model.bin")
     if not path.exists() and (cure := _cure_for_a_name(str(path))):
         return UserError(Exit.CHECKPOINT, f"{name} does not exist. {cure}")
+    if not path.exists() and (others := _others_near(path)):
+        folder, names = others[0].parent, ", ".join(other.name for other in others[:3])
+        return UserError(Exit.CHECKPOINT, f"{name} does not exist. {printable(str(folder))} holds {names}. Give one of "
+                                          f"them, or {shell_word(str(folder / LAST))}.")
     what = "holds no checkpoint" if path.is_dir() else "does not exist"
     command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(str(path))}"
     return UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: {command}")
@@ -212,6 +221,14 @@ def _cure_for_a_name(name: str) -> str:
     server_name, folder = ON_THE_HUB.get(name, name), name.rpartition("/")[2]
     return ("A model on huggingface.co is downloaded once, with pip install huggingface_hub and: hf download "
             f"{server_name} config.json model.safetensors tokenizer.json --local-dir {folder}")
+
+
+def _others_near(path: Path) -> list[Path]:
+    """The checkpoints beside a path, newest first; for checkpoint-9 without a folder before it also those in out."""
+    there = steps_in(path.parent)
+    if not there and path.parent == Path() and re.fullmatch(r"checkpoint-\d+", path.name):
+        there = steps_in(Path("out"))
+    return list(there.values())
 
 
 def _holds_a_pickle(name: str, file: str) -> UserError:
@@ -269,8 +286,14 @@ def not_leading_to(output_dir: Path, resumed: Path | None, step: int) -> list[Pa
 
     Those are the ones after the step if the run resumes from a checkpoint in this folder, otherwise all.
     """
-    inside = resumed is not None and resumed.resolve().parent == output_dir.resolve()
+    inside = resumed is not None and is_inside(resumed, output_dir)
     return [path for other, path in steps_in(output_dir).items() if not inside or other > step]
+
+
+def is_inside(path: Path, output_dir: Path) -> bool:
+    """True for output_dir, best or last of it, and what lies directly in it."""
+    folder, _ = named_in(path, output_dir)
+    return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
 
 
 def check_same(state: dict[str, Any], config: GPTConfig, train_sha256: str, tokenizer_sha256: str | None,

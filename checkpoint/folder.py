@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TextIO
 
 from architectures.fields import InvalidCheckpoint
-from checkpoint.contents import STATE
+from checkpoint.contents import MANIFEST, STATE
 from checkpoint.find import steps_in
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
-from common.words import printable
+from common.words import printable, shell_word
 
 try:
     import fcntl
@@ -36,9 +36,13 @@ def owned(output_dir: Path) -> Iterator[None]:
     """Holds the lock of the folder, which is created if needed, and removes what a killed run left half-written.
 
     A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
-    exit 5 if the folder cannot be written.
+    exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
     is_new = not output_dir.exists()
+    if (output_dir / MANIFEST).is_file():
+        parent = shell_word(str(output_dir.parent))
+        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} is a checkpoint itself, and a run "
+                                         f"would write into it. Give its folder, {parent}, or another one.")
     with _lock_file(output_dir) as handle:
         _take_lock(handle, output_dir)
         _sign(handle, output_dir)

@@ -110,7 +110,9 @@ def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
     if status.st_size != entry.get("bytes"):
         raise InvalidCheckpoint(f"{printable(name)[:60]} has {status.st_size:,} bytes, the manifest says "
                                 f"{shown(entry.get('bytes'))}")
-    if with_hash and sha256_of(path) != entry.get("sha256"):
+    if not isinstance(entry.get("sha256"), str):
+        raise InvalidCheckpoint(f"{MANIFEST}: the sha256 of {printable(name)[:60]} is {shown(entry.get('sha256'))}")
+    if with_hash and sha256_of(path) != entry["sha256"]:
         raise InvalidCheckpoint(f"{printable(name)[:60]} does not have the manifest's sha256: its content changed "
                                 "after it was saved")
 

@@ -119,13 +119,28 @@ def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[s
             found = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
         if found is None:
             out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
+        elif not find.is_inside(found[0], output_dir):
+            check_no_stranger(output_dir)
         return found
+    check_no_stranger(output_dir)
+    if args.overwrite and args.init_from and find.is_inside(Path(args.init_from), output_dir):
+        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
+                                    "--init_from. Give another --output_dir.")
     if there and not args.overwrite:
         raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(args.output_dir)} holds the checkpoints of another "
                                          f"run, the last one of step {max(there):,}. Give --resume_from auto to "
                                          "continue that run, another --output_dir, or --overwrite, which deletes its "
                                          f"{several(len(there), 'checkpoint')}.")
     return None
+
+
+def check_no_stranger(output_dir: Path) -> None:
+    """Raises UserError (exit 4) for a folder that this run would replace and that no run of train.py has finished."""
+    if strangers := find.unfinished_in(output_dir):
+        name = printable(str(strangers[0]))
+        raise UserError(Exit.CHECKPOINT, f"{name} has a checkpoint's name but no manifest.json: another program wrote "
+                                         "it, or it was copied in part. A run would replace it at that step. Move it "
+                                         "away, or give another --output_dir.")
 
 
 def resume(folder: Path, stored: dict[str, Any], learner: Learner, settings: Settings, total_steps: int,

@@ -25,6 +25,7 @@ import pytest
 
 from common.errors import Exit
 from common.files import sha256_of
+from tests.helpers.checkpoints import edit, seal
 from tests.helpers.commands import run
 from tests.helpers.forks import Ended
 
@@ -806,7 +807,124 @@ def output_rows() -> list[Row]:
     return rows
 
 
-ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows(), *output_rows()]
+# ---------------------------------------------------------------- folders of checkpoints, best and last
+
+BEST = "generate.py --max_new_tokens 3 --no-use_gpu --ckpt out/best"
+MANIFEST = f"{HERE}/manifest.json"
+
+
+def entry(name: str, **fields: Any) -> Setup:
+    """One more file in the manifest, or other fields of one."""
+
+    def setup(place: Path) -> None:
+        manifest = json.loads((place / MANIFEST).read_text())
+        manifest["files"][name] = {**manifest["files"].get(name, {}), **fields}
+        (place / MANIFEST).write_text(json.dumps(manifest))
+
+    return setup
+
+
+def copied(step: int, *files: str) -> Setup:
+    """A folder with a checkpoint's name that holds a few of its files."""
+
+    def setup(place: Path) -> None:
+        (place / f"out/checkpoint-{step}").mkdir()
+        for name in files:
+            shutil.copy(place / HERE / name, place / f"out/checkpoint-{step}" / name)
+
+    return setup
+
+
+def later(place: Path) -> None:
+    """A checkpoint of step 3, for which that of step 2 is the best."""
+    state("best_step", 2)(place)
+    folder = shutil.copytree(place / HERE, place / "out/checkpoint-3")
+    edit(folder / "trainer_state.json", step=3)
+    seal(folder)
+
+
+LOCKS = [
+    ("a link to a file", "out/.lock, where a run says that it uses the folder, is a symbolic link",
+     link("out/.lock", "../text.txt")),
+    ("a link to nowhere", "is a symbolic link", link("out/.lock", "nowhere")),
+    ("another name of a file", "is a file with other content and was left alone",
+     both(drop("out/.lock"), lambda place: os.link(place / "text.txt", place / "out/.lock"))),
+    ("a pipe", "is not a regular file", fifo("out/.lock")),
+    ("a folder", "cannot be written: Is a directory", folder("out/.lock")),
+]
+BESTS = [
+    ("a run that never validated", "out has no best checkpoint: checkpoint-2 records no validation. Give out/last",
+     state("best_val_loss", None)),
+    ("the best was deleted", "the best checkpoint of out is not there any more: checkpoint-2 says it is checkpoint-1",
+     state("best_step", 1)),
+    ("a record without its step", "checkpoint-2 says it is checkpoint-0", state("best_step", GONE)),
+    ("a best of the future", "best_step is 3, not a whole number from 0 to 2", state("best_step", 3)),
+    ("a damaged best", "checkpoint-2 is damaged: model.safetensors has 5,000 bytes", cut(WEIGHTS, 5000)),
+    ("a record that is no JSON", "no sound checkpoint in out. checkpoint-2: trainer_state.json cannot be read",
+     sealed(write(STATE, "x"))),
+    ("no checkpoint at all", "out holds no checkpoint. Train one first: python train.py", drop(HERE)),
+    ("no folder", "out does not exist. Train one first: python train.py", drop("out")),
+    ("a file for a folder", "out is a file", write("out", "x")),
+]
+MANIFESTS = [
+    ("a newline in a file's name", r"checkpoint-2 is damaged: a\nerror: b: No such", entry("a\nerror: b", bytes=1)),
+    ("an escape sequence in a file's name", r"\x1b[2J", entry("\x1b[2J", bytes=1)),
+    ("a file without a name", "does not name a file of this folder", entry("", bytes=1)),
+    ("a null byte in a file's name", "null", entry("a\0b", bytes=1)),
+    ("a name of 5,000 letters", "xxx", entry("x" * 5000, bytes=1)),
+    ("no sha256", "the sha256 of config.json is None", entry("config.json", sha256=None)),
+    ("a sha256 that is a list", "the sha256 of config.json is [1]", entry("config.json", sha256=[1])),
+]
+
+
+def checkpoint_rows() -> list[Row]:
+    code, start = Exit.CHECKPOINT, f"train.py --data_dir corpus {MODEL} --batch_size 2 --max_steps 4"
+    never = state("best_val_loss", None)
+    return [
+        *(Row(f"train.py: the lock is {what}", f"{start} --output_dir out --overwrite", Exit.MACHINE, says, setup)
+          for what, says, setup in LOCKS),
+        *(Row(f"generate.py --ckpt out/best: {what}", BEST, code, says, setup) for what, says, setup in BESTS),
+        *(Row(f"train.py resumes: a manifest with {what}", f"{RESUME} {HERE}", code, says, setup)
+          for what, says, setup in MANIFESTS),
+        Row("generate.py: the best of a single model", f"{GENERATE} gpt2/best", code, "gpt2 is a single model"),
+        Row("generate.py: the last of a single checkpoint", f"{GENERATE} {HERE}/last", code, "is a single model"),
+        Row("generate.py: the last of a folder without checkpoints", f"{GENERATE} corpus/last", code,
+            "corpus holds no checkpoint"),
+        Row("generate.py: a checkpoint that was pruned", f"{GENERATE} out/checkpoint-999", code,
+            "out/checkpoint-999 does not exist. out holds checkpoint-2. Give one of them, or out/last."),
+        Row("generate.py: a checkpoint without its folder", f"{GENERATE} checkpoint-2", code,
+            "checkpoint-2 does not exist. out holds checkpoint-2. Give"),
+        Row("generate.py: best misspelt", f"{GENERATE} out/bets", code, "out/bets does not exist. out holds"),
+        Row("generate.py: a file of a checkpoint", f"{GENERATE} {WEIGHTS}", code, f"Give {HERE}."),
+        Row("generate.py: a folder with a newline in its name", "generate.py --ckpt 'a\nerror: b'", code,
+            r"error: a\nerror: b does not exist. Train one first: python train.py --output_dir $'a\nerror: b'"),
+        Row("generate.py: a folder of one checkpoint without a manifest", f"{GENERATE} out", code,
+            "no sound checkpoint in out. checkpoint-2: manifest.json is missing", drop(MANIFEST)),
+        Row("evaluate.py: no best", "evaluate.py --text text.txt --ckpt out/best", code, "records no validation",
+            never),
+        Row("export.py: no best", "export.py --output new --format huggingface --ckpt out/best", code,
+            "records no validation", never),
+        Row("export.py: onto the model itself", "export.py --ckpt gpt2 --output gpt2 --format huggingface --dtype bf16 "
+            "--overwrite", Exit.FLAGS, "--output gpt2 is the model to export, and would be replaced"),
+        Row("train.py: no best to start from", "train.py --data_dir corpus --output_dir new --init_from out/best", code,
+            "records no validation", never),
+        Row("train.py resumes: the best, where later ones are", f"{RESUME} best", code,
+            "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
+        Row("train.py resumes: the last of an empty folder", f"{TRAIN} --output_dir empty --resume_from last", code,
+            "empty holds no checkpoint", folder("empty")),
+        Row("train.py resumes: no manifest anywhere", f"{RESUME} auto", code,
+            "no sound checkpoint in out. checkpoint-2: manifest.json is missing", drop(MANIFEST)),
+        Row("train.py: a checkpoint's name that is another program's", f"{start} --output_dir out --overwrite", code,
+            "out/checkpoint-500 has a checkpoint's name but no manifest.json", copied(500, "config.json")),
+        Row("train.py: the output folder is a checkpoint", f"{start} --output_dir {HERE}", code,
+            f"--output_dir {HERE} is a checkpoint itself, and a run would write into it. Give its folder, out"),
+        Row("train.py: it would delete the weights it starts from", "train.py --data_dir corpus --output_dir out "
+            "--overwrite --init_from out/best", Exit.FLAGS, "--overwrite: would delete out/best"),
+        Row("train.py: no epoch's checkpoint stays", f"{TRAIN} --keep_epochs 0", Exit.FLAGS, "--keep_epochs '0'"),
+    ]
+
+
+ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows(), *output_rows(), *checkpoint_rows()]
 
 # ---------------------------------------------------------------- how a row is run
 
