@@ -97,6 +97,7 @@ def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, most_seconds:
     """
     products = 20 if machine.device.type == "cuda" else 1
     a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
+    torch.mm(a, b)  # the first product loads the library
     best, ends_at = float("inf"), time.perf_counter() + most_seconds
     for _ in range(MATMUL_REPEATS):
         synchronize(machine)

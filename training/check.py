@@ -31,7 +31,7 @@ from common.words import count, printable, several, size
 from machine import device
 from machine.device import Machine
 from machine.facts import Disk, driver_version, matmul_flops, matmul_width, measure_disk, total_ram
-from machine.memory import available_ram, total_memory
+from machine.memory import available_ram, is_out_of_memory, total_memory
 from machine.timing import synchronize
 from model import SIZES, GPTConfig
 from ops.attention import attends_in_blocks
@@ -161,6 +161,7 @@ def try_compiling(machine: Machine, trial: Sequence[str], signals: Signals) -> C
     usual = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", cache_folder() / "compiled"))
     before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child and its folder behind
     try:
+        usual.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="check-", dir=usual, ignore_cleanup_errors=True) as folder:
             found = run_trial_of_compiling(trial, folder, signals)
     except OSError as error:
@@ -174,16 +175,17 @@ def try_compiling(machine: Machine, trial: Sequence[str], signals: Signals) -> C
 def run_trial_of_compiling(trial: Sequence[str], folder: str, signals: Signals) -> Compiling:
     """Runs the command line until it answers, is too slow, or a signal comes; its kernels go to the folder."""
     env = {**script_environment(), "TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder, "triton"))}
-    ends_at = time.monotonic() + COMPILE_SECONDS
+    ends_at, is_over = time.monotonic() + COMPILE_SECONDS, False
     with subprocess.Popen(trial, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           errors="replace", env=env, start_new_session=os.name == "posix") as child:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 printed, complaints = child.communicate(timeout=0.1)
                 break
-            if signals.number is not None or time.monotonic() > ends_at:  # with the compiler that it has started
+            is_over = time.monotonic() > ends_at
+            if signals.number is not None or is_over:  # with the compiler that it has started
                 os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
-    if time.monotonic() > ends_at:
+    if is_over:
         return Compiling(None, f"a small function took more than {several(COMPILE_SECONDS, 'second')}", gave_up=True)
     try:
         return Compiling(**json.loads(printed.splitlines()[-1]))
@@ -217,19 +219,23 @@ def try_disk(folder: Path) -> Disk | str:
 
 
 def measure_products(machine: Machine) -> dict[str, float]:
-    """FLOP/s of products of square matrices by precision: fp32, TF32 and both halves where the device has them."""
-    width, found = matmul_width(machine), {}
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    found["fp32"] = matmul_flops(machine, torch.float32, width, PRODUCT_SECONDS)
-    if machine.device.type == "cuda":
-        if torch.cuda.is_tf32_supported():
-            torch.set_float32_matmul_precision("high")
-            found["tf32"] = matmul_flops(machine, torch.float32, width, PRODUCT_SECONDS)
-        found["fp16"] = matmul_flops(machine, torch.float16, width, PRODUCT_SECONDS)
-    if device.has_bf16(machine.device):
-        found["bf16"] = matmul_flops(machine, torch.bfloat16, width, PRODUCT_SECONDS)
-    torch.set_float32_matmul_precision(before)
+    """FLOP/s of products of square matrices by precision, those in hardware; fewer where memory runs out."""
+    on_gpu = machine.device.type == "cuda"
+    wanted = {"fp32": (torch.float32, "highest", True),
+              "tf32": (torch.float32, "high", on_gpu and torch.cuda.is_tf32_supported()),
+              "fp16": (torch.float16, "high", on_gpu),
+              "bf16": (torch.bfloat16, "high", device.has_bf16(machine.device))}
+    before, found = torch.get_float32_matmul_precision(), {}
+    try:
+        for name, (dtype, fp32_precision, is_there) in wanted.items():
+            if is_there:
+                torch.set_float32_matmul_precision(fp32_precision)
+                found[name] = matmul_flops(machine, dtype, matmul_width(machine), PRODUCT_SECONDS)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    finally:
+        torch.set_float32_matmul_precision(before)
     return found
 
 
@@ -246,8 +252,7 @@ def facts(args: argparse.Namespace, machine: Machine, compiling: Compiling, disk
     yield "software", (f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, Python "
                        f"{platform.python_version()}, {platform.system()} {platform.release()}")
     yield "precision", _precision(machine)
-    speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in products.items())
-    yield "matmul", f"TFLOP/s, two matrices of {matmul_width(machine):,} x {matmul_width(machine):,}: {speeds}{_load()}"
+    yield "matmul", _matmul(machine, products)
     yield "attention", _attention(args, machine)
     yield "compile", str(compiling)
     ram = total_ram()
@@ -263,13 +268,16 @@ def _more_of_device(machine: Machine) -> str:
         others > 0)
 
 
-def _load() -> str:
-    """Words about other work that made the figures too low; empty where there was little, or nobody knows."""
-    with contextlib.suppress(AttributeError, OSError):
+def _matmul(machine: Machine, products: Mapping[str, float]) -> str:
+    if not products:
+        return "not measured: there is no memory left for two matrices"
+    width = matmul_width(machine)
+    speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in products.items())
+    with contextlib.suppress(AttributeError, OSError):  # Windows tells no load
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
-        if load > 1.5 * cores:
-            return f". Too low: other work kept the processor busy (load {load:.0f} on {several(cores, 'core')})"
-    return ""
+        if machine.device.type == "cpu" and load > 1.5 * cores:
+            speeds += f". Too low: other work kept the processor busy (load {load:.0f} on {several(cores, 'core')})"
+    return f"TFLOP/s, two matrices of {width:,} x {width:,}: {speeds}"
 
 
 def _precision(machine: Machine) -> str:

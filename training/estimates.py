@@ -110,10 +110,12 @@ def share_of_peak(args: argparse.Namespace, width: int) -> float:
 
 def speed_here(machine: Machine, config: GPTConfig, products: Mapping[str, float]) -> float | None:
     """FLOP/s that this machine is assumed to train at, by the FLOP/s of matrix products in each precision."""
-    found = products.get(machine.precision)
+    kind, name = machine.device.type, machine.precision
+    if name == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        name = "tf32" if "tf32" in products else name
+    found = products.get(name)
     if found is None:
         return None
-    kind = machine.device.type
     share = (SHARE_OF_PRODUCTS_COMPILED if machine.compile else SHARE_OF_PRODUCTS)[kind]
     return found * share * (min(1.0, config.n_embd / FULL_WIDTH) if kind == "cuda" else 1.0)
 

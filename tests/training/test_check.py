@@ -9,12 +9,14 @@ import sys
 import time
 
 import pytest
+import torch
 
 import train
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
 from machine import facts
+from machine.device import Machine
 from tests.helpers.commands import run
 from tests.helpers.training import on_cpu
 from training import check
@@ -109,6 +111,47 @@ def test_the_command_itself_checks_a_machine_without_data_in_half_a_minute(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def imagined_gpu(monkeypatch):
+    """A machine with an H100 that answers every question, but multiplies nothing."""
+    answers = {"device_count": 2, "mem_get_info": (79 * 2**30, 80 * 2**30), "is_tf32_supported": True,
+               "is_bf16_supported": True, "is_available": True, "get_device_capability": (9, 0),
+               "get_arch_list": ["sm_90"]}
+    for name, answer in answers.items():
+        monkeypatch.setattr(check.torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    monkeypatch.setattr(check.device, "attention_backend", lambda *_: "flash")
+    monkeypatch.setattr(check, "driver_version", lambda: "570.86.10")
+    return Machine(torch.device("cuda"), "NVIDIA H100 80GB HBM3", "a GPU is available", torch.bfloat16, "native", True,
+                   "default on a GPU", ())
+
+
+def test_a_gpu_is_described_with_its_driver_and_its_precisions(imagined_gpu):
+    args = train.read_flags(["--check"])
+    products = {"fp32": 5e13, "bf16": 7e14}
+    said = dict(check.facts(args, imagined_gpu, check.Compiling(3.0), "no room", products))
+    assert said["device"].endswith("H100 80GB HBM3, 80.0 GiB, and 1 more GPU that this run leaves idle (a GPU is "
+                                   "available)")
+    assert said["driver"].startswith("570.86.10; cuDNN ")
+    assert said["precision"].startswith("bf16 native, fp16 with loss scaling, TF32 yes, 8 bits yes; bf16 here")
+    assert said["matmul"] == "TFLOP/s, two matrices of 8,192 x 8,192: fp32 50, bf16 700"
+    assert said["attention"] == "flash at T 1,024"
+    assert check.fastest(args, imagined_gpu, check.Compiling(None, "x")).compile is False
+    assert check.fastest(args, imagined_gpu, check.Compiling(3.0)) == imagined_gpu
+
+
+def test_products_for_which_there_is_no_memory_are_left_out(monkeypatch):
+    def run_out(machine, dtype, *_):
+        if dtype == torch.bfloat16:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return 1e12
+
+    monkeypatch.setattr(check, "matmul_flops", run_out)
+    monkeypatch.setattr(check.device, "has_bf16", lambda device: True)
+    before = torch.get_float32_matmul_precision()
+    assert check.measure_products(on_cpu()) == {"fp32": 1e12}
+    assert torch.get_float32_matmul_precision() == before
+
+
 # ---------------------------------------------------------------- compiling
 
 
@@ -160,6 +203,13 @@ def test_kernels_that_cannot_be_kept_are_a_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
     found = check.try_compiling(on_cpu(), ANSWER, Signals())
     assert found.reason.startswith(f"kernels cannot be kept in {tmp_path / 'file'}: ")
+
+
+def test_a_machine_on_which_nothing_was_ever_compiled_has_no_cache_yet(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    assert check.try_compiling(on_cpu(), ANSWER, Signals()) == check.Compiling(1.25)
+    assert list((tmp_path / "new/text-to-gpt2/compiled").iterdir()) == []
 
 
 def test_the_child_says_why_a_function_cannot_be_compiled(monkeypatch, capsys):
