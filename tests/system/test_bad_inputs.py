@@ -462,6 +462,41 @@ RESUMED = [
 ]
 
 
+FLAG_FILES = [
+    ("no file of flags", "--config none.toml: No such file", both()),
+    ("a folder of flags", "--config x.toml: Is a directory", folder("x.toml")),
+    ("a pipe of flags", "--config x.toml: it is not a regular file", fifo("x.toml")),
+    ("a gigabyte of flags", "--config x.toml: it has 1,073,741,824 bytes", sparse("x.toml")),
+    ("a file of flags nobody may read", "--config x.toml: Permission denied",
+     both(write("x.toml", "seed = 1"), forbid("x.toml"))),
+    ("flags that are not UTF-8", "x.toml is not TOML", write("x.toml", b"seed = 1 # caf\xe9")),
+    ("flags in YAML", "x.toml is not TOML: Expected '='", write("x.toml", "seed: 1\n")),
+    ("flags in JSON", "x.toml is not TOML", write("x.toml", '{"seed": 1}')),
+    ("flags of nanoGPT", "x.toml is not TOML", write("x.toml", "out_dir = 'out'\neval_only = True\n")),
+    ("text without quotes", "x.toml is not TOML: Invalid value (at line 1", write("x.toml", "data_dir = corpus")),
+    ("a key twice", "x.toml is not TOML: Cannot overwrite a value", write("x.toml", "seed = 1\nseed = 2\n")),
+    ("lists in lists without end", "x.toml is not TOML", write("x.toml", "seed = " + "[" * 100_000)),
+    ("zeros for flags", "x.toml is not TOML", write("x.toml", bytes(1000))),
+    ("an unknown key", "lerning_rate (line 2 of x.toml): no such flag. Did you mean learning_rate?",
+     write("x.toml", "seed = 1\nlerning_rate = 1e-3\n")),
+    ("a key of another program", "block_size (line 1 of x.toml): no such flag. Here it is called --seq_length.",
+     write("x.toml", "block_size = 256")),
+    ("a number in quotes", "seed '1' (line 1 of x.toml): must be a whole number", write("x.toml", 'seed = "1"')),
+    ("a number of 5,000 digits", "x.toml", write("x.toml", "seed = 1" + "0" * 5000)),
+    ("a learning rate that is not a number", "learning_rate (line 1 of x.toml) 'nan': must be a number above 0",
+     write("x.toml", "learning_rate = nan")),
+    ("a null character in a name", "data_dir (line 1 of x.toml)", write("x.toml", 'data_dir = "a\\u0000b"')),
+    ("a key that drives a terminal", "no such flag", write("x.toml", '"\\u001b[2J\\n" = 1')),
+    ("a section of flags", "model (line 2 of x.toml): is a table", write("x.toml", "seed = 1\n[model]\nn_layer = 2\n")),
+    ("a flag in a file that only the line may have", "debug (line 1 of x.toml): has no effect in a file",
+     write("x.toml", "debug = true")),
+    ("two flags of a file that cannot be together", "--min_lr: is above --learning_rate (min_lr: line 2 of x.toml)",
+     write("x.toml", "learning_rate = 1e-4\nmin_lr = 1e-3\n")),
+    ("six wrong flags in a file", "and 2 more: epochs, dropout",
+     write("x.toml", "a1 = 1\nb2 = 2\nbatch_size = 0\nseed = -1\nepochs = 0\ndropout = 2\n")),
+]
+
+
 def train_rows() -> list[Row]:
     data, machine = Exit.DATA, Exit.MACHINE
     return [
@@ -471,6 +506,15 @@ def train_rows() -> list[Row]:
         *(Row(f"train.py tokenizer: {what}", TRAIN, data, says, write("corpus/tokenizer.json", content))
           for what, says, content in TOKENIZERS),
         *(Row(f"train.py: {what}", f"{BIN} {flags}", data, says, setup) for what, flags, says, setup in BIN_FILES),
+        *(Row(f"train.py --config: {what}", f"{TRAIN} --config {'none.toml' if 'none' in says else 'x.toml'}",
+              Exit.FLAGS, says, setup) for what, says, setup in FLAG_FILES),
+        Row("train.py resumes: a config.toml that is no TOML", "train.py --resume_from out", Exit.FLAGS,
+            "out/config.toml is not TOML: Invalid value (at line 1", write("out/config.toml", "data_dir = corpus")),
+        Row("train.py resumes: a config.toml with a wrong value", "train.py --resume_from out", Exit.FLAGS,
+            "n_layer 2.5 (line 1 of out/config.toml): must be a whole number",
+            write("out/config.toml", "n_layer = 2.5")),
+        Row("train.py resumes: another model by a flag", "train.py --resume_from out --model_size mini",
+            Exit.CHECKPOINT, "the checkpoint holds another model", both()),
         *(Row(f"train.py resumes: {what}", f"{RESUME} {flags}", Exit.CHECKPOINT, says, setup)
           for what, flags, says, setup in RESUMED),
         Row("train.py: no data folder", f"{BIN} --data_dir none", data, "--data_dir none does not exist"),
