@@ -272,7 +272,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     with problems.catch():
         require_gpu(args)
         if args.fp8_head and (reason := device.why_no_fp8()):
-            raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or drop the flag.")
+            raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
     with problems.catch():
         if not args.dry_run:
             held.enter_context(owned(Path(args.output_dir)))
@@ -295,7 +295,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
 def require_gpu(args: argparse.Namespace) -> None:
     """Raises UserError (exit 5) if --use_gpu is given and CUDA cannot be used."""
     if args.use_gpu and (reason := device.why_no_cuda()):
-        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
+        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
 
 
 def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:

@@ -542,7 +542,7 @@ def test_a_head_in_8_bits_is_refused_where_it_cannot_be(run, monkeypatch):
     monkeypatch.setattr(device, "why_no_fp8", lambda: "compute capability 8.0 is below 8.9. Take another")
     code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "16")
     assert code.code == Exit.MACHINE
-    assert str(code) == "--fp8_head: compute capability 8.0 is below 8.9. Take another, or drop the flag."
+    assert str(code) == "--fp8_head: compute capability 8.0 is below 8.9. Take another, or give --no-fp8_head."
     monkeypatch.setattr(device, "why_no_fp8", lambda: None)
     code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "24")
     assert code.code == Exit.FLAGS
