@@ -83,7 +83,7 @@ def quantity(low: int, high: int, unit: str = "N") -> ValueKind:
             raise ValueError(text)
         return round(value)
 
-    return ValueKind(parse, f"a number from {low:,} to {high:,}, such as 2.6B (K, M, B, T)", unit)
+    return ValueKind(parse, f"a number from {low:,} to {high:,}, such as 2.6B (K, M, B, T)", unit, (int, float, str))
 
 
 def one_of(*names: str) -> ValueKind:

@@ -9,7 +9,7 @@ from __future__ import annotations
 # For each command: a flag, and the names that it has elsewhere.
 CALLED = {
     "train": {
-        "--data_dir": "data dataset data_path dataset_name dataset_path data_root input_dir train_data tokens",
+        "--data_dir": "data dataset data_path dataset_name dataset_path data_root input_dir train_data",
         "--bin_file": "train_bin train_file train_data_path input_bin train_files input_file",
         "--val_bin_file": "val_bin validation_file val_file eval_file val_data input_val_bin",
         "--tokenizer_file": "tokenizer tokenizer_name tokenizer_path tokenizer_dir vocab_file",

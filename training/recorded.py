@@ -17,8 +17,9 @@ from tokens.corpus import Corpus
 from training.recipe import Recipe
 
 # Flags of one call of the command, not of the run; --eval_batches becomes --eval_tokens once.
-OF_ONE_CALL = frozenset({"config", "debug", "dry_run", "eval_batches", "gpu_cost_per_hour", "budget", "output_dir",
-                         "overwrite", "resume_from", "reset_optimizer", "allow_new_data"})
+OF_ONE_CALL = frozenset({"allow_new_data", "budget", "check", "config", "debug", "dry_run", "eval_batches",
+                         "gpu_cost_per_hour", "json", "output_dir", "overwrite", "reset_optimizer", "resume_from",
+                         "tokens"})
 # Flags whose default follows from the machine: recorded only where somebody gave them.
 OF_THE_MACHINE = frozenset({"activation_checkpointing", "amp_dtype", "compile", "compile_mode", "deterministic",
                             "fp8_head", "loss_chunk_tokens", "preload", "residual_dtype", "tensorboard", "tf32",

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import train
-from common.config import read_toml
+from checkpoint.recorded import ONLY_AT_THE_START, SETTINGS, SHAPE_FIELDS
+from common.config import DECIDES, REPLACES, SHAPE, read_toml
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from tests.helpers.training import metrics_of, same_tensors
 from training.monitor import Monitor
+from training.recorded import OF_ONE_CALL, OF_THE_MACHINE
 
 ALL = ["--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--no-bias", "--no-tie_weights",
        "--dropout", "0.1", "--batch_size", "3", "--gradient_accumulation_steps", "2", "--epochs", "3",
@@ -159,6 +161,14 @@ def test_a_run_from_weights_goes_on_without_them(place):
     shutil.rmtree("first")
     assert train.main(["--resume_from", "tuned"]) == 0
     assert same_tensors(place / "tuned/checkpoint-4", place / "kept")
+
+
+def test_the_flags_that_are_named_in_tables_exist():
+    known = vars(train.read_flags([]))
+    tables = [OF_ONE_CALL, OF_THE_MACHINE, SHAPE, SHAPE_FIELDS, SETTINGS.values(), ONLY_AT_THE_START, DECIDES,
+              *REPLACES.values(), *DECIDES.values(), [name.removeprefix("no-") for name in REPLACES]]
+    for table in tables:
+        assert set(table) <= set(known)
 
 
 def test_a_wrong_line_in_the_file_of_a_run_is_named(stopped):
