@@ -1,55 +1,94 @@
-"""Compiled kernels on the disk, and how the files are mended that a killed compiler left unfinished."""
+"""Compiled kernels on the disk: files that a killed compiler left unfinished are deleted, and compiled again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from common.words import printable
+from common.words import printable, several
 
-# What the loader of Linux (glibc, musl) says of a library that was not written to its end.
-UNFINISHED = re.compile(r"(/[^\n]*?\.so): (?:file too short|invalid ELF header|cannot read file data|file too small|"
-                        r"Exec format error|ELF load command past end of file|cannot map zero-fill pages)")
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+ELF_HEADER_BYTES = 64
 
 
 def compile_again_where_unfinished(attempt: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Makes the attempt, which compiles; again after each unfinished file that it finds in the compiler's cache.
+    """Makes the attempt, which compiles, without unfinished files in the compiler's cache; twice if it comes upon one.
 
     Raises what the attempt raises otherwise.
     """
-    made_again: set[Path] = set()
-    while True:
-        try:
-            attempt()
-            return
-        except Exception as error:  # each version of the compiler has errors of its own
-            path = remove_unfinished_kernel(error)
-            if path is None or path in made_again:
-                raise
-        made_again.add(path)
-        torch.compiler.reset()
-        say(f"compiling   again: a killed compiler had left {printable(str(path))} unfinished; it is deleted now")
-
-
-def remove_unfinished_kernel(error: BaseException) -> Path | None:
-    """Deletes the file in the compiler's cache that the error of a compiler says cannot be loaded; returns its path.
-
-    The compiler takes a file that is there for a finished one, so every later compile would fail of it. None if the
-    error is another one, or if the file lies elsewhere or cannot be deleted.
-    """
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # the compiler sets it, too, at the latest when it starts
-    found = UNFINISHED.search(str(error))
-    if not folder or not found:
-        return None
-    path = Path(found[1])
+    _say_removed(remove_unfinished_kernels(), say)
     try:
-        if not path.resolve().is_relative_to(Path(folder).resolve()):
-            return None
-        path.unlink()
-    except OSError:
-        return None
-    return path
+        attempt()
+        return
+    except Exception:  # each version of the compiler has errors of its own
+        removed = remove_unfinished_kernels()  # which another process, killed meanwhile, has left
+        if not removed:
+            raise
+    _say_removed(removed, say)
+    torch.compiler.reset()
+    attempt()
+
+
+def _say_removed(paths: list[Path], say: Callable[[str], None]) -> None:
+    if paths:
+        others = f" and {several(len(paths) - 1, 'other')}" if paths[1:] else ""
+        say(f"compile     a compiler that was killed had left {printable(str(paths[0]))}{others} unfinished: deleted, "
+            "to be compiled again")
+
+
+def remove_unfinished_kernels() -> list[Path]:
+    """Deletes the libraries in the compiler's cache that were not written to their end; returns their paths.
+
+    The compiler takes any file that is there for a finished one: of an empty one every later compile fails ("file too
+    short"), one that is cut short kills the process that loads it (SIGBUS), and if the file is a test of what the CPU
+    can do, the kernels are slow ever after. One that another process is writing now, under its lock, stays.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    removed = []
+    for path in sorted(Path(folder).glob("*/*.so")) if folder and fcntl is not None else []:
+        with contextlib.suppress(OSError):  # deleted meanwhile, or not ours to delete
+            lock = Path(folder or "") / "locks" / f"{path.name.split('.')[0]}.lock"
+            if not is_whole_library(path) and not _is_locked(lock):
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+def is_whole_library(path: Path) -> bool:
+    """False for a shared library that is empty, or shorter than its own header says. Raises OSError.
+
+    The table of sections is the last thing in what GNU's and LLVM's linkers write (64-bit ELF; others pass).
+    """
+    with path.open("rb") as file:
+        header = file.read(ELF_HEADER_BYTES)
+        num_bytes = os.fstat(file.fileno()).st_size
+    if len(header) < ELF_HEADER_BYTES:
+        return False
+    if header[:5] != b"\x7fELF\x02":
+        return any(header)  # zeros are what a power cut leaves
+    order = "<" if header[5] == 1 else ">"
+    (table,) = struct.unpack_from(f"{order}Q", header, 40)
+    entry_bytes, num_entries = struct.unpack_from(f"{order}HH", header, 58)
+    return num_bytes >= table + entry_bytes * num_entries
+
+
+def _is_locked(path: Path) -> bool:
+    """True if a process holds the lock, as the compiler does while it writes."""
+    assert fcntl is not None
+    if not path.exists():
+        return False
+    with path.open("rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
