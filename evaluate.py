@@ -144,7 +144,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     if encoder.end_of_text_id is None:
         out.warn("the tokenizer has no end-of-text id: the first token of each document is not scored.")
     print_header(folder, model, stride if args.text else None, machine, out)
-    signals.promise(lambda: f"stopping; it was {out.doing or 'preparing'}", lambda: NOTHING)
+    signals.promise(lambda: f"stopping (now: {out.doing or 'preparing'})", lambda: NOTHING)
 
     results: list[dict[str, Any]] = []
     try:

@@ -462,7 +462,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
         shard = shard_of(args, progress)
         path = output_dir if shard is None else shard_folder(output_dir, *shard)
         with Folder(path, "metadata.json" if shard is None else "shard.json") as folder:
-            signals.promise(lambda: f"stopping; it was {progress.doing or 'looking at the text'}", folder.stake)
+            signals.promise(lambda: f"stopping (now: {progress.doing or 'looking at the text'})", folder.stake)
             try:
                 pretokenize(args, folder, shard, signals, progress, limits)
             except BaseException as error:  # stdin cannot be read again, and unsuitable text stays unsuitable

@@ -365,7 +365,7 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: GPTConfig, r
                 checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     out = runtime.out
-    runtime.signals.promise(lambda: f"stopping after this: {out.doing}; then the state is saved", checkpointer.stake)
+    runtime.signals.promise(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.stake)
     checkpointer.start(folder)
     if args.overwrite:
         delete_other_runs(checkpointer.output_dir, folder, state.step, out)

@@ -67,7 +67,10 @@ def wrap(line: str, columns: int | None) -> str:
 
     The text after a label, "device      cpu: ...", stays in one column. A line with a command to copy is never broken.
     """
-    if columns is None or len(line) <= columns or columns < 3 * LABEL_COLUMNS or "python " in line or "\n" in line:
+    if "\n" in line:
+        return "\n".join(wrap(part, columns) for part in line.split("\n"))
+    is_model_text = line.startswith("  | ")  # of a sample, which is shown as it is
+    if columns is None or len(line) <= columns or columns < 3 * LABEL_COLUMNS or "python " in line or is_model_text:
         return line
     if " | " in line:
         first, *others = line.split(" | ")

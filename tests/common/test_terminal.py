@@ -36,7 +36,8 @@ def test_other_lines_are_broken_between_fields_or_words():
         "validation at step 20 | loss 5.0061\n  perplexity 149.32 | best so far")
     assert wrap("warning: the corpus is small for the model and read 10.0 times", 50) == (
         "warning: the corpus is small for the model and\n  read 10.0 times")
-    assert wrap("a\n" + "b" * 90, 50) == "a\n" + "b" * 90
+    assert wrap("sample\n  | " + "to be " * 20 + "\ndisk: " + "for all " * 8, 50) == (
+        "sample\n  | " + "to be " * 20 + "\ndisk: " + "for all " * 5 + "for\n  all for all for all")
 
 
 def test_a_pipe_has_no_width_and_a_terminal_its_own(monkeypatch):

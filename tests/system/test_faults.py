@@ -537,6 +537,10 @@ def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
             Raised("train:train_step", 8, number), Raised("train:save_and_close", 1, number, 0.5)])
         assert code == 128 + number, text
         assert "to continue" not in text  # it has left while saving
+        name = signal.Signals(number).name
+        assert f"{name}: stopping; the state is saved first (now: " in text
+        assert re.search(rf"^{name}: ended at once\. Lost: the \d steps since checkpoint-16\. Safe: checkpoint-16, from "
+                         rf"which --resume_from {out} goes on\.$", text, re.MULTILINE)
         assert seconds < stops.trial.seconds + 0.5 + 2
         assert (stops.trial.newest(out), stops.trial.unsound(out)) == (16, [])  # of the epoch's end
         assert stops.trial.ends_exactly(out) == []
