@@ -198,9 +198,14 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
 
 def _leave_at_a_signal() -> None:
     """Until main installs its own handlers (Signals), a signal ends the process at once, without a traceback."""
+    def leave(number: int, _: object) -> None:
+        with contextlib.suppress(OSError):  # not print: a handler may interrupt one
+            os.write(2, f"stopped by {signal.Signals(number).name}; nothing was lost\n".encode())
+        os._exit(128 + number)
+
     for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: os._exit(128 + number))
+            signal.signal(number, leave)
 
 
 def _end_at_a_failed_import(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -186,3 +186,10 @@ def test_a_limit_of_memory_below_what_torch_takes_is_said_before_it_is_imported(
     assert done.returncode == Exit.MACHINE
     assert done.stderr == ("error: the memory of this process is limited to 512.0 MiB (ulimit -v), and torch alone "
                            "takes 600.0 MiB. Run: ulimit -v unlimited\n")
+
+
+def test_a_signal_during_the_imports_ends_it_at_once_and_says_so():
+    done = run_python("import os, signal, time\nfrom common.errors import guard\n"
+                      "guard(lambda words: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60))")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == "stopped by SIGTERM; nothing was lost\n"

@@ -62,5 +62,5 @@ def test_ctrl_c_is_answered_soon_at_any_moment(name, tmp_path):
             rest = process.communicate(timeout=60)[1]
             assert process.returncode in (0, 128 + signal.SIGINT, -signal.SIGINT)
             assert "Traceback" not in said + rest
-            assert said or delay <= 2 or process.returncode == 0, "only a start that is cut short may say nothing"
+            assert said or delay < 1 or process.returncode == 0, "only Python's own start says nothing"
     print(f"\n{name}: answered after {', '.join(f'{seconds:.2f} s' for seconds in waited)}")

@@ -12,11 +12,15 @@ import pytest
 
 import train
 from checkpoint.find import resolve
+from machine.device import Machine
 from machine.timing import Gauge
 from tests.helpers.checkpoints import no_warning
+from tests.helpers.terminals import drawn, terminal
 from tests.helpers.training import QUIET, TINY, metrics_of
 from training.curve import LossCurve
 from training.monitor import Monitor
+from training.state import TrainState
+from training.trackers import MetricsFile
 from training.validation import ValidationLoss
 
 ROOT = Path(train.__file__).parent
@@ -31,6 +35,8 @@ def test_tensorboard_is_told_what_metrics_jsonl_is(run):
     lines = metrics_of(run.folder / "out")
     assert told == pytest.approx({line["step"]: line["loss"] for line in lines if "loss" in line})
     assert {event.step for event in events.Scalars("val_loss")} == {4, 6}
+    assert {"tokens_per_second", "memory_bytes"} <= set(events.Tags()["scalars"])
+    assert "time" not in events.Tags()["scalars"], "every event has its own"
 
 
 def test_spikes_and_advice_are_told(run, monkeypatch):
@@ -137,6 +143,69 @@ def test_the_commands_to_type_next_are_one_printable_line_each_whatever_the_fold
     assert code == 0
     assert f"\nnext: python generate.py --ckpt $'{run.folder}/a\\n\\033[31mb'\n" in text
     assert "\x1b" not in text
+
+
+# ---------------------------------------------------------------- what is recorded
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in metrics_lines(folder)]
+
+
+def test_a_logged_step_is_recorded_with_time_speed_mfu_memory_and_gpu(run, monkeypatch):
+    before = time.time()
+    run("--max_steps", "2", "--log_interval", "1", out="cpu")
+    steps = [row for row in rows_of(run.folder / "cpu") if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    for row in steps:
+        assert before < row["time"] < time.time()
+        assert row["tokens_per_second"] == pytest.approx(4 * 8 / row["seconds"])
+        assert row["memory_bytes"] > 2**20
+        assert (row["mfu"], row["gpu"]) == (None, None), "a processor's peak is not known"
+    assert all("time" in row for row in rows_of(run.folder / "cpu"))
+
+    monkeypatch.setattr(Machine, "peak_flops", property(lambda self: 1e12))
+    _, text = run("--max_steps", "1", out="known")
+    row = rows_of(run.folder / "known")[0]
+    assert 0 < row["mfu"] < 1
+    assert f"mfu {row['mfu']:.1%}" in text
+
+
+def test_samples_warnings_and_advice_are_recorded_and_cut_back_with_the_steps(run, monkeypatch):
+    monkeypatch.setattr(LossCurve, "add", lambda self, step, loss: f"spike {step}" if step in (3, 5) else None)
+    monkeypatch.setattr(LossCurve, "advice", lambda *_: "the loss explodes: so")
+    _, text = run("--max_steps", "6", "--log_interval", "1", "--sample_interval", "2", "--checkpoint_every_steps", "4",
+                  "--epochs", "9")
+    rows = rows_of(run.folder / "out")
+    assert [row["step"] for row in rows if "sample" in row] == [2, 4, 6]
+    advice = [(row["step"], row["advice"]) for row in rows if "advice" in row]
+    assert advice == [(1, "advice at step 1: the loss explodes: so"), (3, "spike 3"), (5, "spike 5")]
+    sample = next(row["sample"] for row in rows if "sample" in row)
+    assert "\n  | ".join(["sample at step 2", *sample.split("\n")]) in text
+
+    resumed = MetricsFile(run.folder / "out/metrics.jsonl", TrainState(step=4))
+    assert [row["step"] for row in resumed.rows if "sample" in row] == [2, 4]
+    assert [row["step"] for row in resumed.rows if "advice" in row] == [1, 3]
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_at_80_columns_a_run_shows_the_time_left_its_speed_and_memory(run, monkeypatch, in_notebook):
+    with terminal(80, monkeypatch, in_notebook) as opened:
+        monkeypatch.setattr(sys, "stdout", opened.stream)
+        code, _ = run("--max_steps", "6", "--log_interval", "2", "--sample_interval", "6")
+        monkeypatch.undo()
+        lines = drawn(opened.close())
+    assert code == 0
+    steps = [line.rstrip() for line in lines if " s left | loss " in line]
+    begin = r"step [1246]/6 \| " if in_notebook else r"[ \d]+% \| "
+    assert len(steps) >= (4 if in_notebook else 1), "a bar is drawn ten times a second at most"
+    for line in steps:
+        assert re.match(begin + r"\d+ s left \| loss [\d.]+ \| [\d,]+ tok/s \| mfu n/a \| [\d.]+ GiB", line)
+    wide = [line for line in lines if len(line.rstrip()) > 80]
+    assert [line for line in wide if str(run.folder.parent) not in line and "python " not in line] == []
+
+
+# ---------------------------------------------------------------- who waits for whom
 
 
 class Busy(Gauge):
