@@ -83,7 +83,9 @@ def quantity(low: int, high: int, unit: str = "N") -> ValueKind:
             raise ValueError(text)
         return round(value)
 
-    return ValueKind(parse, f"a number from {low:,} to {high:,}, such as 2.6B (K, M, B, T)", unit, (int, float, str))
+    largest = max((letter for letter in scales if high % scales[letter] == 0), key=scales.__getitem__)
+    words = f"a number from {low:,} to {high // scales[largest]:,}{largest}, such as 300M or 2.6B"
+    return ValueKind(parse, words, unit, (int, float, str))
 
 
 def one_of(*names: str) -> ValueKind:
