@@ -8,7 +8,7 @@ import pytest
 
 import plot
 from common.errors import Exit, UserError
-from training.history import read_run
+from training.axes import Curve, Curves, XAxis
 
 
 @pytest.fixture
@@ -78,20 +78,20 @@ def test_everything_on_the_terminal_fits_80_columns(make_run, capsys, monkeypatc
 
 
 def test_a_chart_has_training_and_validation_in_their_places():
-    flat, falling = plot.Curve([0, 99], [1.0, 1.0]), plot.Curve([0, 50, 99], [3.0, 2.0, 1.0])
-    nothing = plot.Curve([], [])
-    run = plot.Curves(None, falling, falling, flat, None, {})  # type: ignore[arg-type] - a chart reads no more of it
-    lines = plot.chart("loss", [run], plot.XAxis("steps", "step"), 1.0, 3.0, 10)
+    flat, falling = Curve([0, 99], [1.0, 1.0]), Curve([0, 50, 99], [3.0, 2.0, 1.0])
+    nothing = Curve([], [])
+    run = Curves(None, falling, falling, flat, None, {})  # type: ignore[arg-type] - a chart reads no more of it
+    lines = plot.chart("loss", [run], XAxis("steps", "step"), 1.0, 3.0, 10)
     assert lines[1] == "loss"
     assert lines[2] == "3 |a"
     assert lines[2 + plot.CHART_ROWS - 1] == "1 |A        *"
     middle = [number for number, line in enumerate(lines) if line == "  |     a"]
     assert middle in ([2 + 6], [2 + 7])
     assert lines[-1] == "   0  step 99"
-    lines = plot.chart("loss", [run], plot.XAxis("steps", "step"), 1.0, 2.0, 10)
+    lines = plot.chart("loss", [run], XAxis("steps", "step"), 1.0, 2.0, 10)
     assert lines[2] == "2 |^    a"
-    empty = plot.Curves(None, nothing, nothing, nothing, None, {})  # type: ignore[arg-type]
-    assert plot.chart("loss", [empty], plot.XAxis("steps", "step"), 1.0, 3.0, 10) == []
+    empty = Curves(None, nothing, nothing, nothing, None, {})  # type: ignore[arg-type]
+    assert plot.chart("loss", [empty], XAxis("steps", "step"), 1.0, 3.0, 10) == []
 
 
 def test_lines_cut_short_nulls_and_unknown_lines_are_skipped(make_run, capsys):
@@ -128,21 +128,7 @@ def test_a_folder_without_metrics_ends_the_command_with_3(tmp_path):
         assert caught.value.code == Exit.DATA
 
 
-# ---------------------------------------------------------------- axes and units
-
-
-def test_validation_is_placed_by_its_step_on_every_axis(make_run):
-    run = read_run(make_run("one"))
-    for kind, unit, label in (("steps", 1, "step"), ("tokens", 1000, "tokens"), ("hours", 0.5, "seconds of training")):
-        axis = plot.XAxis.of(kind, [run])
-        assert axis.label == label
-        assert [axis.place(run, step) for step in (1, 25, 100)] == pytest.approx([unit, 25 * unit, 100 * unit])
-
-
-def test_time_is_shown_in_the_unit_that_fits_the_longest_run(tmp_path):
-    for seconds, label in ((1.0, "seconds of training"), (10.0, "minutes of training"), (200.0, "hours of training")):
-        (tmp_path / "m.jsonl").write_text(json.dumps({"step": 100, "tokens": 5, "seconds": seconds}))
-        assert plot.XAxis.of("hours", [read_run(str(tmp_path / "m.jsonl"))]).label == label
+# ---------------------------------------------------------------- units
 
 
 def test_an_axis_that_a_run_has_not_logged_ends_the_command_with_3(tmp_path):
@@ -176,21 +162,6 @@ def test_nats_that_cannot_be_compared_are_warned_of_where_there_are_no_bits(make
     with pytest.raises(UserError, match=r"--y bits: .*one has no validation with bits_per_byte") as caught:
         plot.main([*runs, "--text", "--y", "bits"])
     assert caught.value.code == Exit.DATA
-
-
-def test_the_loss_axis_leaves_out_the_steep_beginning_and_lone_spikes_but_not_a_rise():
-    def limits_of(values):
-        curve = plot.Curve([float(x) for x in range(len(values))], values)
-        return plot.loss_limits([plot.Curves(None, curve, curve, plot.Curve([], []), None, {})])  # type: ignore[arg-type]
-
-    falling = [11.0 if x < 4 else 4 - x / 100 for x in range(100)]
-    low, high = limits_of(falling)
-    assert 2.9 < low < 3.01
-    assert 3.9 < high < 4.2
-    assert limits_of([*falling[:50], 60.0, *falling[51:]])[1] < 5
-    assert limits_of([*falling[:70], *[8.0] * 30])[1] > 8
-    assert limits_of([2.0]) == pytest.approx((1.9, 2.1))
-    assert limits_of([]) == (-1.0, 1.0)
 
 
 # ---------------------------------------------------------------- the picture
