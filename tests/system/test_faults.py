@@ -190,7 +190,7 @@ def test_what_a_save_writes_is_on_the_disk_before_it_is_seen(sweep):
     renamed = calls.index(("rename", temporary, 0))
     for path in (sweep.trial.whole / f"checkpoint-{sweep.step}").iterdir():
         mine = [(kind, size) for kind, at, size in calls[:renamed] if at == temporary / path.name]
-        if path.name not in ("README.md", "trainer_state.json"):  # they tell the flags, and the runs have different ones
+        if path.name not in ("README.md", "trainer_state.json"):  # they tell the flags, which differ
             assert sum(size for kind, size in mine if kind == "write") == path.stat().st_size, path.name
         assert mine[-1][0] == "fsync", path.name
     assert any(kind == "fsync" and path == temporary for kind, path, _ in calls[:renamed])
