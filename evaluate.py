@@ -2,6 +2,7 @@
 
     python evaluate.py --ckpt out --text held-out.txt other.jsonl       the newest checkpoint of train.py's folder
     python evaluate.py --ckpt ~/gpt2 --text book.txt --stride 256       any Hugging Face GPT-2 folder
+    python evaluate.py --ckpt out --tokens data nanogpt/val.bin         token files: the validation tokens of a folder
     python evaluate.py --ckpt out --hellaswag hellaswag_val.jsonl --lambada lambada_test.jsonl --json figures.json
     python evaluate.py --ckpt out --text held-out.txt --prune 0.3       before and after the smallest weights are zero
 
@@ -36,6 +37,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
     g.group.add_argument("--text", nargs="+", action="extend", metavar="FILE",
                          help="text as pretokenize.py takes it: files, folders, globs (default: none)")
+    g.group.add_argument("--tokens", nargs="+", action="extend", metavar="FILE",
+                         help="token files in any layout that train.py reads: files, folders, globs, made with the "
+                              "model's tokenizer (default: none)")
     g.flag("--hellaswag", text(), None, "HellaSwag's own .jsonl: activity_label, ctx_a, ctx_b, endings, label", "none")
     g.flag("--lambada", text(), None, ".jsonl with a text on each line, whose last word is to be predicted", "none")
     g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "measure a second time with this share of each "
@@ -62,10 +66,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """The flags that are missing or have no effect."""
     problems = []
-    if not (args.text or args.hellaswag or args.lambada):
-        problems.append("--text: nothing to measure; give it files, or give --hellaswag or --lambada")
-    elif not args.text:
-        given = {"--stride": args.stride is not None, "--document_separator": args.document_separator is not None,
+    if not (args.text or args.tokens or args.hellaswag or args.lambada):
+        problems.append("--text: nothing to measure; give it files, or give --tokens, --hellaswag or --lambada")
+    if args.stride is not None and not (args.text or args.tokens):
+        problems.append("--stride: has no effect without --text or --tokens")
+    if not args.text:
+        given = {"--document_separator": args.document_separator is not None,
                  "--text_field": args.text_field != "text", "--encoding": args.encoding is not None}
         problems += [f"{name}: has no effect without --text" for name, is_given in given.items() if is_given]
     if args.amp_dtype != "auto" and not args.use_amp:
@@ -103,6 +109,7 @@ from common.words import count, printable
 from evaluation.scoring import PROGRESS_TOTAL, Measurement, Scorer, TextEncoder
 from evaluation.tasks import TASKS
 from evaluation.texts import measure_texts
+from evaluation.token_files import measure_tokens
 from machine import device
 from machine.device import Machine
 from model import GPT
@@ -143,7 +150,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     encoder = TextEncoder(tokenizer, end_of_text_id(tokenizer))
     if encoder.end_of_text_id is None:
         out.warn("the tokenizer has no end-of-text id: the first token of each document is not scored.")
-    print_header(folder, model, stride if args.text else None, machine, out)
+    print_header(folder, model, stride if args.text or args.tokens else None, machine, out)
     signals.promise(lambda: f"stopping (now: {out.doing or 'preparing'})", lambda: NOTHING)
 
     results: list[dict[str, Any]] = []
@@ -167,6 +174,8 @@ def measurements(args: argparse.Namespace, scorer: Scorer, encoder: TextEncoder,
     if args.text:
         reading = Reading(args.text_field, args.document_separator)
         yield from measure_texts(scorer, encoder, args.text, reading, stride, args.encoding or "")
+    if args.tokens:
+        yield from measure_tokens(scorer, encoder, args.tokens, stride)
     for name, measure in TASKS.items():
         path = vars(args)[name]
         if path is not None:
@@ -196,11 +205,13 @@ def choose_stride(requested: int | None, window: int) -> int:
 
 
 def print_header(folder: Path, model: GPT, stride: int | None, machine: Machine, out: Progress) -> None:
-    """Prints the line about model and machine, and starts the progress bar. stride None: no text is measured."""
+    """Prints the lines about model and machine, and starts the progress bar. stride None: no text is measured."""
     shown_stride = "" if stride is None else f", stride {stride:,}"
-    out.say(f"{printable(str(folder))} | {count(model.config.num_parameters)} parameters | "
-            f"window {model.config.seq_length:,}{shown_stride} | {machine.name} ({machine.device_reason}) | "
-            f"{machine.precision} ({machine.precision_reason})")
+    out.say(f"model       {printable(str(folder))}\n"
+            f"            {count(model.config.num_parameters)} parameters, window {model.config.seq_length:,}"
+            f"{shown_stride}\n"
+            f"device      {machine.name} ({machine.device_reason})\n"
+            f"precision   {machine.precision} ({machine.precision_reason})")
     out.bar(PROGRESS_TOTAL, 0, "")
 
 

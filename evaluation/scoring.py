@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -46,6 +46,14 @@ class TextEncoder:
         return self.tokenizer.encode(content, add_special_tokens=False).ids
 
 
+class Ids(Protocol):
+    """A document's ids: a list, an array, or tokens that stay in their file."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Window:
     """At most T + 1 ids, of which the last num_scored are predicted, each from those before it.
@@ -58,7 +66,7 @@ class Window:
     item: int = 0
 
 
-def windows_of(ids: Sequence[int] | np.ndarray, seq_length: int, stride: int) -> Iterator[Window]:
+def windows_of(ids: Ids, seq_length: int, stride: int) -> Iterator[Window]:
     """Windows that score each id except the first once: those of the first T + 1 together, then stride at a time."""
     num_done = 0
     end = min(seq_length, len(ids) - 1)
@@ -84,6 +92,11 @@ def batches_of(windows: Iterable[Window], tokens_per_batch: int) -> Iterator[lis
 def perplexity_of(nats_per_token: float) -> float:
     """The perplexity, e^nats, of a mean loss; more than 700 nats, beyond which a float cannot hold it, count as 700."""
     return math.exp(min(nats_per_token, 700.0))
+
+
+def number_in_words(number: float) -> str:
+    """A perplexity as it can be read aloud: '23.41', '51,236', '3.1e+09'."""
+    return f"{number:,.2f}" if number < 1000 else f"{number:,.0f}" if number < 1e6 else f"{number:.1e}"
 
 
 class Score(NamedTuple):

@@ -7,41 +7,69 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import Exit, UserError
-from common.words import printable
-from evaluation.scoring import Measurement, Score, Scorer, TextEncoder, Window, perplexity_of
+from common.errors import Exit, UserError, warn
+from common.waiting import read_when_there
+from common.words import duration, printable, several
+from evaluation.scoring import Measurement, Score, Scorer, TextEncoder, Window, number_in_words, perplexity_of
 
+MAX_BYTES = 2**30
 Item = TypeVar("Item")
 
 
 # ---------------------------------------------------------------- items
 
 
-def read_items(path: str, flag: str, parse: Callable[[dict[str, Any]], Item]) -> list[Item]:
-    """What parse makes of each line of a .jsonl file. Raises UserError (exit 3) that names the line."""
+def read_items(path: str, flag: str, parse: Callable[[dict[str, Any]], Item], look: Callable[[], None]) -> list[Item]:
+    """What parse makes of each line of a .jsonl file, which may be a pipe; look is called while nothing comes.
+
+    Raises UserError (exit 3) that names the line.
+    """
     shown = f"{flag} {printable(path)}"
+
+    def waits() -> None:
+        warn(f"{shown}: waiting, as nothing has been written to it yet; Ctrl-C stops.")
+
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        content = read_when_there(path, MAX_BYTES, waits, look)
+        lines = content.decode("utf-8").split("\n")
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a .jsonl file.") from error
     except ValueError as error:
         raise UserError(Exit.DATA, f"{shown} is not UTF-8. Give a .jsonl file.") from error
-
+    if len(content) > MAX_BYTES:
+        raise UserError(Exit.DATA, f"{shown} has more than {MAX_BYTES:,} bytes, far more than the benchmark. Give the "
+                                   "file as it was published.")
     items = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                items.append(parse(json.loads(line)))
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-                why = printable(f"{type(error).__name__}: {error}")[:120]
-                raise UserError(Exit.DATA, f"{shown}, line {number:,}: not an item of this benchmark ({why}). Give the "
-                                           "file as it was published.") from error
+                fields = json.loads(line)
+                if not isinstance(fields, dict):
+                    raise ValueError("it is not a JSON object")
+                items.append(parse(fields))
+            except (ValueError, RecursionError) as error:
+                why = "it is not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
+                raise UserError(Exit.DATA, f"{shown}, line {number:,} is not an item of this benchmark: "
+                                           f"{printable(why)[:120]}. Give the file as it was published.") from error
     if not items:
         raise UserError(Exit.DATA, f"{shown} holds no item. Give the file as it was published.")
     return items
+
+
+def text_in(fields: dict[str, Any], name: str) -> str:
+    """A field that must hold text. Raises ValueError."""
+    if name not in fields:
+        raise ValueError(f"{name} is missing")
+    if not isinstance(fields[name], str):
+        raise ValueError(f"{name} is {shown_value(fields[name])}, not text")
+    return fields[name]
+
+
+def shown_value(value: Any) -> str:
+    """A value of a JSON file as a message shows it."""
+    return json.dumps(value)[:40]
 
 
 def window_of(encoder: TextEncoder, seq_length: int, context: str, continuation: str, item: int, flag: str) -> Window:
@@ -78,6 +106,11 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / len(values))
 
 
+def with_error(share: float, error: float) -> str:
+    """A share with its standard error: '25.3% +- 0.4%'."""
+    return f"{share:.1%} +- {error:.1%}"
+
+
 # ---------------------------------------------------------------- HellaSwag
 
 
@@ -88,13 +121,17 @@ def without_marks(content: str) -> str:
 
 
 def hellaswag_item(fields: dict[str, Any]) -> tuple[str, list[str], int]:
-    """Context, endings, and the index of the right one. Raises ValueError, KeyError, TypeError, AttributeError."""
-    context = without_marks(f"{fields['activity_label']}: {fields['ctx_a']} {fields['ctx_b'].capitalize()}")
-    endings = [without_marks(ending) for ending in fields["endings"]]
-    right = int(fields["label"])
-    if not 0 <= right < len(endings):
-        raise ValueError(f"label {right} of {len(endings)} endings")
-    return context, endings, right
+    """Context, endings, and the index of the right one. Raises ValueError."""
+    activity, before, after = (text_in(fields, name) for name in ("activity_label", "ctx_a", "ctx_b"))
+    endings, label = fields.get("endings"), fields.get("label")
+    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(ending, str) for ending in endings):
+        raise ValueError(f"endings is {shown_value(endings)}, not a list of texts")
+    if isinstance(label, bool) or not re.fullmatch(r"\d{1,3}", str(label), re.ASCII):
+        raise ValueError(f"label is {shown_value(label)}, not the number of an ending")
+    if int(label) >= len(endings):
+        raise ValueError(f"label is {int(label)}, but there are {len(endings)} endings, counted from 0")
+    context = without_marks(f"{activity}: {before} {after.capitalize()}")
+    return context, [without_marks(ending) for ending in endings], int(label)
 
 
 def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Measurement:
@@ -103,7 +140,7 @@ def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Measur
     Source: Zellers et al. (2019). Raises UserError (exit 3), Stopped at a signal.
     """
     started = time.perf_counter()
-    items = read_items(path, "--hellaswag", hellaswag_item)
+    items = read_items(path, "--hellaswag", hellaswag_item, scorer.signals.look)
     pairs = [(context, " " + ending) for context, endings, _ in items for ending in endings]
     scores = iter(score_continuations(scorer, encoder, pairs, "--hellaswag"))
 
@@ -120,8 +157,9 @@ def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Measur
     seconds = time.perf_counter() - started
     fields = {"task": "hellaswag", "file": path, "items": len(items), "acc": acc, "acc_stderr": acc_error,
               "acc_norm": norm, "acc_norm_stderr": norm_error, "seconds": seconds}
-    line = (f"hellaswag {printable(path)} | acc {acc:.4f} +- {acc_error:.4f} | acc_norm {norm:.4f} +- {norm_error:.4f} "
-            f"| {len(items):,} items | {seconds:.1f} s")
+    line = (f"hellaswag {printable(path)}\n"
+            f"  acc {with_error(acc, acc_error)}: {int(sum(hits)):,} of {several(len(items), 'item')} right\n"
+            f"  acc_norm {with_error(norm, norm_error)}, by the log-probability of a character | {duration(seconds)}")
     return Measurement(fields, line)
 
 
@@ -129,8 +167,11 @@ def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Measur
 
 
 def lambada_item(fields: dict[str, Any]) -> tuple[str, str]:
-    """The text before its last word, and that word with its space. Raises KeyError, TypeError, AttributeError."""
-    *before, last = fields["text"].split(" ")
+    """The text before its last word, and that word with its space. Raises ValueError."""
+    text = text_in(fields, "text")
+    *before, last = text.split(" ")
+    if not last.strip():
+        raise ValueError("text is blank" if not text.strip() else "text ends with a space, so it has no last word")
     return " ".join(before), " " + last
 
 
@@ -140,7 +181,7 @@ def measure_lambada(scorer: Scorer, encoder: TextEncoder, path: str) -> Measurem
     Source: Paperno et al. (2016). Raises UserError (exit 3), Stopped at a signal.
     """
     started = time.perf_counter()
-    pairs = read_items(path, "--lambada", lambada_item)
+    pairs = read_items(path, "--lambada", lambada_item, scorer.signals.look)
     scores = score_continuations(scorer, encoder, pairs, "--lambada")
 
     acc, acc_error = mean_and_error([float(score.is_greedy) for score in scores])
@@ -149,8 +190,10 @@ def measure_lambada(scorer: Scorer, encoder: TextEncoder, path: str) -> Measurem
     seconds = time.perf_counter() - started
     fields = {"task": "lambada", "file": path, "items": len(scores), "acc": acc, "acc_stderr": acc_error,
               "perplexity": perplexity, "seconds": seconds}
-    line = (f"lambada {printable(path)} | acc {acc:.4f} +- {acc_error:.4f} | perplexity {perplexity:,.2f} | "
-            f"{len(scores):,} items | {seconds:.1f} s")
+    hits = sum(score.is_greedy for score in scores)
+    line = (f"lambada {printable(path)}\n"
+            f"  acc {with_error(acc, acc_error)}: {hits:,} of {several(len(scores), 'last word')} right\n"
+            f"  perplexity {number_in_words(perplexity)} a word | {duration(seconds)}")
     return Measurement(fields, line)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.words import printable, several
-from evaluation.scoring import Measurement, Scorer, TextEncoder, Window, perplexity_of, windows_of
+from evaluation.scoring import Measurement, Scorer, TextEncoder, Window, number_in_words, perplexity_of, windows_of
 from pretokenization.blocks import Findings, Reading, parts_of
 from pretokenization.encodings import refuse_undecodable
 from pretokenization.files import Source, refuse_changed
@@ -52,16 +52,19 @@ class TextFigures:
             "tokens_per_second": self.num_tokens / self.seconds if self.seconds else None,
         }
 
-    def measurement(self, file: str | None, shown_name: str) -> Measurement:
+    def measurement(self, file: str | None, shown_name: str, task: str = "text") -> Measurement:
         """The figures of a file, or of all files (None), as a result."""
         fields = self.fields()
-        line = f"{shown_name} | no token to score"
+        lines = [shown_name, "  no token to score"]
         if self.num_tokens:
             bits = "n/a" if fields["bits_per_byte"] is None else f"{fields['bits_per_byte']:.4f}"
-            line = (f"{shown_name} | {fields['nats_per_token']:.4f} nats per token | "
-                    f"perplexity {fields['perplexity']:,.2f} | bits per byte {bits} | {self.num_tokens:,} tokens | "
-                    f"{self.num_bytes:,} bytes | {self.seconds:.1f} s | {fields['tokens_per_second']:,.0f} tok/s")
-        return Measurement({"task": "text", "file": file, **fields}, line)
+            size = f" of {several(self.num_bytes, 'byte')}" if self.num_bytes else ""
+            lines = [shown_name,
+                     f"  loss {fields['nats_per_token']:.4f} nats per token | "
+                     f"perplexity {number_in_words(fields['perplexity'])} | bits per byte {bits}",
+                     f"  {several(self.num_tokens, 'token')}{size} in {several(self.num_documents, 'document')} | "
+                     f"{self.seconds:.1f} s | {fields['tokens_per_second']:,.0f} tok/s"]
+        return Measurement({"task": task, "file": file, **fields}, "\n".join(lines))
 
 
 class DocumentWindows:

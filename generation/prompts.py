@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 
 from tokenizers import Tokenizer
 
 from common.errors import Exit, UserError, warn
+from common.waiting import read_open_when_there, read_when_there
 from common.words import printable
 
 MAX_PROMPT_BYTES = 2**20
@@ -35,14 +35,25 @@ def read_prompt_file(name: str) -> str:
     shown = printable(name)
     if name == "-" and sys.stdin is None:
         raise UserError(Exit.DATA, "--prompt_file -: standard input is closed. Pipe text into it, or name a file.")
+
+    def waits() -> None:
+        is_typed = name == "-" and sys.stdin.isatty()
+        how = "type it, and end with Ctrl-D" if is_typed else "nothing has written to it yet; Ctrl-C stops"
+        warn(f"--prompt_file {shown}: waiting for the prompt ({how}).")
+
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
-            content = file.read(MAX_PROMPT_BYTES + 1)  # a device has no end
+        if name == "-":
+            content = read_open_when_there(sys.stdin.fileno(), MAX_PROMPT_BYTES, waits, lambda: None)
+        else:
+            content = read_when_there(name, MAX_PROMPT_BYTES, waits, lambda: None)  # a device has no end
     except OSError as error:
         raise UserError(Exit.DATA, f"--prompt_file {shown}: {error.strerror}. Give a text file.") from error
     if len(content) > MAX_PROMPT_BYTES:
         raise UserError(Exit.DATA, f"--prompt_file {shown} has more than {MAX_PROMPT_BYTES:,} bytes. A model sees only "
                                    "the last tokens of it. Give the end of the text.")
+    if b"\0" in content:  # in token files, weights, UTF-16; in text never
+        raise UserError(Exit.DATA, f"--prompt_file {shown} is not text in UTF-8: its byte {content.index(0):,} is "
+                                   "zero. Give a text file.")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

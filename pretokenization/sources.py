@@ -29,7 +29,7 @@ KINDS: dict[str, Kind] = {
     "text": TextFile(),
 }
 HEAD_BYTES = 4096
-TOKENS = "If it holds tokens, train.py reads them as they are: --bin_file {}"
+TOKENS = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens."
 NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do
     (0, b"PK\x03\x04", "a zip archive", "Unpack it first: unzip {}"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "Unpack it first: 7z x {}"),
@@ -156,7 +156,8 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         status = path.stat()  # before it is opened: opening a fifo waits for its writer
         if not stat.S_ISREG(status.st_mode):
             raise UserError(Exit.DATA, f"{shown} is not a regular file, and text may be read several times. "
-                                       f"Pipe it in: cat {shell_word(str(path))} | python pretokenize.py -")
+                                       "Write it to a file; or, for pretokenize.py, pipe it in: "
+                                       f"cat {shell_word(str(path))} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
             status = os.fstat(file.fileno())

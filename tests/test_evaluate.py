@@ -41,11 +41,12 @@ def test_the_command_prints_a_line_for_each_measurement(folder, tmp_path, forks)
     (tmp_path / "l.jsonl").write_text('{"text": "the cat sat on the mat"}\n')
     done = forks.run(f"evaluate.py --ckpt '{folder}' --text a.txt --lambada l.jsonl --no-use_gpu", cwd=tmp_path)
     assert done.code == 0, done.stderr
-    assert re.search(r"window 16, stride 8 \| .* \| fp32 \(", done.stdout)
-    assert re.search(r"^a.txt \| \d+\.\d{4} nats per token \| perplexity [\d,]+\.\d\d \| bits per byte \d+\.\d{4} \| "
-                     r"\d+ tokens \| 22 bytes \| \d+\.\d s \| [\d,]+ tok/s$", done.stdout, re.MULTILINE)
-    assert re.search(r"^lambada l.jsonl \| acc \d\.\d{4} \+- \d\.\d{4} \| perplexity .* \| 1 items", done.stdout,
-                     re.MULTILINE)
+    assert re.search(r"parameters, window 16, stride 8\ndevice      .*\nprecision   fp32 \(", done.stdout)
+    assert re.search(r"^a.txt\n  loss \d+\.\d{4} nats per token \| perplexity [\d.,]+ \| bits per byte \d+\.\d{4}\n"
+                     r"  \d+ tokens of 22 bytes in 1 document \| \d+\.\d s \| [\d,]+ tok/s$", done.stdout, re.M)
+    assert re.search(r"^lambada l.jsonl\n  acc \d+\.\d% \+- \d\.\d%: [01] of 1 last word right\n  perplexity \S+ a "
+                     "word", done.stdout, re.M)
+    assert max(map(len, done.stdout.replace(str(folder), "out").splitlines())) <= 80
 
 
 @pytest.mark.parametrize("flags", [["--ckpt", "out"], ["--stride", "3"], ["--lambada", "a", "--stride", "3"],

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from common.words import printable
@@ -78,6 +80,59 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
 
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256, training.identity,
                   val_identity, tuple(notes))
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """Token files that were opened and checked, to be measured; ends are those of documents, where they are recorded.
+
+    tokenizer_path is the tokenizer beside them that their metadata names; notes say what was assumed.
+    """
+
+    stream: TokenStream
+    ends: np.ndarray | None
+    tokenizer_path: Path | None
+    notes: tuple[str, ...]
+
+
+def open_tokens(place: Path, vocab_size: int) -> TokenSet:
+    """Opens and checks the tokens that a file, a folder or a glob means, those for validation where there are both.
+
+    Every id must be below vocab_size. A metadata.json of ours that names the files counts, as in open_corpus; other
+    files are recognised. Raises UserError (exit 3).
+    """
+    folder = place if place.is_dir() else place.parent
+    beside = folder / "metadata.json"
+    metadata = Metadata(read_metadata(beside), beside) if beside.is_file() else Metadata({}, place)
+    train_files, val_files = _files_in(place, metadata)
+    files = val_files or train_files
+    split = next((split for split in SPLITS if metadata.is_ours and split in metadata.splits
+                  and {path.name for path in files} <= set(metadata.files_of(split) or [f"{split}.bin"])), None)
+    if split is None:
+        metadata = Metadata({}, place)
+    if (metadata.vocab_size or 0) > vocab_size:
+        raise UserError(Exit.DATA, f"tokens {printable(str(place))}: {beside.name} says {metadata.vocab_size:,} ids, "
+                                   f"the model has {vocab_size:,}. Give tokens made with the model's tokenizer.")
+    opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, vocab_size), vocab_size, metadata.layout)
+    opened = opener.open(files, split or "val")
+    if opened.stream.length < 2:
+        raise UserError(Exit.DATA, f"token file {printable(str(files[0]))} has 1 token, and measuring needs 2. Give "
+                                   "another.")
+    tokenizer = folder / "tokenizer.json"
+    notes = () if metadata.is_ours else (f"{_in_words(opened)}",)
+    return TokenSet(opened.stream, _document_ends(opened), tokenizer if tokenizer.is_file() else None, notes)
+
+
+def _document_ends(opened: _Opened) -> np.ndarray | None:
+    """Where the documents of the files end, in tokens of the stream; None unless each file has an index."""
+    ends, before = [], 0
+    for part in opened.stream.parts:
+        of_part = opened.layout.document_ends(part.path, part.length)
+        if of_part is None:
+            return None
+        ends.append(np.asarray(of_part).astype(np.int64) + before)
+        before += part.length
+    return np.concatenate(ends)
 
 
 # ---------------------------------------------------------------- vocabulary and type

@@ -16,6 +16,7 @@ to be installed.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import struct
@@ -30,6 +31,7 @@ from common.words import printable
 if TYPE_CHECKING:
     import numpy as np
 
+TEXT_BYTES, LEAST_TEXT_BYTES = 4096, 64  # the beginning of a file that tells text from ids
 ITEM_BYTES = {"int16": 2, "uint16": 2, "int32": 4, "uint32": 4}  # uint32 only with ids below 2^31, which fit int32
 
 
@@ -493,9 +495,21 @@ WRITTEN = tuple(name for name, layout in LAYOUTS.items() if layout.is_written)
 def recognise(path: Path) -> Layout:
     """The layout of a token file, by its name, its first bytes and the files beside it; raw files are nanoGPT's.
 
-    Raises UserError (exit 3) for a path without a file and for an index in place of its tokens.
+    Raises UserError (exit 3) for a path without a file, for an index in place of its tokens, and for text.
     """
     with _reading(path), path.open("rb") as file:
-        head = file.read(16)
-    found = (layout for layout in LAYOUTS.values() if layout.recognises(path, head))
-    return next(found, LAYOUTS["nanogpt"])
+        head = file.read(TEXT_BYTES)
+    found = next((layout for layout in LAYOUTS.values() if layout.recognises(path, head)), None)
+    if found is None and _is_text(head):
+        raise _damaged(path, "holds text, not tokens", f"Its first {len(head):,} bytes are readable",
+                       "Make tokens of it: python pretokenize.py FILE")
+    return found or LAYOUTS["nanogpt"]
+
+
+def _is_text(head: bytes) -> bool:
+    """True for bytes that are text in UTF-8: ids hold zeros or other control characters within so many bytes."""
+    has_controls = any(byte < 32 and byte not in b"\t\n\f\r" for byte in head)
+    with contextlib.suppress(UnicodeDecodeError):
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character that is cut at the end is no error
+        return len(head) >= LEAST_TEXT_BYTES and not has_controls
+    return False

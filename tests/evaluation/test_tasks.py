@@ -70,8 +70,13 @@ def test_lambada_is_that_of_the_definition(scorer, encoder, theirs, tokenizer, t
     assert found["perplexity"] == pytest.approx(math.exp(-np.mean([nats for nats, _ in scores])), rel=1e-5)
 
 
-@pytest.mark.parametrize(("line", "why"), [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"text": 3}', "Attribute"),
-                                           ('{"tex": "a b"}', "KeyError: 'text'"), ("", "holds no item")])
+ENDINGS = '"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["d", "e"]'
+
+
+@pytest.mark.parametrize(("line", "why"), [
+    ("{", "it is not JSON"), ("[]", "it is not a JSON object"), ('{"text": 3}', "text is 3, not text"),
+    ('{"tex": "a b"}', "text is missing"), ('{"text": ""}', "text is blank"), ('{"text": " \\n "}', "text is blank"),
+    ('{"text": "a b "}', "ends with a space, so it has no last word"), ("", "holds no item")])
 def test_a_line_that_is_not_an_item_is_named(scorer, encoder, tmp_path, line, why):
     good = '{"text": "a b"}\n\n' if line else ""
     (tmp_path / "l.jsonl").write_text(good + line + "\n")
@@ -85,4 +90,17 @@ def test_an_answer_longer_than_the_window_is_refused(scorer, encoder, tmp_path):
     (tmp_path / "l.jsonl").write_text(json.dumps({"text": "a " + "x\u6f22" * 20}) + "\n")
     with pytest.raises(UserError, match=r"item 1 has an answer of \d+ tokens, the model sees 16") as caught:
         measure_lambada(scorer, encoder, str(tmp_path / "l.jsonl"))
+    assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize(("line", "why"), [
+    ('{%s, "label": true}', "label is true, not the number of an ending"), ('{%s, "label": 1.0}', "label is 1.0"),
+    ('{%s, "label": "-1"}', 'label is "-1"'), ('{%s, "label": null}', "label is null"), ("{%s}", "label is null"),
+    ('{%s, "label": 2}', "label is 2, but there are 2 endings, counted from 0"),
+    ('{%s, "label": 0, "endings": "abcd"}', 'endings is "abcd", not a list of texts'),
+    ('{%s, "label": 0, "endings": ["a", 3]}', "not a list of texts"), ('{%s, "label": 0, "ctx_b": 3}', "ctx_b is 3")])
+def test_a_hellaswag_item_that_would_be_scored_wrongly_is_named(scorer, encoder, tmp_path, line, why):
+    (tmp_path / "h.jsonl").write_text(line.replace("%s", ENDINGS))
+    with pytest.raises(UserError, match=f"line 1 is not an item of this benchmark: .*{why}") as caught:
+        measure_hellaswag(scorer, encoder, str(tmp_path / "h.jsonl"))
     assert caught.value.code == Exit.DATA

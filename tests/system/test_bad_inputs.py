@@ -968,7 +968,91 @@ def checkpoint_rows() -> list[Row]:
     ]
 
 
-ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows(), *output_rows(), *checkpoint_rows()]
+# ---------------------------------------------------------------- tokens that lie about themselves, and evaluate.py
+
+MEASURE = f"evaluate.py --no-use_gpu --ckpt {HERE}"
+SWAG = '{"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["d", "e"], "label": %s}'
+SWAPPED = change("corpus/tokenizer.json", lambda held: held.replace(b'"t":', b'"?":', 1).replace(b'"u":', b'"t":', 1)
+                 .replace(b'"?":', b'"u":', 1))
+
+
+def keep_time(setup: Setup) -> Setup:
+    """Spoils the training tokens, whose time stays as metadata.json records it."""
+
+    def spoil(place: Path) -> None:
+        status = (place / "corpus/train.bin").stat()
+        setup(place)
+        os.utime(place / "corpus/train.bin", ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    return spoil
+
+
+LIES = [
+    ("tokens other than recorded", "", "train.bin: its sha256 is not the one in metadata.json",
+     ids("corpus/train.bin", 5, 7)),
+    ("validation tokens other than recorded", "", "val.bin: its sha256 is not the one in", ids("corpus/val.bin", 5, 7)),
+    ("an id beyond the vocabulary, the time kept", "--preload ram", "id 401 at position 70 is outside the vocabulary",
+     keep_time(ids("corpus/train.bin", 70, 401))),
+    ("another tokenizer of the same size", "", "is not the one with which the tokens were made", SWAPPED),
+    ("a sha256 that is a word", "", "sha256 is 'x', not 64 hexadecimal", put(META, "splits.train.sha256", "x")),
+    ("a sha256 that is a number", "", "sha256 is 5, not 64 hexadecimal", put(META, "splits.val.sha256", 5)),
+    ("a tokenizer's sha256 in capitals", "", "sha256 is 'AA", put(META, "tokenizer.sha256", "AA" * 32)),
+    ("a folder without a tokenizer", "--tokenizer_file gpt2", "tokenizer gpt2/tokenizer.json: No such",
+     drop("gpt2/tokenizer.json")),
+]
+MEASURED = [
+    ("tokens for a text", "--text corpus/val.bin", "corpus/val.bin is not text", both()),
+    ("weights for a text", f"--text {WEIGHTS}", "not text", both()),
+    ("a pipe for a text", "--text pipe", "pipe is not a regular file", fifo("pipe")),
+    ("no token file", "--tokens none.bin", "none.bin is missing", both()),
+    ("a pipe for tokens", "--tokens pipe", "is not a file", fifo("pipe")),
+    ("a folder without tokens", "--tokens gpt2", "gpt2 has no token files of a known name", both()),
+    ("a single token", "--tokens one.bin", "one.bin has 1 token", write("one.bin", b"\1\0")),
+    ("only ends of texts", "--tokens x.bin", "no token to score", write("x.bin", bytes(40))),
+    ("an id beyond the model's vocabulary", "--tokens x.bin", "x.bin: id 60,000 at position 1",
+     write("x.bin", np.array([1, 60_000, 2], "<u2").tobytes())),
+    ("a text for tokens", "--tokens text.txt", "text.txt holds text, not tokens", both()),
+    ("tokens other than recorded", "--tokens corpus", "val.bin: its sha256 is not the one in metadata.json",
+     ids("corpus/val.bin", 3, 5)),
+    ("tokens of a larger vocabulary", "--tokens corpus", "metadata.json says 500 ids, the model has",
+     put(META, "vocab_size", 500)),
+    ("tokens of another tokenizer", "--tokens corpus", "corpus/tokenizer.json is another tokenizer than the model's",
+     SWAPPED),
+    ("metadata that lies about the type of the tokens", "--tokens corpus", "holds 50 tokens, metadata",
+     put(META, "dtype", "int32")),
+    ("an index cut in its middle", "--tokens x.bin", "x.idx has 20 bytes",
+     both(write("x.bin", bytes(200)), write("x.idx", b"MMIDIDX\0\0" + bytes([1] + [0] * 10)))),
+    ("a benchmark of nothing", "--lambada x.jsonl", "holds no item", write("x.jsonl", "\n")),
+    ("blank text to complete", "--lambada x.jsonl", "text is blank", write("x.jsonl", '{"text": "  "}')),
+    ("text that ends in a space", "--lambada x.jsonl", "has no last word", write("x.jsonl", '{"text": "a b "}')),
+    ("a benchmark in another encoding", "--lambada x.jsonl", "is not UTF-8", write("x.jsonl", b'{"text": "\xe9 b"}')),
+    ("lists in lists without end", "--lambada x.jsonl", "it is not JSON", write("x.jsonl", deep("list"))),
+    ("a label that is true", "--hellaswag x.jsonl", "label is true", write("x.jsonl", SWAG % "true")),
+    ("a label with a fraction", "--hellaswag x.jsonl", "label is 1.0", write("x.jsonl", SWAG % "1.0")),
+    ("a label beyond the endings", "--hellaswag x.jsonl", "label is 7, but there are 2", write("x.jsonl", SWAG % "7")),
+    ("endings that are one text", "--hellaswag x.jsonl", "not a list of texts",
+     write("x.jsonl", (SWAG % "0").replace('["d", "e"]', '"de"'))),
+]
+
+
+def truth_rows() -> list[Row]:
+    return [
+        *(Row(f"train.py: {what}", f"{TRAIN} {flags}", Exit.DATA, says, setup) for what, flags, says, setup in LIES),
+        *(Row(f"evaluate.py: {what}", f"{MEASURE} {flags}", Exit.DATA, says, setup)
+          for what, flags, says, setup in MEASURED),
+        Row("train.py: a text for tokens", f"{BIN} --bin_file text.txt --vocab_size 50257", Exit.DATA,
+            "text.txt holds text, not tokens"),
+        Row("evaluate.py: nothing to measure", MEASURE, Exit.FLAGS, "--text: nothing to measure"),
+        Row("train.py: two sizes of the validation", f"{TRAIN} --eval_tokens 9 --eval_batches 9", Exit.FLAGS,
+            "--eval_batches: not with --eval_tokens"),
+        Row("generate.py: tokens for a prompt", f"{GENERATE} gpt2 --prompt_file corpus/val.bin", Exit.DATA,
+            "corpus/val.bin is not text in UTF-8"),
+        Row("generate.py: a prompt in UTF-16", f"{GENERATE} gpt2 --prompt_file x.txt", Exit.DATA,
+            "x.txt is not text in UTF-8: its byte 3 is zero", write("x.txt", "\ufeffab".encode("utf-16-le"))),
+    ]
+
+
+ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows(), *output_rows(), *checkpoint_rows(), *truth_rows()]
 
 # ---------------------------------------------------------------- how a row is run
 

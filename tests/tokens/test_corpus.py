@@ -118,7 +118,7 @@ def swap_for_a_folder(folder: Path) -> None:
 
 
 BAD_CORPORA = {
-    "odd bytes": (write("train.bin", b"x" * 1999), "1,999 bytes, not a positive multiple of 2"),
+    "odd bytes": (write("train.bin", b"\1" * 1999), "1,999 bytes, not a positive multiple of 2"),
     "empty": (write("train.bin", b""), "has 0 bytes"),
     "shorter": (write("train.bin", tokens([1] * 999)), "holds 999 tokens, metadata"),
     "longer": (write("train.bin", tokens([1] * 1001)), "says 1,000"),

@@ -1,0 +1,118 @@
+"""evaluation/token_files.py: the figures of token files are those of the text that they were made from."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from common.errors import Exit, UserError
+from evaluation import token_files
+from evaluation.scoring import TextEncoder
+from evaluation.texts import measure_texts
+from evaluation.token_files import measure_tokens
+from pretokenization.blocks import Reading
+from tests.helpers.token_files import write_datatrove, write_llmc, write_megatron, write_npy, write_raw
+
+
+@pytest.fixture
+def measure(scorer, encoder):
+    """A function: the fields of each measurement of the words of --tokens."""
+    return lambda *words, stride=8, by=encoder: [
+        found.fields for found in measure_tokens(scorer, by, [str(word) for word in words], stride)]
+
+
+@pytest.fixture
+def documents(texts, tokenizer):
+    """The ids of each text, and the bytes of all."""
+    return [tokenizer.encode(text).ids for text in texts], sum(len(text.encode()) for text in texts)
+
+
+@pytest.fixture
+def expected(scorer, encoder, texts, tmp_path):
+    """The figures of the same documents as text."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    [found] = measure_texts(scorer, encoder, [str(tmp_path / "a.jsonl")], Reading("text", None), 8)
+    return found.fields
+
+
+def figures(found: dict) -> list:
+    return [found["documents"], found["tokens"], found["bytes"], pytest.approx(found["nats_per_token"], rel=1e-6),
+            pytest.approx(found["bits_per_byte"], rel=1e-6)]
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert [found[key] for key in ("documents", "tokens", "bytes", "nats_per_token", "bits_per_byte")] == figures(
+        expected)
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_raw, "a.bin"), (write_llmc, "a.bin"), (write_npy, "a.npy"),
+                                             (write_megatron, "a.bin"), (write_datatrove, "a.ds")])
+def test_tokens_in_every_layout_have_the_figures_of_their_text(measure, documents, expected, tmp_path, write, name):
+    ids = np.array([id for document in documents[0] for id in (*document, 0)])
+    more = {"ends": np.array([len(ids)])} if write in (write_megatron, write_datatrove) else {}
+    write(tmp_path / name, ids, **more)
+    [found] = measure(tmp_path / name)
+    assert found["bytes"] == documents[1]
+    assert_same(found, expected)
+
+
+def test_blocks_cut_no_document_and_shards_are_one_stream(measure, documents, expected, tmp_path, monkeypatch):
+    ids = np.array([id for document in documents[0] for id in (0, *document)])
+    monkeypatch.setattr(token_files, "BLOCK_TOKENS", 7)
+    for number, part in enumerate(np.split(ids, [5, 40])):
+        write_llmc(tmp_path / f"x_val_{number:06}.bin", part)
+    [found] = measure(tmp_path / "x_val_*.bin")
+    assert_same(found, expected)
+
+
+def test_documents_without_an_end_of_text_end_where_the_index_says(measure, documents, expected, tmp_path):
+    ids = np.array([id for document in documents[0] for id in document])
+    write_megatron(tmp_path / "a.bin", ids, np.cumsum([len(document) for document in documents[0]]))
+    [found] = measure(tmp_path / "a.bin")
+    assert_same(found, expected)
+
+
+def test_a_folder_of_ours_means_its_validation_tokens(measure, corpus_folder):
+    folder, file, twice = measure(corpus_folder, corpus_folder / "val.bin")
+    assert figures(folder) == figures(file)
+    assert folder["tokens"] <= 100
+    assert twice["tokens"] == 2 * folder["tokens"]
+
+
+def test_a_tokenizer_without_an_end_of_text_scores_all_but_the_first_token(measure, tokenizer, tmp_path):
+    write_raw(tmp_path / "a.bin", np.array([5, 0, 7, 8] * 20))
+    [found] = measure(tmp_path / "a.bin", by=TextEncoder(tokenizer, None))
+    assert (found["documents"], found["tokens"]) == (1, 79)
+
+
+def swap(path) -> None:
+    fields = json.loads(path.read_text())
+    vocab = fields["model"]["vocab"]
+    vocab["t"], vocab["a"] = vocab["a"], vocab["t"]
+    path.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize(("spoil", "why"), [
+    (lambda folder: swap(folder / "tokenizer.json"), r"tokenizer.json is another tokenizer than the model's"),
+    (lambda folder: np.full(100, 400, "<i2").tofile(folder / "val.bin"), "id 400 at position 0 is outside the vocabul"),
+    (lambda folder: np.full(100, 4, "<i2").tofile(folder / "val.bin"), "its sha256 is not the one in"),
+    (lambda folder: (folder / "metadata.json").write_text((folder / "metadata.json").read_text().replace(
+        '"vocab_size": 400', '"vocab_size": 500')), "says 500 ids, the model has 400")])
+def test_tokens_of_another_vocabulary_are_refused(measure, make_corpus, tmp_path, spoil, why):
+    spoil(make_corpus(tmp_path / "corpus"))
+    with pytest.raises(UserError, match=why) as caught:
+        measure(tmp_path / "corpus")
+    assert caught.value.code == Exit.DATA
+
+
+def test_tokens_without_their_tokenizer_are_measured_with_a_warning(measure, corpus_folder, tmp_path, capsys):
+    shutil.copy(corpus_folder / "val.bin", tmp_path / "alone.bin")
+    measure(tmp_path / "alone.bin")
+    assert "alone.bin: no tokenizer.json lies beside it" in capsys.readouterr().err
+
+
+def test_only_ends_of_texts_are_nothing_to_score(measure, tmp_path):
+    write_raw(tmp_path / "a.bin", np.zeros(9))
+    with pytest.raises(UserError, match="no token to score, only ends of texts"):
+        measure(tmp_path / "a.bin")
