@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals like it: the first one is remembered for loops to see, the second one leaves at once."""
+"""Ctrl-C and the signals like it: the first one is answered and remembered, the second one ends the process."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Shapes: B rows, V vocabulary, M candidates of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -146,13 +146,14 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
 
 
 def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
-           sampling: Sampling = DEFAULTS) -> list[int]:
+           sampling: Sampling = DEFAULTS, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
     """Up to max_new_tokens ids that continue the prompt, computed with the model's weights where they are.
 
-    Raises UserError (exit 6) for logits that are not finite.
+    should_stop() ends it after any of them. Raises UserError (exit 6) for logits that are not finite.
     """
     text = Continuation(prompt, max_new_tokens, seed)
     decoder = Decoder(model.config, model.state_dict(), 1, next(model.parameters()).device)
     for _ in decode(decoder, [text], sampling, end_of_text_id):
-        pass
+        if should_stop():
+            break
     return text.new_ids

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from common.words import printable_text
+from common.words import printable_text, several
 from generation.continuation import Continuation
 from generation.decoder import Decoder
 
@@ -196,4 +196,5 @@ class DecodingClock:
         if num_ids:
             num_bytes = self._decoder.bytes_per_step * (self._decoder.steps - self._first_step)
             rate = f"{num_ids / seconds:.1f} tok/s, {num_bytes / seconds / 1e9:.1f} GB/s of weights"
-        return f"first token {seconds_to_first:.3f} s, then {num_ids} new tokens in {seconds:.2f} s, {rate}"
+        return (f"first token {seconds_to_first:.3f} s, then {several(num_ids, 'new token')} in {seconds:.2f} s, "
+                f"{rate}")

@@ -127,5 +127,5 @@ class Gauge:
             percent, watts = (sum(column) / len(self.readings) for column in zip(*self.readings, strict=True))
             lines["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
         elif self.missing:
-            lines["gpu"] = f"utilisation and power unknown without {self.missing}"
+            lines["gpu"] = f"utilisation and power are not known without {self.missing}"
         return lines

@@ -41,7 +41,7 @@ def call(folder, capsys):
     return main
 
 
-TIMING = (r"first token \d+\.\d{3} s, then (\d+) new tokens in \d+\.\d\d s, "
+TIMING = (r"first token \d+\.\d{3} s, then (\d+) new tokens? in \d+\.\d\d s, "
           r"(\d+\.\d tok/s, \d+\.\d GB/s of weights|n/a tok/s)\n")
 
 

@@ -138,16 +138,20 @@ class Validator:
         return (steps // every - step // every + bool(steps % every)) * -(-num_windows // batch_size)
 
     def sample(self, model: GPT, step: int) -> str | None:
-        """A short text by the model as it is, safe to print; None without a tokenizer."""
+        """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
         if self.tokenizer is None:
             return None
         prompt: list[int] = self.tokenizer.encode("\n", add_special_tokens=False).ids
         ids: list[int] = []
+        signals = self._runtime.signals
         with self._runtime.out.phase("sampling"), self._runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
-                ids += sample(model, prompt, SAMPLE_TOKENS, self._args.seed + step, self._end_id)
+                ids += sample(model, prompt, SAMPLE_TOKENS, self._args.seed + step, self._end_id,
+                              should_stop=lambda: signals.number is not None)
             model.train()
+        if signals.number is not None:
+            return None
         return printable_text(self.tokenizer.decode(ids)).strip()
 
     def tokenizer_json(self) -> str | None:

@@ -77,4 +77,4 @@ def test_a_gpu_is_read_every_five_seconds_or_it_is_said_what_is_missing(monkeypa
     monkeypatch.setattr(torch.cuda, "power_draw", refuse)
     silent = Gauge(dataclasses.replace(CPU, device=torch.device("cuda")))
     silent.lap(1.0)
-    assert silent.describe()["gpu"] == f"utilisation and power unknown without {missing}"
+    assert silent.describe()["gpu"] == f"utilisation and power are not known without {missing}"
