@@ -252,8 +252,10 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     progress, splits = job.progress, metadata["splits"]
     sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
     val_bytes = splits.get("val", {}).get("bytes", 0)
-    share = f"{100 * val_bytes / max(1, sums['bytes']):.2g}% of the text" if val_bytes else "no val.bin is written"
-    progress.say(f"validation: {job.split.rule}: {share}")
+    share = f"{100 * val_bytes / max(1, sums['bytes']):.2g}% of the text: " if val_bytes else ""
+    progress.say(f"validation: {share}{job.split.rule}{'' if val_bytes else '; no val.bin is written'}")
+    if val_bytes and job.val_fraction is None:
+        progress.say("    (--val_fraction sets another share)")
     for key, value in sums.items():
         parts = ", ".join(f"{split} {total[key]:,}" for split, total in sorted(splits.items()))
         progress.say(f"{key}: {value:,} ({parts})")

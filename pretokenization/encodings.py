@@ -72,14 +72,15 @@ def wide_encoding(raw: bytes) -> str:
     """The UTF-16 or UTF-32 that bytes without a mark are in; '' if they are not."""
     if not len(raw) - len(raw.translate(None, CONTROLS)):
         return ""  # the second byte of a blank or a full stop is a control character
+    likely = {}
     for name, width in WIDE.items():
         try:
             text = codecs.getincrementaldecoder(name)().decode(raw[:len(raw) // width * width])
         except UnicodeDecodeError:
             continue
         if _reads_as_text(text):
-            return name
-    return ""
+            likely[name] = len(text.encode("ascii", "ignore"))
+    return max(likely, key=lambda name: likely[name], default="")
 
 
 def _reads_as_text(text: str) -> bool:

@@ -204,8 +204,9 @@ def refuse_controls(look: FirstLook) -> None:
     if has_controls(look.head):
         num_zeros = look.head.count(0)
         zeros = f", {num_zeros:,} of them zero" * bool(num_zeros)
+        cure = TOKENS.format(look.typed) if look.raw == look.head else "Give a text file."
         raise UserError(Exit.DATA, f"{look.shown} is not text: its first {len(look.head):,} bytes are full of control "
-                                   f"characters{zeros}. {TOKENS.format(look.typed)}")
+                                   f"characters{zeros}. {cure}")
 
 
 # ---------------------------------------------------------------- reading

@@ -23,8 +23,16 @@ from pretokenization.sources import documents_of
 from pretokenization.split import Split
 from pretokenization.survey import Survey, survey, write_sample
 from pretokenization.workers import SEPARATOR, in_child
-from tokens.faithful import NOT_NFC, probes_of, refuse_changes, refuse_random_ids
-from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
+from tokens.faithful import NOT_NFC, probes_of, refuse_changes, refuse_uncertain_ids
+from tokens.tokenizer import (
+    END_OF_TEXT,
+    Vocabulary,
+    byte_alphabet,
+    load_tokenizer,
+    load_with_size,
+    parse,
+    vocabulary_of,
+)
 
 PROBE_CHARACTERS = 2**16  # of the corpus, with which a tokenizer is tried
 FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
@@ -36,10 +44,10 @@ NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 
 def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """An existing tokenizer, with a warning of what it changes in text. Raises UserError (exit 3)."""
-    vocabulary = vocabulary_of(load_tokenizer(path))
-    shown = printable(path)
-    refuse_random_ids(vocabulary.content, f"--tokenizer_file {shown}")
-    if change := refuse_changes(vocabulary.tokenizer, f"--tokenizer_file {shown}", probes_of(vocabulary.content)):
+    tokenizer, _ = load_with_size(Path(path), all_ids=False)
+    vocabulary, shown = vocabulary_of(tokenizer), printable(path)
+    refuse_uncertain_ids(vocabulary.tokenizer, f"--tokenizer_file {shown}")
+    if change := refuse_changes(vocabulary.tokenizer, f"--tokenizer_file {shown}", probes_of(vocabulary.tokenizer)):
         warn(f"--tokenizer_file {shown} {change}.")
     return vocabulary
 

@@ -1,12 +1,14 @@
 """pretokenize.py: what comes out is what went in, split as promised, committed as a whole, refused with a reason."""
 
 import bz2
+import codecs
 import gzip
 import json
 import lzma
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +37,7 @@ from tests.helpers.pretokenize import (
     trained,
     written,
 )
-from tests.helpers.texts import STRINGS, lines, words, write, zstandard
+from tests.helpers.texts import STRINGS, in_language, lines, spelt_lines, words, write, zstandard
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from tokens.stream import DTYPES
 from tokens.tokenizer import load_tokenizer, parse, vocabulary_of
@@ -262,8 +264,131 @@ def test_stdin_gives_what_the_file_gives_and_torch_is_never_imported():
     assert done.stdout.decode().splitlines()[-1] == "next: python train.py --data_dir piped"
 
 
+# ---------------------------------------------------------------- other encodings
+
+
+@pytest.mark.parametrize(("language", "encoding"), [
+    ("French", "cp1252"), ("Russian", "cp1251"), ("Russian", "koi8-r"), ("Japanese", "shift_jis"),
+    ("Japanese", "iso2022_jp"), ("Chinese", "gb18030"), ("Chinese", "utf-16"), ("Russian", "utf-16-be"),
+    ("English", "utf-32-le"), ("Japanese", "utf-7")])
+def test_text_in_another_encoding_gives_the_ids_of_its_utf8(language, encoding, tokenizer_file):
+    texts = [in_language(language, 300, number) for number in range(6)]
+    write("a.txt", "<->".join(texts))
+    write("a.jsonl", spelt_lines(texts))
+    how = ("--document_separator", "<->", "--val_fraction", "0.3", "--tokenizer_file", str(tokenizer_file))
+    small = Limits(block_bytes=97, part_bytes=64, window_bytes=7, long_line_bytes=300)
+    for name, pack in (("a.txt", bytes), ("a.jsonl", gzip.compress)):
+        metadata = run(name, *how, limits=small)
+        assert "encoding" not in metadata
+        expected = written()
+        write("b." + name, pack(Path(name).read_text(encoding="utf-8").encode(encoding)))
+        num_workers = "3" if encoding == "shift_jis" else "1"
+        metadata = run("b." + name, *how, "--encoding", encoding, "--num_workers", num_workers, limits=small)
+        assert metadata["encoding"] == codecs.lookup(encoding).name
+        assert written() == expected
+
+
+@pytest.mark.parametrize("has_mark", [True, False])
+def test_a_mark_is_never_part_of_the_text(has_mark, tokenizer_file):
+    content = in_language("Russian", 2000)
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+        write("a.txt", (("\ufeff" if has_mark else "") + content).encode(encoding))
+        run("a.txt", "--val_fraction", "0", "--encoding", encoding, "--tokenizer_file", str(tokenizer_file))
+        assert documents("train") == [content]
+
+
+def test_a_byte_that_the_encoding_does_not_have_is_placed(tokenizer_file):
+    content = in_language("Japanese", 3000)
+    for encoding, wrong in (("shift_jis", b"\xfd"), ("utf-16-le", b"\x00\xd8")):
+        place = len(content[:2000].encode(encoding))
+        write("a.txt", content[:2000].encode(encoding) + wrong + content[2000:].encode(encoding))
+        refused("a.txt", "--encoding", encoding, "--tokenizer_file", str(tokenizer_file),
+                match=rf"a\.txt is not {encoding}: 0x\w+ \(.*\) at byte {place:,} of its text\. Give the --encoding")
+
+
+def test_a_text_with_a_hundredth_of_other_bytes_stops_at_once_and_leaves_nothing(tokenizer_file):
+    texts = [in_language("Russian", 500, number) for number in range(20)]
+    write("a.jsonl", spelt_lines(texts).encode("cp1251"))
+    for how in (("--tokenizer_file", str(tokenizer_file)), ("--vocab_size", "300")):
+        refused("a.jsonl", *how, match=r"a\.jsonl is not UTF-8: .* cannot be decoded, from byte")
+        assert not Path("data").exists()
+
+
 # ---------------------------------------------------------------- the split
 
+
+def test_a_small_text_keeps_64_kib_for_validation_if_that_is_no_more_than_a_tenth(capsys, tokenizer_file):
+    given = ("--tokenizer_file", str(tokenizer_file))
+    write("a.txt", words(1000) * 1000)
+    assert run("a.txt", *given)["splits"]["val"]["bytes"] == 65_536
+    said = capsys.readouterr().out
+    assert "validation: 6.6% of the text: the end of the only document, from byte 934,464 on\n" in said
+    assert "--val_fraction sets another share" in said
+    texts = [words(100, number) for number in range(200)]
+    write("c.jsonl", lines(texts))
+    for how in (given, ("--vocab_size", "300")):
+        metadata = run("c.jsonl", *how)
+        assert documents("val") == [content for content in texts if hash_share(content) < 0.1]
+        assert metadata["split_rule"] == "the documents whose sha256 is among the lowest 10% of all values"
+    run("c.jsonl", *given, "--val_fraction", "0.1")
+    assert "--val_fraction sets another share" not in capsys.readouterr().out.split("next:")[-2]
+
+
+def test_a_tokenizer_made_here_gives_the_same_ids_again_where_the_share_follows_from_the_text():
+    write("a.jsonl", lines([words(100, number) for number in range(200)]))
+    run("a.jsonl", "--vocab_size", "300")
+    first = written()
+    run("a.jsonl", "--tokenizer_file", "data/tokenizer.json")
+    assert written() == first
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_of_a_few_files_each_gives_its_end_and_nothing_is_lost(is_trained, tokenizer_file):
+    texts = [words(size, size) + "\u00e9" for size in (3000, 9000, 20, 8000, 25_000)]
+    for number, content in enumerate(texts):
+        write(f"in/{number}.txt", content)
+    write("in/3.txt", b"\xef\xbb\xbf" + texts[3].encode())
+    write("in/4.txt.gz", gzip.compress(texts[4].encode()))
+    Path("in/4.txt").unlink()
+    how = ("--vocab_size", "300") if is_trained else ("--tokenizer_file", str(tokenizer_file))
+    metadata = run("in", *how, limits=Limits(part_bytes=5000))
+    val = documents("val")
+    assert metadata["split_rule"] == "the last 10% of each file"
+    assert documents("train") == [texts[0][:-len(val[0])], texts[1][:-len(val[1])], texts[2], texts[3][:-len(val[2])],
+                                  texts[4][:-len(val[3])]]
+    assert all(content.endswith(tail) for content, tail in zip([*texts[:2], *texts[3:]], val, strict=True))
+    assert 0.08 < metadata["splits"]["val"]["bytes"] / sum(map(len, texts)) < 0.11
+    for flag in (("--val_fraction", "0.1"), ("--dedup",), ("--min_document_chars", "5")):  # whole documents
+        if is_trained:
+            break
+        run("in", *how, *flag)
+        assert sorted(documents("train") + documents("val")) == sorted(texts)
+
+
+def test_blank_files_among_a_few_leave_no_blank_document(tokenizer_file):
+    write("in/a.txt", words(9000))
+    write("in/b.txt", " \n" * 900)
+    write("in/c.txt", "")
+    run("in", "--tokenizer_file", str(tokenizer_file))
+    assert [len(documents(part)) for part in ("train", "val")] == [1, 1]
+
+
+def test_a_run_that_an_older_version_began_keeps_its_share(monkeypatch, tokenizer_file):
+    write("a.jsonl", lines([words(400, number) for number in range(300)]))
+    given = ("--tokenizer_file", str(tokenizer_file))
+    run("a.jsonl", *given, "--val_fraction", "0.005", output_dir="older")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretokenize, "finish", killed)
+        begun = ["a.jsonl", *given, "--val_fraction", "0.005", "--num_workers", "1"]
+        with pytest.raises(KeyboardInterrupt):
+            pretokenize.main(begun, Limits(journal_seconds=-1))
+    assert Path("data/.pretokenize/journal.json").exists()
+    pretokenize.main(["a.jsonl", *given, "--num_workers", "1"])
+    assert written() == written("older")
 
 
 @pytest.mark.parametrize(
@@ -521,6 +646,30 @@ def test_separators_understand_escapes_and_a_flag_without_effect_is_said(capsys,
     said = capsys.readouterr().err
     assert "'nowhere' does not occur" in said
     assert "--text_field body has no effect" in said
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+@pytest.mark.parametrize("share", [(), ("--val_fraction", "0.1")])
+def test_lines_without_a_document_are_said_where_a_single_one_has_one(share, is_trained, capsys, tokenizer_file):
+    write("a.jsonl", '{broken\n' + lines(["the only document " * 20]) + '{"body": "x"}\n[1]\n{"text": " "}\n')
+    how = ("--vocab_size", "300") if is_trained else ("--tokenizer_file", str(tokenizer_file))
+    run("a.jsonl", *how, *share)
+    said = capsys.readouterr()
+    assert "skipped: 3 records without a document, the first: line 1 of a.jsonl is not JSON" in said.err
+    assert "skipped: 1 blank document" in said.out
+
+
+def test_lines_without_a_document_are_said_after_a_run_was_killed(capsys, monkeypatch, tokenizer_file):
+    write("a.jsonl", '{broken\n' + lines(["the only document " * 20]))
+    for how in (("--vocab_size", "300"), ("--tokenizer_file", str(tokenizer_file), "--val_fraction", "0.1")):
+        with monkeypatch.context() as patch:
+            patch.setattr(pretokenize, "finish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                pretokenize.main(["a.jsonl", *how, "--num_workers", "1"], Limits(journal_seconds=-1))
+        capsys.readouterr()
+        pretokenize.main(["a.jsonl", *how, "--num_workers", "1", "--overwrite"])
+        assert "skipped: 1 record without a document" in capsys.readouterr().err
+        shutil.rmtree("data")
 
 
 def test_lines_without_a_document_are_said(capsys, tokenizer_file):

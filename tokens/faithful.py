@@ -30,31 +30,29 @@ MOST_ADDED_TOKENS = 500  # are tried
 SHOWN_CHARACTERS = 16
 
 
-def refuse_random_ids(content: str, what: str) -> None:
-    """Raises UserError (exit 3) if the tokenizer.json gives a text other ids each time, or one id to two tokens."""
-    fields = json.loads(content)
-    model = fields["model"]
-    if model.get("dropout"):
-        raise UserError(Exit.DATA, f"{what}: its BPE has a dropout of {model['dropout']:g}, so that the same text gets "
-                                   "other ids each time. Set \"dropout\" to null in the file.")
-    vocab = model.get("vocab", {})
-    pairs = list(vocab.items()) if isinstance(vocab, dict) else []
-    pairs += [(token["content"], token["id"]) for token in fields["added_tokens"] if token["content"] not in vocab]
-    owner: dict[int, str] = {}
-    for token, number in pairs:
-        other = owner.setdefault(number, token)
-        if other != token:
-            raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(other)} and for {_shown(token)}, so "
-                                       "that text could not be told from its ids. Give a tokenizer without such ids.")
+def refuse_uncertain_ids(tokenizer: Tokenizer, what: str) -> None:
+    """Raises UserError (exit 3) if the tokenizer gives a text other ids each time, or one id to two tokens."""
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
+        raise UserError(Exit.DATA, f"{what}: its BPE has a dropout of {dropout:g}, so that the same text gets other "
+                                   "ids each time. Set \"dropout\" to null in the file.")
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    owner = {number: token for token, number in vocabulary.items()}
+    if len(owner) < len(vocabulary):
+        token, number = next((token, number) for token, number in vocabulary.items() if owner[number] != token)
+        first, second = sorted((owner[number], token))
+        raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(first)} and for {_shown(second)}, so "
+                                   "that text could not be told from its ids. Give a tokenizer without such ids.")
 
 
-def probes_of(content: str) -> list[str]:
-    """Texts that a tokenizer.json may change: the common ones, and whatever its own rules name."""
-    fields = json.loads(content)
-    rules = [fields["normalizer"], fields["pre_tokenizer"], fields["decoder"]]
+def probes_of(tokenizer: Tokenizer) -> list[str]:
+    """Texts that a tokenizer may change: the common ones, and whatever its own rules name."""
+    parts: list[Any] = [tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder]
+    rules = [json.loads(part.__getstate__()) for part in parts if part is not None]  # of the tokenizer.json
     patterns = sorted({pattern for rule in rules for pattern in _patterns_of(rule)})
-    added = [token["content"] for token in fields["added_tokens"] if not token["special"]][:MOST_ADDED_TOKENS]
-    return [*PROBES, *(f"a{pattern}b {pattern} c" for pattern in patterns), *(f"a  {token}  b" for token in added)]
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values() if not token.special]
+    return [*PROBES, *(f"a{pattern}b {pattern} c" for pattern in patterns),
+            *(f"a  {token}  b" for token in added[:MOST_ADDED_TOKENS])]
 
 
 def _patterns_of(rule: Any) -> Iterator[str]:

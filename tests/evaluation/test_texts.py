@@ -6,11 +6,14 @@ import math
 
 import pytest
 
+import evaluate
+import pretokenize
 from common.errors import UserError
-from evaluation.scoring import TextEncoder
+from evaluation.scoring import Scorer, TextEncoder
 from evaluation.texts import measure_texts
 from pretokenization.blocks import Limits, Reading
 from tests.helpers.scoring import T, log_probabilities
+from tests.helpers.texts import in_language
 from tokens.tokenizer import END_OF_TEXT
 
 
@@ -87,6 +90,43 @@ def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, cap
     said = capsys.readouterr().err
     assert "a.txt is not UTF-8 everywhere: 1 invalid character replaced by U+FFFD." in said
     assert "b.jsonl: skipped 2 lines without a document; the first one has no text in field 'text'" in said
+
+
+def test_text_in_another_encoding_is_refused_and_scored_with_its_name(measure, scorer, encoder, tmp_path):
+    content = in_language("Russian", 300)
+    (tmp_path / "a.txt").write_bytes(content.encode("cp1251"))
+    with pytest.raises(UserError, match=r"a\.txt is not UTF-8: .* cannot be decoded, from byte 0 on"):
+        measure(tmp_path / "a.txt")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(content.encode("cp1251")))
+    with pytest.raises(UserError, match=r"a\.txt\.gz is not UTF-8"):
+        measure(tmp_path / "a.txt.gz")
+    (tmp_path / "b.txt").write_bytes(content.encode())
+    expected, = measure(tmp_path / "b.txt")
+    found, = measure_texts(scorer, encoder, [str(tmp_path / "a.txt")], Reading(), T // 2, "cp1251")
+    for name in ("bytes", "tokens", "nats_per_token"):
+        assert found.fields[name] == expected[name]
+
+
+def test_a_text_that_changes_while_it_is_scored_is_refused(measure, monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat")
+    inner = Scorer.score_all
+
+    def score_all(scorer, *arguments):
+        with (tmp_path / "a.txt").open("a") as file:
+            file.write(" on the mat")
+        return inner(scorer, *arguments)
+
+    monkeypatch.setattr(Scorer, "score_all", score_all)
+    with pytest.raises(UserError, match=r"a\.txt changed while it was read: it had 11 bytes and now has 22"):
+        measure(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("typed", ["a\\\\n", r"\n\n", r"a\tb", "\\", r"\\n", "\n", "<|endoftext|>"])
+def test_a_separator_means_the_same_to_both_commands(typed):
+    flags = ["--document_separator", typed, "--encoding", "Windows-1251"]
+    ours, theirs = evaluate.read_flags(["--text", "a.txt", *flags]), pretokenize.read_flags(["a.txt", *flags])
+    assert ours.document_separator == theirs.document_separator
+    assert ours.encoding == theirs.encoding == "cp1251"
 
 
 def test_files_without_a_token_are_refused(measure, tmp_path):

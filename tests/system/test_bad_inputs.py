@@ -221,6 +221,8 @@ def npy(descr: str, shape: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(200)
 
 
+RUSSIAN = ("\u0443\u0442\u0440\u043e \u0431\u044b\u043b\u043e \u044f\u0441\u043d\u043e\u0435, \u0438 "
+           "\u0433\u043e\u0440\u043e\u0434 \u0441\u043f\u0430\u043b\n")
 WORDS = b"the cat sat on the mat and the dog ran to the sea\n" * 40
 SAFETENSORS_BOMB = (2**60).to_bytes(8, "little") + b"{}"
 VOCABULARY = json.dumps({f"w{i}": i for i in range(300)})
@@ -568,6 +570,13 @@ PRETOKENIZE_FLAGS = [
     ("an empty name", "''", "FILE '': must be text"),
     ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: impossible with"),
     ("a separator of nothing", "text.txt --document_separator ''", "--document_separator ''"),
+    ("an encoding that is none", "text.txt --encoding klingon",
+     "--encoding 'klingon': must be an encoding that Python knows, such as cp1251"),
+    ("an encoding that is not of text", "text.txt --encoding base64", "--encoding 'base64': must be"),
+    ("an encoding of host names", "text.txt --encoding idna", "--encoding 'idna': must be"),
+    ("no encoding", "text.txt --encoding ''", "--encoding '': must be"),
+    ("strictness twice", "text.txt --encoding cp1251 --strict_utf8", "--strict_utf8: impossible with --encoding"),
+    ("an encoding of Python's own sources", "--demo --encoding cp1251", "--encoding: has no effect with --demo"),
     ("six wrong flags at once", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers -1 --peek 0 --shard 9",
      "and 2 more: "),
 ]
@@ -589,7 +598,53 @@ CORPORA = [
     ("one byte", "x.txt", "nothing to train on in x.txt", write("x.txt", "a")),
     ("a byte order mark alone", "x.txt", "nothing to train on in x.txt", write("x.txt", b"\xef\xbb\xbf")),
     ("UTF-16 with a mark", "x.txt", "x.txt is UTF-16", write("x.txt", "the cat".encode("utf-16"))),
-    ("UTF-16 without a mark", "x.txt", "x.txt is UTF-16LE", write("x.txt", WORDS.decode().encode("utf-16-le"))),
+    ("UTF-16 without a mark", "x.txt", "x.txt is UTF-16-LE", write("x.txt", WORDS.decode().encode("utf-16-le"))),
+    ("UTF-16 in Russian without a mark", "x.txt", "Give --encoding utf-16-be",
+     write("x.txt", (RUSSIAN * 9).encode("utf-16-be"))),
+    ("UTF-16 as one JSON array without a mark", "x.json", "x.json is UTF-16-LE",
+     write("x.json", ('[{"text": "the cat sat"}]' * 9).encode("utf-16-le"))),
+    ("UTF-16 as one JSON array with its flag", "x.json --encoding utf-16-le", "x.json is one JSON array",
+     write("x.json", ('[{"text": "the cat sat"}]' * 9).encode("utf-16-le"))),
+    ("UTF-16 with the flag of the other order", "x.txt --encoding utf-16-le", "is UTF-16-BE, not UTF-16-LE",
+     write("x.txt", WORDS.decode().encode("utf-16-be"))),
+    ("UTF-16 with half a character at its end", "x.txt --encoding utf-16", "x.txt is not utf-16: 0x61 (truncated data)",
+     write("x.txt", WORDS.decode().encode("utf-16") + b"a")),
+    ("text in cp1251", "x.txt", "x.txt is not UTF-8:", write("x.txt", (RUSSIAN * 9).encode("cp1251"))),
+    ("text in KOI8-R, packed", "x.txt.gz", "x.txt.gz is not UTF-8:",
+     write("x.txt.gz", packed("gz", (RUSSIAN * 9).encode("koi8-r")))),
+    ("text in cp1251 after a long English beginning", "x.txt", "cannot be decoded, from byte 2,000 on",
+     write("x.txt", WORDS + (RUSSIAN * 9).encode("cp1251"))),
+    ("lines of JSON in cp1251", "x.jsonl", "x.jsonl is not UTF-8:",
+     write("x.jsonl", (json.dumps({"text": RUSSIAN}, ensure_ascii=False) + "\n").encode("cp1251") * 9)),
+    ("UTF-8 with the flag of another encoding", "x.txt --encoding cp1251",
+     "x.txt is UTF-8, and --encoding cp1251 would garble it", write("x.txt", RUSSIAN)),
+    ("ASCII with the flag of UTF-16", "x.txt --encoding utf-16", "x.txt is UTF-8, and", write("x.txt", WORDS)),
+    ("bytes that the encoding does not have", "x.txt --encoding cp1252", "x.txt is not cp1252: 0x81 (character maps to",
+     write("x.txt", WORDS + b"\x81")),
+    ("a packed file whose text is not in its encoding", "x.txt.bz2 --encoding shift_jis",
+     "at byte 2,000 of its text. Give the --encoding", write("x.txt.bz2", packed("bz2", WORDS + b"\xff\xff"))),
+    ("a file packed twice", "x.txt.gz", "is packed twice: there is gzip inside its gzip",
+     write("x.txt.gz", packed("gz", packed("gz", WORDS)))),
+    ("a .bz2 inside a .xz", "x.txt.xz", "is packed twice: there is bzip2 inside its xz",
+     write("x.txt.xz", packed("xz", packed("bz2", WORDS)))),
+    ("token ids", "corpus/train.bin", "If it holds tokens, train.py reads them as they are", both()),
+    ("token ids, packed", "x.gz", "full of control characters", lambda place: (place / "x.gz").write_bytes(
+        packed("gz", (place / "corpus/train.bin").read_bytes()))),
+    ("document ends", "corpus/train.idx corpus/val.idx text.txt --overwrite", "corpus/train.idx",
+     write("corpus/train.idx", np.arange(999, dtype="<u8").tobytes())),
+    ("an array of numpy", "x.npy", "x.npy is a numpy array", write("x.npy", npy("'<u2'", "(9,)"))),
+    ("a model in GGUF", "x.gguf", "x.gguf is a model in GGUF", write("x.gguf", b"GGUF\3\0\0\0" + bytes(99))),
+    ("a model in safetensors", WEIGHTS, "is a model in safetensors", both()),
+    ("a pickle of torch", "x.pt", "x.pt is a zip archive", write("x.pt", b"PK\x03\x04" + bytes(99))),
+    ("an office document", "x.docx", "x.docx is an .docx document", write("x.docx", b"PK\x03\x04" + bytes(99))),
+    ("an old office document", "x.doc", "x.doc is a document of an office program",
+     write("x.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99))),
+    ("rich text", "x.rtf", "x.rtf is rich text", write("x.rtf", "{\\rtf1\\ansi the cat sat}")),
+    ("random bytes", "x.txt", "full of control characters", write("x.txt", np.random.default_rng(0).bytes(5000))),
+    ("a gigabyte of zeros", "x.txt", "4,096 of them zero", sparse("x.txt")),
+    ("a binary file in a folder of texts", "texts", "texts/b.txt is not text", both(
+        write("texts/a.txt", WORDS), write("texts/b.txt", np.arange(3000, dtype="<i2").tobytes()))),
+    ("a .bz2 cut to six bytes", "x.txt.bz2", "x.txt.bz2 is damaged", write("x.txt.bz2", packed("bz2", WORDS)[:6])),
     ("UTF-32", "x.txt", "x.txt is UTF-32", write("x.txt", "the cat".encode("utf-32"))),
     ("Latin-1 where that is forbidden", "x.txt --strict_utf8", "not UTF-8: 0xe9 (invalid continuation byte) at byte 2,"
      "003, line 41 of x.txt", write("x.txt", WORDS + "caf\xe9 noir\n".encode("latin-1"))),
@@ -608,9 +663,11 @@ CORPORA = [
        write(f"x.txt.{kind}", packed(kind, WORDS)[:-9])) for kind in ("gz", "bz2", "xz")),
     ("a .gz of garbage", "x.gz", "x.gz is damaged", write("x.gz", b"\x1f\x8b" + bytes(99))),
     ("a bomb", "x.txt.gz", "as an archive bomb does",
-     lambda place: (place / "x.txt.gz").write_bytes(packed("gz", bytes(2**20)) * 300)),
+     lambda place: (place / "x.txt.gz").write_bytes(packed("gz", b"\n" * 2**20) * 300)),
     ("a bomb in .xz", "x.txt.xz", "as an archive bomb does",
-     lambda place: (place / "x.txt.xz").write_bytes(packed("xz", bytes(2**22)) * 80)),
+     lambda place: (place / "x.txt.xz").write_bytes(packed("xz", b"\n" * 2**22) * 80)),
+    ("a bomb of text that unpacks to 240 times its size", "x.txt.gz", "unpacks to more than 100 times",
+     lambda place: (place / "x.txt.gz").write_bytes(packed("gz", b"the cat sat on the mat\n" * 2**16) * 200)),
     ("lines without the field", "x.jsonl", "has no text in field 'text': its fields are body",
      write("x.jsonl", '{"body": "a b c"}\n' * 9)),
     ("lines without another field", "x.jsonl --text_field body",
@@ -673,6 +730,52 @@ VERIFIED = [
 ]
 
 
+def remade(how: Callable[[dict[str, Any]], Any]) -> Setup:
+    """x.json: the corpus's tokenizer with something changed."""
+
+    def setup(place: Path) -> None:
+        fields = json.loads((place / "corpus/tokenizer.json").read_text(encoding="utf-8"))
+        how(fields)
+        (place / "x.json").write_text(json.dumps(fields))
+
+    return setup
+
+
+def normalized(**normalizer: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda fields: fields.update(normalizer=normalizer)
+
+
+WORD_PIECE = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+              "max_input_chars_per_word": 9, "vocab": {"<|endoftext|>": 0, "[UNK]": 1, "the": 2, "cat": 3, "##s": 4}}
+UNFAITHFUL = [
+    ("one that makes letters small", "the tokenizer changes text", normalized(type="Lowercase")),
+    ("one that strips blanks", "comes back as", normalized(type="Strip", strip_left=True, strip_right=True)),
+    ("one that takes accents away", "comes back as", normalized(type="Sequence", normalizers=[
+        {"type": "NFD"}, {"type": "StripAccents"}])),
+    ("one that unites what looks alike", "comes back as", normalized(type="NFKC")),
+    ("one that decomposes", "comes back as", normalized(type="NFD")),
+    ("one that deletes a word", "'azebrab zebra c' comes back as 'ab  c'",
+     normalized(type="Replace", pattern={"String": "zebra"}, content="")),
+    ("one that folds blanks", "comes back as",
+     normalized(type="Replace", pattern={"Regex": " {2,}"}, content=" ")),
+    ("one that drops what lies between words", "comes back as", lambda fields: fields.update(
+        pre_tokenizer={"type": "Whitespace"})),
+    ("one whose ids are random", "its BPE has a dropout of 0.1",
+     lambda fields: fields["model"].update(dropout=0.1)),
+    ("one with an id for two tokens", "id 300 stands for", lambda fields: fields["model"]["vocab"].update(
+        {token: 300 for token, number in fields["model"]["vocab"].items() if number == 301})),
+    ("one for words alone", "comes back as '[UNK]", lambda fields: fields.update(
+        model=WORD_PIECE, pre_tokenizer={"type": "BertPreTokenizer"}, decoder={"type": "WordPiece", "prefix": "##",
+                                                                               "cleanup": True})),
+    ("one without characters beyond ASCII", "comes back as", lambda fields: fields["model"].update(
+        vocab={token: number for token, number in fields["model"]["vocab"].items() if token.isascii()}, merges=[])),
+    ("one that swallows blanks around a word", "comes back as", lambda fields: fields["added_tokens"].append(
+        {"id": 399, "content": "zebra", "single_word": False, "lstrip": True, "rstrip": True, "normalized": False,
+         "special": False})),
+    ("one that panics", "is not a tokenizer.json", normalized(type="Precompiled", precompiled_charsmap=None)),
+]
+
+
 def pretokenize_rows() -> list[Row]:
     data, machine = Exit.DATA, Exit.MACHINE
     return [
@@ -690,6 +793,14 @@ def pretokenize_rows() -> list[Row]:
         Row("pretokenize.py: a folder for a tokenizer", f"{GIVEN} empty", data, "tokenizer", folder("empty")),
         Row("pretokenize.py: a tokenizer of a gigabyte", f"{GIVEN} x.json", data, "has 1,073,741,824 bytes",
             sparse("x.json")),
+        *(Row(f"pretokenize.py tokenizer: {what}", f"{GIVEN} x.json", data, says, remade(how))
+          for what, says, how in UNFAITHFUL),
+        Row("pretokenize.py tokenizer: a pipe for its merges", f"{GIVEN} encoder.json", data, "do not fit together",
+            both(write("encoder.json", VOCABULARY), fifo("vocab.bpe"))),
+        Row("pretokenize.py: a work folder that is a link", f"{PRETOKENIZE} text.txt --output_dir out2", machine,
+            "out2: .pretokenize in it is a link", both(folder("out2"), link("out2/.pretokenize", "../corpus"))),
+        Row("pretokenize.py: a lock that is a link", f"{PRETOKENIZE} text.txt --output_dir out2", machine,
+            "--output_dir out2", both(folder("out2"), link("out2/.pretokenize.lock", "../text.txt"))),
         Row("pretokenize.py: peeking at nothing", "pretokenize.py --peek 1 --output_dir none", data, "No such file"),
         Row("pretokenize.py: outputs exist", f"{PRETOKENIZE} text.txt --output_dir corpus", data, "Give --overwrite"),
         Row("pretokenize.py: output_dir is a file", f"{PRETOKENIZE} text.txt --output_dir text.txt", machine,

@@ -26,6 +26,8 @@ BAD_TOKENIZERS = {
                         "is not a tokenizer"),
     "panic when used": (f'{{"normalizer": {{"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}}, "model": {AB}'
                         '}', "is not a tokenizer"),
+    "panic of null": (f'{{"normalizer": {{"type": "Precompiled", "precompiled_charsmap": null}}, "model": {AB}}}',
+                      "is not a tokenizer"),
     "panic at the end": ('{"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", '
                          f'"type_id": 0}}}}], "pair": [], "special_tokens": {{}}}}, "model": {AB}}}',
                          "is not a tokenizer"),
@@ -42,6 +44,7 @@ def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, case, capfd):
         load_tokenizer(tmp_path)
     assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
+    assert capfd.readouterr().err == ""  # where Rust prints its panics
 
 
 def test_a_missing_tokenizer_is_said_to_be_missing(tmp_path):
