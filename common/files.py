@@ -26,12 +26,16 @@ def cache_folder() -> Path:
 def named_in(path: Path, home: Path = Path("out")) -> tuple[Path, str]:
     """What names a checkpoint by its rank: 'runs/a/best' is the folder runs/a and the name 'best', or 'last'.
 
-    Without a folder before it the name belongs to home. Any other path, or a folder that exists under such a name,
-    is returned as it is, with the name ''.
+    Without a folder before it the name belongs to home, or to the current folder where that is one of checkpoints and
+    home does not exist. Any other path, or a folder that exists under such a name, is returned as it is, with the name
+    ''.
     """
     if path.name not in (BEST, LAST) or path.is_dir():
         return path, ""
-    return home if path.parent == Path() else path.parent, path.name
+    folder = path.parent
+    if folder == Path() and (home.is_dir() or not any(folder.glob("checkpoint-*/manifest.json"))):
+        folder = home
+    return folder, path.name
 
 
 # ---------------------------------------------------------------- hashes

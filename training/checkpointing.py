@@ -44,6 +44,7 @@ class SavingPlan:
     """
 
     num_checkpoints: int
+    num_epochs: int  # of the checkpoints, those of the ends of epochs
     checkpoint_bytes: int
     copy_bytes: int
     in_between: bool
@@ -81,7 +82,7 @@ def plan_saving(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, mac
     # At once in the folder: the rolling ones, the best, one being written, and those of the ends of epochs.
     num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
     num_checkpoints = args.keep_checkpoints + 2 + num_epochs
-    return SavingPlan(num_checkpoints, checkpoint_bytes, copy_bytes, in_between, in_between and has_room)
+    return SavingPlan(num_checkpoints, num_epochs, checkpoint_bytes, copy_bytes, in_between, in_between and has_room)
 
 
 # ---------------------------------------------------------------- saving

@@ -12,7 +12,8 @@ from training.curve import DEVIATION
 # So many validations after the best have to be that much worse than those around it, on the average.
 WORSE_VALIDATIONS = 3
 WORSE_SHARE = 0.01  # of the best loss
-WORSE_DEVIATIONS = 4.0  # of the validation loss around a smooth curve
+WORSE_DEVIATIONS = 3.0  # of the validation loss around a smooth curve
+STEEP = 1.1  # times the best loss: above that the curve falls steeply
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,12 @@ class OverfittingWatch:
         last = self._val_losses[-WORSE_VALIDATIONS:]
         if len(self._val_losses) - 1 - best < WORSE_VALIDATIONS or last[-1] <= last[0]:
             return False
-        # Second differences of normal noise have sqrt(6) times its deviation, those of a smooth curve are near zero. An
-        # estimate from few of them may be far too low.
-        v = self._val_losses
+        # Second differences of normal noise have sqrt(6) times its deviation, those of a smooth curve are near zero.
+        # The steep beginning is left out. An estimate from few of them may be far too low.
+        losses = self._val_losses
+        steep = next(at for at, loss in enumerate(losses) if loss <= STEEP * losses[best])
+        v = losses[min(steep, len(losses) - 4):]
         bends = [abs(a - 2 * b + c) for a, b, c in zip(v, v[1:], v[2:], strict=False)]
-        noise = DEVIATION * median(bends) / math.sqrt(6) * (1 + 4 / len(bends))
-        around = fmean(v[max(0, best - 1):best + 2])  # the best one alone may be so by chance
-        return fmean(last) - around > max(WORSE_SHARE * v[best], WORSE_DEVIATIONS * noise)
+        noise = DEVIATION * median(bends) / math.sqrt(6) * (1 + 6 / len(bends))
+        around = fmean(losses[max(0, best - 1):best + 2])  # the best one alone may be so by chance
+        return fmean(last) - around > max(WORSE_SHARE * losses[best], WORSE_DEVIATIONS * noise)

@@ -114,6 +114,8 @@ def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(r
     assert resolve(Path("best"), no_warning) == Path("out/checkpoint-600")
     assert resolve(Path("./last"), no_warning) == Path("out/checkpoint-900")
     assert resolve(Path("out/best/"), no_warning) == Path("out/checkpoint-600")
+    monkeypatch.chdir(folder)  # or the folder one is in, where it holds checkpoints and no folder out
+    assert resolve(Path("best"), no_warning) == Path("checkpoint-600")
     said: list[str] = []
     (folder / "checkpoint-900/trainer_state.json").write_text("damaged")
     assert resolve(folder / "best", said.append).name == "checkpoint-600"

@@ -78,3 +78,19 @@ def test_an_early_hash_is_given_out_once_and_for_its_own_file_alone(tmp_path):
     assert early.take(tmp_path / "b") is None
     assert early.take(path) == sha256_of(path)
     assert early.take(path) is None
+
+
+def test_the_best_is_hashed_ahead_as_the_newest_record_says(tmp_path, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(EarlyHashes, "start", lambda self, path: hashed.append(path))
+    for step in (1, 2):
+        (folder := tmp_path / f"checkpoint-{step}").mkdir()
+        (folder / "manifest.json").write_text("{}")
+        (folder / "trainer_state.json").write_text('{"best_step": 1}')
+        os.utime(folder / "manifest.json", (step, step))
+    for name in ("best", "last"):
+        hash_ahead(tmp_path / name)
+    for content in ("[]", "{}", "x", "[" * 100_000):
+        (tmp_path / "checkpoint-2/trainer_state.json").write_text(content)
+        hash_ahead(tmp_path / "best")
+    assert hashed == [tmp_path / f"checkpoint-{step}/model.safetensors" for step in (1, 2)]

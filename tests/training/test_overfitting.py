@@ -34,11 +34,18 @@ def test_overfitting_is_found_soon_with_the_step_at_which_it_began(jitter):
     assert len(exact) >= 8  # the fourth validation after the best at the latest, and from there on
 
 
-@pytest.mark.parametrize(("jitter", "chance"), [(0.0, 0), (0.003, 0), (0.01, 1), (0.03, 3)])
+@pytest.mark.parametrize(("jitter", "chance"), [(0.0, 0), (0.003, 0), (0.01, 1), (0.03, 2)])
 def test_a_healthy_run_and_fine_noise_are_not_overfitting(jitter, chance):
     assert not any(watch(FALLING + 0.2, FALLING, seed, jitter) for seed in range(50))
     plateau = [watch(np.full(20, 3.4), FALLING, seed, jitter) for seed in range(100)]
     assert sum(map(bool, plateau)) <= chance
+
+
+def test_a_run_that_overfitted_was_told_so_early():
+    """The validation losses of a run on 60 KB of text, every 60 steps; its best was at the fifth validation."""
+    val_losses = [4.77, 4.45, 4.35, 4.35, 4.31, 4.36, 4.34, 4.36, 4.38, 4.53, 4.56, 4.67, 4.6, 4.71, 4.9, 5.02, 5.11]
+    first, *_ = watch(val_losses, [1.2 + 2.5 * 0.9**at for at in range(len(val_losses))])
+    assert (first.step, first.best_val_loss, first.val_loss) == (500, 4.31, 4.67)
 
 
 def test_a_rise_is_not_overfitting_where_the_training_loss_rises_too_or_is_unknown():
