@@ -113,7 +113,7 @@ def _validation(config: GPTConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
 
 def _output(args: argparse.Namespace, saving: SavingPlan) -> str:
     free = shutil.disk_usage(args.output_dir).free
-    epochs = f" ({saving.num_epochs} of the ends of epochs)" if saving.num_epochs else ""
+    epochs = f" ({saving.num_epochs} at ends of epochs)" if saving.num_epochs else ""
     return (f"output      {printable(args.output_dir)}: up to {several(saving.num_checkpoints, 'checkpoint')}{epochs}, "
             f"{size(saving.disk_bytes)}; {size(free)} free; written {saving.words}")
 
@@ -149,9 +149,10 @@ def doubts(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> list[str]:
                      f"loss may {then}. Drop the flag unless that is what you want to see.")
 
     if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
-        fewer = "" if args.keep_epochs or plan.saving.num_epochs < 3 else ", or give --keep_epochs 2"
-        found.append(f"--output_dir has {size(free)} free, and up to {several(plan.saving.num_checkpoints, 'checkpoint')} "
-                     f"will take {size(plan.saving.disk_bytes)}. Free some space{fewer}.")
+        saving = plan.saving
+        fewer = "" if args.keep_epochs or saving.num_epochs < 3 else ", or give --keep_epochs 2"
+        found.append(f"--output_dir has {size(free)} free, and up to {several(saving.num_checkpoints, 'checkpoint')} "
+                     f"will take {size(saving.disk_bytes)}. Free some space{fewer}.")
     return found
 
 

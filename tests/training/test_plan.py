@@ -1,6 +1,7 @@
 """The printed plan, its doubts, the dry run."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,3 +61,15 @@ def test_the_verdict_says_what_the_money_buys():
     assert verdict(10, 4, 1000, 2) == "fits: 4.00 of 10.00, 6.00 left"
     assert verdict(1, 4, 1000, 2) == "does not fit: 4.00 of 1.00; it would buy 250 of 1,000 steps, 0.5 epochs"
     assert verdict(0, 4, 1000, 2).endswith("buy 0 of 1,000 steps, 0 epochs")
+
+
+def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
+    _, text = run("--epochs", "9", "--batch_size", "50")
+    saved = re.search(r"up to 14 checkpoints \(9 at ends of epochs\), ([\d.]+ MiB); 1.0 MiB free", text)
+    assert saved
+    assert (f"--output_dir has 1.0 MiB free, and up to 14 checkpoints will take {saved[1]}. Free some space, or give "
+            "--keep_epochs 2.") in text
+    _, text = run("--epochs", "9", "--batch_size", "50", "--keep_epochs", "3", out="three")
+    assert "up to 8 checkpoints (3 at ends of epochs)" in text
+    assert "Free some space.\n" in text
