@@ -154,11 +154,12 @@ def time_ladder(args: argparse.Namespace, bench: Bench, png: Output | None = Non
     """Runs every rung in turn, with a line for each; SLOW_EXIT if one failed or computed something else."""
     results: list[Result] = []
     records: list[dict[str, Any]] = []
-    bench.out.say(report.HEADER)
+    columns = bench.out.columns
+    bench.out.say(report.header(columns))
     for rung in chosen(args, bench.setting):
         result = time_rung(bench, rung, results)
         results.append(result)
-        bench.out.say(report.row(result))
+        bench.out.say(report.row(result, columns))
         records.append(result.as_json(train_flags(bench.setting, rung, bench.children.folder)))
         bench.record.keep(rungs=records)
 

@@ -16,6 +16,8 @@ from common.words import size
 
 ROW = "{:>4}  {:<33}{:>9}{:>9}{:>10}{:>7}{:>8}{:>12}{:>9}{:>9}  {}"
 HEADER = ROW.format("rung", "name", "ms", "p90", "tok/s", "mfu", "matmul", "memory", "compile", "speed-up", "losses")
+NARROW_ROW = "{:>4}  {:<33}{:>9}{:>10}{:>11}{:>9}{}"  # 78 columns, and a word where losses differ
+NARROW_HEADER = NARROW_ROW.format("rung", "name", "ms", "tok/s", "memory", "speed-up", "")
 
 
 def introduction(setting: Setting) -> list[str]:
@@ -37,12 +39,21 @@ def introduction(setting: Setting) -> list[str]:
 # ---------------------------------------------------------------- the ladder
 
 
-def row(result: Result) -> str:
-    """A rung as a line of the table."""
+def header(columns: int | None) -> str:
+    """The first line of the table. In a terminal of few columns it has fewer; --json has everything."""
+    return NARROW_HEADER if columns is not None and columns < len(HEADER) else HEADER
+
+
+def row(result: Result, columns: int | None = None) -> str:
+    """A rung as a line of the table, under header(columns)."""
     rung, run, comparison = result.rung, result.run, result.comparison
     if run is None or comparison is None:
         return f"{rung.number:>4}  {rung.name:<33} {result.status}: {result.reason}"
     figures = run.figures
+    if header(columns) != HEADER:
+        return NARROW_ROW.format(
+            rung.number, rung.name, f"{figures.ms_median:,.1f}", f"{figures.tokens_per_second:,.0f}",
+            size(run.peak_memory_bytes), f"{comparison.speedup:.2f}x", "" if comparison.loss_ok else "  losses DIFFER")
     return ROW.format(
         rung.number,
         rung.name,

@@ -31,7 +31,7 @@ class Progress:
 
     def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
         self.stream = stream or sys.stdout
-        is_drawable = os.environ.get("TERM") != "dumb" and (self._columns or 0) >= NARROWEST_BAR
+        is_drawable = os.environ.get("TERM") != "dumb" and (self.columns or 0) >= NARROWEST_BAR
         self.on_terminal = is_drawable and not in_notebook()
         self.stopped_seconds = 0.0
 
@@ -46,8 +46,8 @@ class Progress:
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
     @property
-    def _columns(self) -> int | None:
-        """The width of the terminal as it is now; None in a pipe."""
+    def columns(self) -> int | None:
+        """The width of the terminal, or of a notebook's cell, as it is now; None in a pipe."""
         return columns_of(self.stream)
 
     @property
@@ -57,7 +57,7 @@ class Progress:
 
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
-        line = wrap(line, self._columns)
+        line = wrap(line, self.columns)
         with self._lock:
             self._last_printed = time.monotonic()
             try:
@@ -89,7 +89,7 @@ class Progress:
 
             # Without scale the text given to at() has figures of its own.
             bar_format = None if scale else f"{DRAWN}{{desc}}"
-            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, ncols=self._columns,
+            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, ncols=self.columns,
                              file=self.stream, leave=False, bar_format=bar_format)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
@@ -98,7 +98,7 @@ class Progress:
         fields say the same, the most important first after one that says how far it is: a bar shows those, and a line
         too, that would be wider than the terminal. Of them there are as many as fit, each whole.
         """
-        columns = self._columns
+        columns = self.columns
         if self._bar is not None:
             with self._lock:
                 self._draw([*fields[1:], *fields[:1]] or [line])
@@ -109,7 +109,7 @@ class Progress:
 
     def _draw(self, fields: Sequence[str]) -> None:
         """Sets the bar's text, and draws the bar itself where the text leaves room for it."""
-        columns = (self._columns or NARROWEST_BAR) - 1  # a character in the last one would begin a new line
+        columns = (self.columns or NARROWEST_BAR) - 1  # a character in the last one would begin a new line
         text = fit(fields, columns - 7)
         self._bar.ncols = columns
         if not self._bar.unit_scale:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from typing import TextIO
 
 import pytest
 
@@ -21,12 +22,13 @@ from common.progress import Progress
 from common.signals import Signals
 from tests.helpers.bench import CPU, SETTING, Imagined, flags_of, leave_a_run
 from tests.helpers.commands import ROOT, run_python
+from tests.helpers.terminals import terminal
 
 TINY = ["--model_size", "tiny", "--vocab_size", "256", "--seq_length", "32", "--batch_size", "4"]
 ALL_RUNGS = Namespace(rungs=None, tuned=None, png=None)
 
 
-def make_bench(out: io.StringIO, children: Children, setting: Setting = SETTING) -> bench.Bench:
+def make_bench(out: TextIO, children: Children, setting: Setting = SETTING) -> bench.Bench:
     """A benchmark that prints to out and keeps its figures in found.json of the children's folder."""
     found = Output("--json", str(children.folder / "found.json"), is_rewritten=True)
     return bench.Bench(Progress(out), children, setting, report.Record(found, setting))
@@ -125,6 +127,20 @@ def test_a_failed_rung_says_why_and_the_others_go_on(tmp_path):
     assert said["8"].endswith("failed: killed by signal 9")
     kept = json.loads((tmp_path / "found.json").read_text())
     assert [rung["status"] for rung in kept["rungs"]][:3] == ["done", "failed", "skipped"]
+
+
+def test_at_80_columns_the_table_has_fewer_columns_and_still_says_where_losses_differ(tmp_path, monkeypatch):
+    def answer(words):
+        return leave_a_run(words, lose=0.5 if "--use_amp" in flags_of(words) else 0.0)
+
+    with terminal(80, monkeypatch) as opened:
+        assert bench.time_ladder(ALL_RUNGS, make_bench(opened.stream, Imagined(tmp_path, answer))) == bench.SLOW_EXIT
+        lines = opened.close().splitlines()
+    assert lines[0].split() == ["rung", "name", "ms", "tok/s", "memory", "speed-up"]
+    table = lines[1:next(number for number, line in enumerate(lines) if line.startswith("attention"))]
+    assert all(len(line) <= 78 for line in table if "skipped" not in line and "DIFFER" not in line)
+    assert any(line.endswith("x") for line in table)
+    assert any(line.endswith("losses DIFFER") for line in table)
 
 
 def test_a_rung_that_computes_something_else_is_found_out(tmp_path):
