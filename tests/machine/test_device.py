@@ -5,11 +5,15 @@ import importlib.util
 import itertools
 import os
 import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from machine import device
+from tests.helpers.commands import ROOT
 from tests.helpers.machines import CPU
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -215,3 +219,15 @@ def test_a_cache_folder_that_cannot_be_written_is_reported_with_its_variable(tmp
         assert list((tmp_path / "compiled").iterdir()) == []
     finally:
         os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # monkeypatch puts back what was there
+
+
+def test_python_3_10_tries_vector_instructions_outside_the_current_folder(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cpu_vec_isa",
+                        SimpleNamespace(pick_vec_isa=lambda: found.append(Path.cwd())))
+    for version, folders in (((3, 11, 0), []), ((3, 10, 13), [ROOT])):
+        monkeypatch.setattr(device.sys, "version_info", version)
+        device._find_vector_instructions()
+        assert found == folders
+    assert Path.cwd() == tmp_path
