@@ -590,9 +590,10 @@ def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recove
     is_saved = checkpointer.finish()
     monitor.close(seconds, recovery.compile_seconds, is_saved)
     if state.step and not is_saved:
+        last = checkpointer.last_good()
         raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(args.output_dir)}. Free "
-                                      f"{size(checkpointer.plan.checkpoint_bytes)} and resume from the last "
-                                      "checkpoint.")
+                                      f"{size(checkpointer.plan.checkpoint_bytes)} and "
+                                      f"{f'resume from {last}' if last else 'start again: no checkpoint was saved'}.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 

@@ -45,9 +45,9 @@ def owned(output_dir: Path) -> Iterator[None]:
                                          f"would write into it. Give its folder, {parent}, or another one.")
     with _lock_file(output_dir) as handle:
         _take_lock(handle, output_dir)
-        _sign(handle, output_dir)
-        _sweep(output_dir)
         try:
+            _sign(handle, output_dir)
+            _sweep(output_dir)
             yield
         except UserError:
             if is_new:  # a run that never began leaves no folder behind
@@ -70,7 +70,7 @@ def _lock_file(output_dir: Path) -> TextIO:
                                       f"{error.strerror}. Choose a folder that you may write to.") from error
     what = "not a regular file"
     if stat.S_ISREG(os.fstat(handle).st_mode):
-        if os.pread(handle, len(SIGNED), 0) in (b"", SIGNED.encode()):
+        if SIGNED.encode().startswith(os.pread(handle, len(SIGNED), 0)):  # a full disk may have cut it
             return os.fdopen(handle, "a+", encoding="utf-8")
         what = "a file with other content"  # a hard link, for example
     os.close(handle)
@@ -100,8 +100,8 @@ def _sign(handle: TextIO, output_dir: Path) -> None:
     """Writes into the lock file who holds it, which is also the proof that the disk takes writes."""
     try:
         handle.truncate(0)
-        handle.write(f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        handle.flush()
+        # Past the buffer, which would keep the line if the disk is full, and fail again when the file is closed.
+        os.write(handle.fileno(), f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
     except OSError as error:
         raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))} cannot be written: "
                                       f"{error.strerror}. Free some space.") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import gc
 import importlib
 import os
@@ -20,6 +21,7 @@ from common.children import leave_out_current_folder
 from common.signals import STOPPING
 from common.words import printable, size
 
+TOO_MANY_FILES = "more files are open than this process may have (ulimit -n). Raise the limit: ulimit -n 1024."
 MESSAGE_LINES = 5  # the most lines that one error takes
 
 
@@ -37,7 +39,9 @@ PACKAGES = {
     "tqdm": Versions("4.60"),
     "safetensors": Versions("0.4.3"),
 }
-LEAST_ADDRESS_SPACE = 600 * 2**20  # bytes; with less, importing torch aborts within its C++ (measured: 2.13 on a CPU)
+# Bytes; with less, a package's C++ or Rust aborts (measured: torch 2.13 on a CPU, tokenizers 0.22 with two workers).
+LEAST_ADDRESS_SPACE = {"torch": 600 * 2**20, "tokenizers": 400 * 2**20}
+NEARLY_ALL = 0.8  # of the address space: beyond it, whatever fails has failed for lack of memory
 
 
 class Exit(enum.IntEnum):
@@ -110,8 +114,7 @@ def require(*names: str) -> None:
     """
     from importlib import metadata  # 25 of the 60 ms in which --help answers, where nothing is required
 
-    if "torch" in names:
-        _check_address_space()
+    _check_address_space(names)
     if sys.version_info < (3, 10):
         raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.14.")
     problems = []
@@ -133,16 +136,37 @@ def require(*names: str) -> None:
         raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {python} -m pip install -r requirements.txt")
 
 
-def _check_address_space() -> None:
-    """Raises UserError (exit 5) where `ulimit -v` leaves too little for torch, which would end without a word."""
+def _check_address_space(packages: Sequence[str]) -> None:
+    """Raises UserError (exit 5) where `ulimit -v` leaves too little for a package, which would end without a word."""
+    limit = _address_space_limit()
+    for package in packages:
+        needed = LEAST_ADDRESS_SPACE.get(package, 0)
+        if limit is not None and limit < needed:
+            raise UserError(Exit.MACHINE, f"the memory of this process is limited to {size(limit)} (ulimit -v), and "
+                                          f"{package} alone takes {size(needed)}. Run: ulimit -v unlimited")
+
+
+def _address_space_limit() -> int | None:
+    """The bytes that `ulimit -v` allows; None without a limit."""
     try:
         import resource
     except ImportError:  # Windows
-        return
+        return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if 0 <= limit < LEAST_ADDRESS_SPACE:
-        raise UserError(Exit.MACHINE, f"the memory of this process is limited to {size(limit)} (ulimit -v), and torch "
-                                      f"alone takes {size(LEAST_ADDRESS_SPACE)}. Run: ulimit -v unlimited")
+    return limit if limit >= 0 else None
+
+
+def _is_near_its_limit() -> bool:
+    """True if the process has taken nearly all that `ulimit -v` allows: what libraries then report is anything."""
+    limit = _address_space_limit()
+    if limit is None:
+        return False
+    try:
+        with open("/proc/self/status", encoding="utf-8") as status:
+            taken = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmPeak"))
+    except (OSError, ValueError, StopIteration):
+        return False
+    return taken > NEARLY_ALL * limit
 
 
 def optional(package: str, purpose: str) -> Any:
@@ -216,7 +240,9 @@ def _end_at_a_failed_import(kind: type[BaseException], error: BaseException, tra
     file = last.tb_frame.f_code.co_filename if last else ""
     is_ours = file.startswith(os.path.dirname(os.path.dirname(__file__))) and "site-packages" not in file
     if not is_ours and isinstance(error, ImportError | MemoryError | OSError | RuntimeError):
-        why = printable(str(error)).splitlines()[0][:200] if str(error) else "no memory left"
+        # numpy says the cause at the end of a page of advice.
+        found = re.search(r"Original error was: *(.+)", str(error)) or re.search(r"(\S.*)", str(error))
+        why = printable(found[1])[:200] if found else "no memory left"
         error = UserError(Exit.MACHINE, f"a package cannot be loaded: {why}. Free memory, or raise its limit (ulimit "
                                         "-v); if there is enough, install the packages again: "
                                         f"{os.path.basename(sys.executable)} -m pip install --force-reinstall -r "
@@ -261,12 +287,18 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     """The exit code and the message for an error; for a bug, after writing the crash log that the message names."""
     if isinstance(error, UserError):
         return error.code, str(error)
-    if isinstance(error, MemoryError):
-        return Exit.MACHINE, "out of memory on the host. Use a smaller --batch_size, or --preload mmap."
+    if isinstance(error, MemoryError) or (not isinstance(error, OSError) and _is_near_its_limit()):
+        return Exit.MACHINE, ("out of memory on the host. End other programs, raise the limit (ulimit -v), or give "
+                              "this one less to do at a time.")
     # PyTorch's class is known by its name: this module must not import torch.
     if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
         return Exit.MACHINE, ("out of memory on the GPU. Check with nvidia-smi whether another process uses it, or use "
                               "a smaller --batch_size or model.")
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return Exit.MACHINE, ("a thread could not be started. Raise the limits of processes (ulimit -u) and of memory "
+                              "(ulimit -v), or end other programs.")
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return Exit.MACHINE, TOO_MANY_FILES
     if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation is both: a bug
         # numpy's, on a full disk, has its text alone.
         why = error.strerror or (printable(str(error)).splitlines() or ["input or output failed"])[0]

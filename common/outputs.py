@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,10 @@ def requested(flag: str, path: str | None, is_rewritten: bool = False) -> Output
 def cannot_write(flag: str, path: str, error: Exception) -> UserError:
     """The error (exit 5) of an output that the system refuses."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else printable(str(error))
+    if found := re.search(r"I/O error: (.+?) \(os error", why):  # of safetensors
+        why = found[1]
+    elif re.fullmatch(r"\d+ requested and \d+ written", why):  # of numpy
+        why = "Not all bytes could be written"
     return UserError(Exit.MACHINE, f"{flag} {printable(path)}: {why}. Name a place that you "
                                    "may write to, on a disk with free space.")
 

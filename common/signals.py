@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from common.terminal import in_notebook
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+END = b"\0"  # no signal has this number
 ONE_STOP_SECONDS = 1.0  # in a notebook, signals within this time are one wish to stop
 ANSWER_SECONDS = 1.0  # that printing may take before the process ends anyway
 USUALLY_SECONDS = 0.5  # in which most work ends after a signal: until then there is nothing to say
@@ -90,7 +91,10 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if os.name == "posix":
-            os.close(self._write_end)  # which ends the thread
+            with contextlib.suppress(BlockingIOError):
+                # Closing the pipe would not end the thread while a forked process has it open too.
+                os.write(self._write_end, END)
+            os.close(self._write_end)
             self._thread.join()
 
     def look(self) -> None:
@@ -113,7 +117,7 @@ class Signals:
         self._thread.start()
 
     def _listen(self, read_end: int) -> None:
-        while byte := os.read(read_end, 1):
+        while (byte := os.read(read_end, 1)) not in (END, b""):
             if byte[0] in self._previous:
                 self._receive(byte[0])
         os.close(read_end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import itertools
 import json
@@ -179,6 +180,8 @@ class Folder:
         try:
             yield
         except OSError as error:
+            if error.errno == errno.EMFILE:  # which the command explains
+                raise
             free = size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
             raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some space, "
                                           "or give another --output_dir; finished work is kept.") from error

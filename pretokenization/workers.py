@@ -63,8 +63,12 @@ class Workers:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []  # where answers come out
         self.to: dict[Any, Any] = {}  # where the questions for the worker that answers there go in
-        for _ in range(number if number > 1 else 0):
-            self._start()
+        try:
+            for _ in range(number if number > 1 else 0):
+                self._start()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def _start(self) -> None:
         their_questions, questions = context().Pipe(duplex=False)

@@ -230,6 +230,31 @@ def test_an_export_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def small_files():
+    """No file can be made larger than 20,000 bytes, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("form", "why"), [("gguf", "Not all bytes could be written|File too large"),
+                                           ("huggingface", "File too large")])
+def test_a_full_disk_is_no_bug_and_the_earlier_export_stays(folder, tmp_path, request, form, why):
+    pytest.importorskip("gguf")
+    run(folder, tmp_path / "mine", "--format", form)
+    files = [tmp_path / "mine"] if form == "gguf" else sorted((tmp_path / "mine").iterdir())
+    before = [path.read_bytes() for path in files]
+    request.getfixturevalue("small_files")
+    with pytest.raises(UserError, match=f"--output .*mine: ({why}). Name a place") as caught:
+        run(folder, tmp_path / "mine", "--format", form, "--overwrite")
+    assert caught.value.code == Exit.MACHINE
+    assert [path.read_bytes() for path in files] == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize(("value", "dtype", "code", "why"), [
     (float("nan"), "f32", Exit.DIVERGED, "not finite"), (1e5, "f16", Exit.FLAGS, "100,000, more than this type holds")])
 def test_weights_that_the_type_cannot_hold_are_named(make_model, write_folder, tmp_path, value, dtype, code, why):

@@ -1,5 +1,6 @@
 """checkpoint/folder.py: one run holds the folder, leftovers are swept, and only rolling checkpoints are pruned."""
 
+import errno
 import os
 import shutil
 
@@ -86,3 +87,21 @@ def test_a_run_that_never_began_leaves_no_folder(tmp_path):
     with pytest.raises(UserError), owned(tmp_path / "out"):
         raise UserError(Exit.FLAGS, "never began")
     assert names_in(tmp_path) == []
+
+
+def test_a_disk_that_is_full_is_said_and_a_new_folder_removed(tmp_path, monkeypatch):
+    def full(handle, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("checkpoint.folder.os.write", full)
+    says = "--output_dir .*new cannot be written: No space left on device. Free some space"
+    with refused(says) as caught, owned(tmp_path / "new"):
+        pass
+    assert caught.value.code == Exit.MACHINE
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_that_a_full_disk_has_cut_is_taken(tmp_path):
+    (tmp_path / ".lock").write_text("pi")
+    with owned(tmp_path):
+        assert (tmp_path / ".lock").read_text().startswith(f"pid {os.getpid()}, started ")

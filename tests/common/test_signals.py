@@ -88,3 +88,11 @@ def test_the_signals_of_a_notebooks_stop_button_are_one():
     assert (done.returncode, done.stdout) == (0, "saved\n")
     assert run_python(PROMISE + signals + "    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGINT)\n    wait()",
                       JPY_PARENT_PID="1").returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_that_lives_on_does_not_keep_the_command_waiting():
+    done = run_python("import os, time\nfrom common.signals import Signals\nwith Signals():\n"
+                      "    child = os.fork() or time.sleep(10) or os.write(1, b'waited') and os._exit(0)\n"
+                      "os.kill(child, 9)\nprint('went on')")
+    assert done.stdout == "went on\n", done.stderr

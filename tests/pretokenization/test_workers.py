@@ -1,6 +1,7 @@
 """workers.py: answers come in order, errors come through, and no process outlives its work."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
@@ -202,3 +203,18 @@ def test_a_thread_gives_its_answer_or_its_error():
     assert in_thread(lambda: 5, Signals()) == 5
     with pytest.raises(ZeroDivisionError):
         in_thread(lambda: divide(1, 0), Signals())
+
+
+def test_workers_that_cannot_all_be_started_are_all_ended(monkeypatch):
+    start, started = Workers._start, []
+
+    def limited(workers):
+        if started:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        start(workers)
+        started.extend(workers.processes)
+
+    monkeypatch.setattr(Workers, "_start", limited)
+    with pytest.raises(OSError, match="Too many open files"):
+        Workers(2, Doer, "", Signals())
+    assert [process.is_alive() for process in started] == [False]
