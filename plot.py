@@ -167,7 +167,7 @@ def loss_in_bits(args: argparse.Namespace, runs: Sequence[LoggedRun]) -> bool:
 
 def what_is_left_out(args: argparse.Namespace, curves: Sequence[Curves], high: float) -> str:
     """Words about losses above the axis; empty where there are none."""
-    highest = max((y for run in curves for curve in (run.training, run.validation) for y in curve.ys), default=high)
+    highest = max((y for run in curves for curve in (run.raw, run.validation) for y in curve.ys), default=high)
     if args.y_limits is not None or highest <= high:
         return ""
     return f"; the loss axis ends at {high:.3g}, losses went up to {highest:.3g} (--y_limits)"

@@ -214,6 +214,15 @@ def test_limits_and_a_logarithmic_axis_are_as_requested(make_run, picture):
     assert picture(folder, "--log_y", "--x", "tokens").axes[0].get_xlabel() == "tokens"
 
 
+def test_the_closing_line_says_how_far_the_losses_went_above_the_axis(make_run, picture, capsys):
+    run = make_run("one", extra='{"step": 101, "loss": 50.5}\n')
+    picture(run)
+    assert re.search(r": .*one; the loss axis ends at [89]\.\d*, losses went up to 50\.5 \(--y_limits\)\n$",
+                     capsys.readouterr().out)
+    picture(run, "--y_limits", "1,2")
+    assert capsys.readouterr().out.endswith("one\n")
+
+
 @pytest.mark.parametrize("line", [*HOSTILE[2:4], "\n".join(HOSTILE)], ids=["large", "extreme", "all"])
 def test_hostile_figures_make_a_picture_too(tmp_path, picture, line):
     (tmp_path / "m.jsonl").write_text(line + '\n{"step": 2}')

@@ -101,8 +101,8 @@ def curves_of(run: LoggedRun, x_axis: XAxis, in_bits: bool, smoothing: float | N
 
 
 def default_smoothing(num_values: int) -> float:
-    """The weight of the neighbours by which a mean covers about a thirtieth of the curve; 0 for short curves."""
-    covered = max(5.0, num_values / 30)  # an exponential mean with weight w covers (1 + w) / (1 - w) values
+    """The weight of the neighbours by which a mean covers about a twentieth of the curve; 0 for short curves."""
+    covered = max(5.0, num_values / 20)  # an exponential mean with weight w covers (1 + w) / (1 - w) values
     return (covered - 1) / (covered + 1) if num_values >= FEWEST_SMOOTHED else 0.0
 
 

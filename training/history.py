@@ -74,11 +74,15 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def without_spikes(values: Sequence[float], reach: int = 2) -> list[float]:
-    """The median of each value with `reach` neighbours on both sides, or as many as it has on both at the ends."""
+    """The median of each value with `reach` neighbours on both sides.
+
+    At the beginning, which is steep, it has fewer of them, but as many on both sides; at the end those that there are.
+    """
     found = []
     for index in range(len(values)):
-        near = min(reach, index, len(values) - 1 - index)
-        found.append(statistics.median(values[index - near:index + near + 1]))
+        before = min(reach, index)
+        after = min(before, len(values) - 1 - index)
+        found.append(statistics.median(values[index - before:index + after + 1]))
     return found
 
 

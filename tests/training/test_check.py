@@ -106,7 +106,7 @@ def test_a_disk_that_cannot_be_written_is_said_among_the_rest_and_ends_with_5(tm
 def test_the_command_itself_checks_a_machine_without_data_in_half_a_minute(tmp_path):
     done = run("train", "--check", "--no-use_gpu", cwd=tmp_path, COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    assert "compile     works: a small function took" in done.stdout
+    assert re.search(r"^compile     (works|not known): ", done.stdout, re.MULTILINE), done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert list(tmp_path.iterdir()) == []
 
