@@ -216,7 +216,9 @@ class Monitor:
         best_step is that of the best checkpoint by validation on the disk, 0 where there is none.
         """
         signals, state, folder = self._runtime.signals, self.state, shell_word(self._args.output_dir)
-        if signals.number is not None:
+        if signals.number is not None and not state.step:
+            self._out.say(f"stopped by {signals.name} before the first step was done; nothing was lost")
+        elif signals.number is not None:
             self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
         elif state.best_val_loss is None or best_step in (0, state.step):
             self._out.say(f"next: python generate.py --ckpt {folder}")
