@@ -148,6 +148,8 @@ class Tokens:
         wrong = int((as_unsigned(ids.ravel()) >= self._bound).argmax())
         position = int(positions.ravel()[wrong])
         which = self._part_of(position)
+        if self._watch is not None:
+            self._watch.look([which])  # a file that has just changed is the reason
         check_ids(ids.ravel()[wrong:wrong + 1], position - self._firsts[which], self._stream.parts[which],
                   self._stream.vocab_size)
         raise AssertionError

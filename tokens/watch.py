@@ -12,7 +12,7 @@ from common.errors import Exit, UserError
 from common.words import printable
 from tokens.layouts import Part
 
-SECONDS_BETWEEN_LOOKS = 0.02  # a look takes a microsecond or two; a step of training takes longer than this
+SECONDS_BETWEEN_LOOKS = 0.001  # a look takes one or two microseconds, and any step of training longer than this
 
 
 class TokensChanged(UserError):
