@@ -40,7 +40,10 @@ def find_corpus(args: argparse.Namespace) -> Corpus:
     folder = Path(args.data_dir)
     if args.bin_file is None and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {what}. Run: python pretokenize.py TEXT")
+        cure = "Run: python pretokenize.py TEXT"
+        if args.config.recorded:
+            cure = "Start in the folder in which the run was started, or give --data_dir."
+        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {what}. {cure}")
 
     def part(given: str | None, name: str) -> Path | None:
         if given is None and args.bin_file is None and (folder / name).exists():

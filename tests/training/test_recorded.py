@@ -163,6 +163,16 @@ def test_a_run_from_weights_goes_on_without_them(place):
     assert same_tensors(place / "tuned/checkpoint-4", place / "kept")
 
 
+def test_tokens_that_are_elsewhere_now_are_asked_for(stopped, place, monkeypatch):
+    stopped(FEW)
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    with pytest.raises(UserError, match=r"does not exist\. Start in the folder in which the run was started, or give"):
+        train.main(["--resume_from", "../parts"])
+    assert train.main(["--resume_from", "../parts", "--data_dir", f"../{DATA}"]) == 0
+    assert same_runs("../whole", "../parts")
+
+
 def test_the_flags_that_are_named_in_tables_exist():
     known = vars(train.read_flags([]))
     tables = [OF_ONE_CALL, OF_THE_MACHINE, SHAPE, SHAPE_FIELDS, SETTINGS.values(), ONLY_AT_THE_START, DECIDES,
