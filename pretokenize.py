@@ -323,7 +323,7 @@ def look_at_text(job: Job, shard: Shard | None, given: Vocabulary | None) -> Non
     args, sources, num_bytes = job.args, job.text.sources, job.text.file_bytes
     check_disk(job, given)
     names = ", ".join(Path(source.shown).name for source in sources[:3]) + ", ..." * (len(sources) > 3)
-    line = f"reading {names} ({several(len(sources), 'file')}, {size(num_bytes)})"
+    line = f"reading {names} ({several(len(sources), 'file')}, {size(sum(source.num_bytes for source in sources))})"
     if shard is not None:
         line += f", shard {shard[0]} of {shard[1]}: {size(num_bytes)} of it"
     job.progress.say(line)

@@ -43,6 +43,7 @@ PROGRAM_VERSION = 2  # of the bytes that are written: a run that another version
 MAX_SOURCES_LISTED = 1000
 BYTES_PER_TOKEN = 2.5  # of text, at least, when the disk space is estimated
 SPARE_BYTES = 2**26
+RATED_BYTES = 10**7  # of text, above which its bytes per second say something
 MAX_SHARDS = 10**6  # --shard takes numbers of six digits
 
 Totals = Mapping[str, Mapping[str, int]]  # of each split: tokens, documents, bytes, largest_id
@@ -262,7 +263,9 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     progress.say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
                  f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}")
     stages = ", ".join(f"{name} {spent:.1f}" for name, spent in job.seconds.items() if spent > 0.05)
-    progress.say(f"seconds: {seconds:.1f}{f' ({stages})' * bool(stages)}\nMB/s: {sums['bytes'] / 1e6 / seconds:.2f}")
+    progress.say(f"seconds: {seconds:.1f}{f' ({stages})' * bool(stages)}")
+    if sums["bytes"] > RATED_BYTES:
+        progress.say(f"MB/s: {sums['bytes'] / 1e6 / seconds:.2f}")
     if resource is not None:
         unit = 1 if sys.platform == "darwin" else 1024
         here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

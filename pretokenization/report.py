@@ -125,5 +125,7 @@ class Report:
         names += ", ..." * (len(self.sources) > 3)
         why = "Apart from blanks it holds less than 2 bytes. Give a file with text."
         if self.bad_lines:
-            why = f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give --text_field."
+            is_object = "its fields are" in self.first_bad_line or "column" in self.first_bad_line
+            cure = "Give --text_field." if is_object else "Give a file with one JSON object on each line."
+            why = f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. {cure}"
         return UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")

@@ -67,10 +67,10 @@ def adjusted(split: Split, lowest: int, highest: int) -> Split:
     if lowest == highest:
         return replace(split, rule="none, the documents are all the same", threshold=0)
     if lowest >= split.threshold:
-        return replace(split, rule=f"the document whose sha256 is the lowest (no other is among {share} either)",
+        return replace(split, rule=f"the document with the lowest sha256, because none is among {share}",
                        threshold=lowest + 1)
     if highest < split.threshold:
-        return replace(split, rule=f"all documents but the one whose sha256 is the highest (all are among {share})",
+        return replace(split, rule=f"all documents but the one with the highest sha256, because all are among {share}",
                        threshold=highest)
     return split
 
@@ -83,7 +83,7 @@ def split_of_one(num_bytes: int, val_fraction: float | None, last_character_byte
         return Split("none, as requested", cuts=(num_bytes,))
     if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
         return Split("none, the text is too short", cuts=(num_bytes,))
-    return Split(f"the end of the only document, from byte {cut:,} on", cuts=(cut,))
+    return Split(f"the end of the text, from byte {cut:,} on", cuts=(cut,))
 
 
 def split_of_few(sizes: Sequence[int]) -> Split | None:

@@ -34,7 +34,7 @@ from tokens.tokenizer import (
     vocabulary_of,
 )
 
-PROBE_CHARACTERS = 2**16  # of the corpus, with which a tokenizer is tried
+PROBE_BYTES = 2**14  # of the corpus, with which a tokenizer is tried
 FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
 NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 
@@ -54,11 +54,13 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
 
 def refuse_on_this_text(job: Job, vocabulary: Vocabulary) -> None:
     """Raises UserError (exit 3) if the first text of the corpus does not come back from its ids."""
-    block = next(job.text.blocks(job.split), None)
+    limits = replace(job.text.reading.limits, block_bytes=PROBE_BYTES, part_bytes=PROBE_BYTES)
+    reading = replace(job.text.reading, limits=limits)
+    block = next(replace(job.text, reading=reading).blocks(job.split), None)
     if block is None:
         return
-    texts, _ = documents_of(block, job.text.sources, job.text.reading, Findings())
-    text = next((text for text in texts if not text.isspace()), "")[:PROBE_CHARACTERS]
+    texts, _ = documents_of(block, job.text.sources, reading, Findings())
+    text = next((text for text in texts if not text.isspace()), "")[:PROBE_BYTES]
     where = f"--tokenizer_file {printable(job.args.tokenizer_file)}, on {job.text.sources[block.source].shown}"
     if refuse_changes(vocabulary.tokenizer, where, [text]) == NOT_NFC:
         job.progress.warn(f"{job.text.sources[block.source].shown} holds such characters: its text is changed.")

@@ -322,7 +322,7 @@ def test_a_small_text_keeps_64_kib_for_validation_if_that_is_no_more_than_a_tent
     write("a.txt", words(1000) * 1000)
     assert run("a.txt", *given)["splits"]["val"]["bytes"] == 65_536
     said = capsys.readouterr().out
-    assert "validation: 6.6% of the text: the end of the only document, from byte 934,464 on\n" in said
+    assert "validation: 6.6% of the text: the end of the text, from byte 934,464 on\n" in said
     assert "--val_fraction sets another share" in said
     texts = [words(100, number) for number in range(200)]
     write("c.jsonl", lines(texts))
@@ -446,7 +446,7 @@ def test_neither_part_is_ever_empty(is_trained, tokenizer_file):
         metadata = run("a.jsonl", "--val_fraction", fraction, *how)
         assert documents("val") == [content for content in texts if content in val]
         assert documents("train") == [content for content in texts if content not in val]
-        assert ("is the lowest" if fraction == "1e-9" else "is the highest") in metadata["split_rule"]
+        assert ("the lowest sha256" if fraction == "1e-9" else "the highest sha256") in metadata["split_rule"]
 
 
 def test_documents_that_are_all_the_same_are_all_for_training(tokenizer_file):

@@ -42,10 +42,9 @@ def test_neither_part_is_empty_and_the_words_say_why():
     tenth = int(0.1 * 2**64)
     few, all_low = settled(0.1, 999, tenth + 5, 2**64 - 1), settled(0.1, 999, 3, tenth - 5)
     assert few.threshold == tenth + 6
-    assert few.rule == ("the document whose sha256 is the lowest (no other is among the lowest 10% of all values "
-                        "either)")
+    assert few.rule == "the document with the lowest sha256, because none is among the lowest 10% of all values"
     assert all_low.threshold == tenth - 5
-    assert all_low.rule.startswith("all documents but the one whose sha256 is the highest")
+    assert all_low.rule.startswith("all documents but the one with the highest sha256")
     assert settled(0.1, 999, 7, 7) == Split("none, the documents are all the same")
     assert settled(0.1, 999, 7, tenth).rule == "the documents whose sha256 is among the lowest 10% of all values"
     assert settled(0, 999, 7, tenth).rule == "none, as requested"
