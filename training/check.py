@@ -40,13 +40,13 @@ from training.estimates import FULL_WIDTH, OWN_SHAPE, STEP_TOKENS, TYPICAL, WITH
 from training.recipe import DEFAULT_SEQ_LENGTH, choose_config
 
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
-COMPILE_SECONDS = 20  # after which the attempt to compile is given up
+COMPILE_SECONDS = 40  # after which the attempt to compile is given up
 PRODUCT_SECONDS = 2.0  # for products of matrices, in each precision
 LABEL = 12  # characters before the text of a line
 # The flags that a check has a use for. It says of all others that they have no effect.
 READ = {"check", "tokens", "json", "output_dir", "use_gpu", "use_amp", "amp_dtype", "compile", "tf32", "vocab_size",
         "loss_chunk_tokens", "activation_checkpointing", "model_size", "n_layer", "n_head", "n_embd", "seq_length",
-        "dropout", "bias", "tie_weights", "deterministic"}
+        "dropout", "bias", "tie_weights"}
 SHAPE = {"model_size", "n_layer", "n_head", "n_embd"}
 
 
