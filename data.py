@@ -73,6 +73,8 @@ class Tokens:
         self.dtype = stream.dtype
         self.length = stream.length
         self._stream = stream
+        self._numpy_dtype = DTYPES[stream.dtype]
+        self._unsigned = np.dtype(f"<u{self._numpy_dtype.itemsize}")
         self._bound = 2**32 if stream.vocab_size is None else bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu: torch.Tensor | None = None
@@ -98,11 +100,13 @@ class Tokens:
             runs = [run for start in starts.tolist() for run in self._runs(start, width)]
             flat = np.concatenate(runs)
         else:
-            flat = self._rows_of_only_piece(width)[starts].view(self._pieces[0].dtype)
+            flat = self._rows_of_only_piece(width)[starts].view(self._numpy_dtype)
 
         # Once in memory the ids are copies, which nothing changes any more. argmax has half the overhead of max.
-        if self._watch is not None and as_unsigned(flat)[as_unsigned(flat).argmax()] >= self._bound:
-            self._refuse_ids(starts[:, None] + np.arange(width), flat)
+        if self._watch is not None:
+            unsigned = flat.view(self._unsigned)
+            if unsigned[unsigned.argmax()] >= self._bound:
+                self._refuse_ids(starts[:, None] + np.arange(width), flat)
         return flat.reshape(len(starts), width)
 
     def _rows_of_only_piece(self, width: int) -> np.ndarray:
