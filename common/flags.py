@@ -192,7 +192,9 @@ class Group:
         """Declares a flag that is on or off. --help shows its --no- form unless it is off by default."""
         shown_default = unset if default is None else ("on" if default else "off")
         action: Any = "store_true" if default is False else argparse.BooleanOptionalAction
-        self.group.add_argument(name, action=action, default=default, help=_help(words, shown_default))
+        # Given the default, argparse before Python 3.13 would add it to the help text once more.
+        self.parser.defaults[name[2:]] = default
+        self.group.add_argument(name, action=action, default=None, help=_help(words, shown_default))
         if default is False:  # a file may have turned it on
             self.group.add_argument(f"--no-{name[2:]}", action="store_false", dest=name[2:], help=argparse.SUPPRESS)
         self.parser.kinds[name.lstrip("-")] = SWITCH

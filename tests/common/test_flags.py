@@ -1,5 +1,7 @@
 """Flags: each message says what is wrong with which value, and all problems are reported together."""
 
+import argparse
+
 import pytest
 
 from common import flags
@@ -117,6 +119,21 @@ def test_what_cannot_be_together_is_checked_once_each_value_is_right():
     assert read("--batch_size", "6", check=check).batch_size == 6
     assert problems("--batch_size", "7", check=check) == ["error: --a: not with --b"]
     assert len(problems("--batch_size", "0", check=check)) == 1
+
+
+def test_help_says_a_default_once_where_argparse_would_add_it(monkeypatch, capsys):
+    """As argparse did before Python 3.13."""
+
+    class Older(argparse.BooleanOptionalAction):
+        def __init__(self, *args, default=None, help=None, **more):
+            help += "" if default is None else " (default: %(default)s)"
+            super().__init__(*args, default=default, help=help, **more)
+
+    monkeypatch.setattr(argparse, "BooleanOptionalAction", Older)
+    with pytest.raises(SystemExit) as ended:
+        read("--help")
+    assert ended.value.code == 0
+    assert "biases (default: on)\n" in capsys.readouterr().out
 
 
 def test_help_shows_every_default_and_ends_with_0(capsys):
