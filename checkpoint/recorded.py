@@ -16,6 +16,7 @@ from common.config import Layer, can_read_toml, read_toml
 from common.words import printable
 
 RUN_CONFIG = "config.toml"  # in output_dir
+CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
 # The files that tell a checkpoint, as checkpoint/contents.py names them; that module needs torch.
 CHECKPOINT_FILES = ("manifest.json", "trainer_state.json")
 # What --resume_from replaces: a resumed run does not begin at other weights.
@@ -44,12 +45,14 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
         return None
 
     has_own_file = (folder / RUN_CONFIG).is_file() and can_read_toml()
-    layer = read_toml(folder / RUN_CONFIG) if has_own_file else _first_readable(checkpoints)
+    layer = read_toml(folder / RUN_CONFIG, CURE) if has_own_file else None
+    if layer is None or not layer.values:  # a broken disk leaves files that are empty
+        layer = _first_readable(checkpoints)
     if layer is None:
         return None
     for name in ONLY_AT_THE_START:
         layer.given.pop(name, None)
-    if (folder / RUN_CONFIG).is_file():
+    if (folder / RUN_CONFIG).exists():
         layer.decided["output_dir"] = str(folder)
     return layer
 

@@ -130,8 +130,8 @@ def _toml_package() -> str:
     return "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
-def read_toml(path: Path) -> Layer:
-    """The flags in a TOML file, their values as TOML has them.
+def read_toml(path: Path, cure: str = "") -> Layer:
+    """The flags in a TOML file, their values as TOML has them. cure ends the message about a file that nobody named.
 
     Raises UserError: exit 2 for a file that is not there or not TOML, exit 5 on Python 3.10 without the package tomli.
     """
@@ -143,11 +143,12 @@ def read_toml(path: Path) -> Layer:
         text = read_text(path).removeprefix("\ufeff")  # editors on Windows begin a file with this mark
         fields = toml.loads(text)
     except OSError as error:
-        raise UserError(Exit.FLAGS, f"--config {shown}: {error.strerror}. Name a TOML file of flags.") from error
+        flag, cure = ("", cure) if cure else ("--config ", "Name a TOML file of flags.")
+        raise UserError(Exit.FLAGS, f"{flag}{shown}: {error.strerror}. {cure}") from error
     except (ValueError, RecursionError) as error:
         why = printable(str(error).replace("\n", " "))[:120]
-        raise UserError(Exit.FLAGS, f"{shown} is not TOML: {why}. Write name = value on each line: text in quotes, "
-                                    "true or false for what is on or off.") from error
+        cure = cure or "Write name = value on each line: text in quotes, true or false for what is on or off."
+        raise UserError(Exit.FLAGS, f"{shown} is not TOML: {why}. {cure}") from error
     decided = fields.pop(DECIDED, {})
     if not isinstance(decided, dict):
         fields[DECIDED], decided = decided, {}

@@ -109,6 +109,13 @@ def test_a_config_that_somebody_broke_is_an_error_with_its_line(place):
         flags_for(resume_from="auto")
     assert caught.value.code == Exit.FLAGS
     assert "out/config.toml is not TOML: Invalid value (at line 1" in str(caught.value)
+    assert str(caught.value).endswith("Correct it, or empty it: the checkpoints hold the run's flags too.")
+
+
+def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_and_the_run_in_its_folder(place):
+    checkpoint(place / "runs/a", 5, flags={"decided": {"n_layer": 4}})
+    (place / "runs/a/config.toml").touch()
+    assert flags_for(resume_from="runs/a").decided == {"n_layer": 4, "output_dir": "runs/a"}
 
 
 def test_without_a_reader_of_toml_the_checkpoint_is_read(place, monkeypatch):
