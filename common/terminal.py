@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,13 +35,18 @@ def _ancestors() -> Iterator[str]:
 
 
 def columns_of(stream: Any) -> int | None:
-    """The width of the terminal that the stream writes to; None for a pipe, a file, or no stream at all."""
+    """The width of the terminal that the stream writes to; None for a pipe, a file, or no stream at all.
+
+    The environment variable COLUMNS comes before what the terminal says of itself, as everywhere.
+    """
     if stream is None or stream.closed or not stream.isatty():
         return None
-    columns = 0
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream of a test has no file descriptor
-        columns = os.get_terminal_size(stream.fileno()).columns
-    return columns or shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns
+    with contextlib.suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
+            return columns
+    with contextlib.suppress(OSError, ValueError):  # a stream of a test has no file descriptor
+        return os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS
+    return USUAL_COLUMNS
 
 
 def fit(fields: Sequence[str], columns: int | None) -> str:

@@ -96,6 +96,7 @@ def test_a_chart_has_training_and_validation_in_their_places():
 
 def test_lines_cut_short_nulls_and_unknown_lines_are_skipped(make_run, capsys):
     extra = ('{"step": 105, "loss": null, "lr": 0.1, "tokens": 105000, "seconds": 0.5}\n[1]\n"x"\n\n{"step": "x"}\n'
+             '{"step": 105, "time": 1.5, "sample": "a text"}\n{"step": 105, "advice": "the loss explodes"}\n'
              '{"step": 110, "val_loss": NaN}\n{"step": 115, "lo\0\xff')
     assert plot.main([make_run("one", extra=extra), "--text"]) == 0
     cells = capsys.readouterr().out.splitlines()[1].split()
