@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.words import shell_word
 from pretokenization.files import MARK, Feed, Source
 
 # GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
@@ -124,16 +123,12 @@ class FirstLook:
     """What a kind of input is recognised by: a file's name and its first bytes."""
 
     shown: str  # the name in messages
+    typed: str  # the name as one would type it in a shell
     name: str  # in lower case
     bare_name: str  # the same without the ending of a packed file
     is_piped: bool  # it came from stdin and has no name to tell by
     raw: bytes  # the first bytes on the disk
     head: bytes  # the first bytes of the text, unpacked
-
-    @property
-    def typed(self) -> str:
-        """The name as one would type it in a shell."""
-        return shell_word(self.shown)
 
 
 class Kind(Protocol):

@@ -172,7 +172,7 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
 
     name = path.name.lower()
     bare_name = os.path.splitext(name)[0] if packing and name.endswith(PACKED_ENDINGS) else name
-    look = FirstLook(shown, name, bare_name, is_piped, raw, unpacked)
+    look = FirstLook(shown, shell_word(str(path)), name, bare_name, is_piped, raw, unpacked)
     kind = next((kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(look)), "")
     if not kind:
         refuse_what_is_not_text(look, packing)

@@ -242,3 +242,11 @@ def test_a_new_kind_of_input_is_one_class_and_one_entry_of_the_table(monkeypatch
     found = find_sources(["in"], print, None)
     assert [source.kind for source in found] == ["csv", "text"]
     assert read("in/a.csv", "in/b.txt")[0] == ["one", "two", "three"]
+
+
+def test_the_command_that_mends_a_file_names_it_as_a_shell_reads_it(tmp_path):
+    path = tmp_path / "a b\n\x1b[31m.json"
+    path.write_text('[\n{"text": "x"},\n{"text": "y"}\n]')
+    with pytest.raises(UserError) as caught:
+        examine(path, "shown")
+    assert rf"jq -c '.[]' $'{tmp_path}/a b\n\033[31m.json' > corpus.jsonl" in str(caught.value)
