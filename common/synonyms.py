@@ -29,7 +29,7 @@ CALLED = {
         "--max_steps": "max_iters num_iterations iters steps num_steps iterations n_steps total_steps max_iterations "
                        "num_iters train_steps train_iters max_step",
         "--patience": "early_stopping early_stop early_stopping_patience",
-        "--learning_rate": "lr max_lr peak_lr matrix_lr learningrate base_lr",
+        "--learning_rate": "lr max_lr peak_lr matrix_lr base_lr",
         "--min_lr": "min_learning_rate end_lr final_lr lr_min",
         "--warmup_steps": "warmup_iters lr_warmup_steps num_warmup_steps warmup_iterations warm_up_steps",
         "--use_lr_scheduler": "decay_lr lr_decay lr_scheduler use_scheduler scheduler",
