@@ -319,6 +319,7 @@ def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, config
     say(out, f"Estimates for {tokens}, T {first.seq_length:,}, {first.vocab_size:,} ids. On this machine"
              f"{f' with{flags}' if flags else ''}, by the matmul above:")
     out.say("\n".join(estimates.table_here(args, configs, here)))
+    say(out, recommended_here(best, configs, here, flags))
 
     out.say()
     how = (f"in {'fp32' if args.use_amp is False else 'half precision'}, "
@@ -336,6 +337,19 @@ def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, config
     out.say("\n".join(estimates.table_of_recommended(configs, cards)))
     out.say()
     say(out, "With your tokens, python train.py --dry_run measures time and memory on this machine.")
+
+
+def recommended_here(best: Machine, configs: Mapping[str, GPTConfig], here: Estimates, flags: str) -> str:
+    """Which size this machine trains within two days, and the flags for it."""
+    found = estimates.recommended(configs, here)
+    if found is None or (here[found[0]].hours or 0) > WITHIN_HOURS:
+        return f"No size is trained in less than {WITHIN_HOURS} hours; fewer --tokens take less."
+    name, accumulation = found
+    words = f" --model_size {name}" * (name != OWN_SHAPE) + flags
+    if best.device.type == "cuda":
+        words += (f" --batch_size {here[name].batch_size} --gradient_accumulation_steps {accumulation}"
+                  f"{' --activation_checkpointing' * here[name].recomputes}")
+    return f"Largest in less than {WITHIN_HOURS} hours: {name}{f', with{words}' if words else ''}"
 
 
 def all_figures(machine: Machine, compiling: Compiling, disk: Disk | str, products: Mapping[str, float],

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from machine.device import Machine
 from tests.helpers.commands import run
 from tests.helpers.training import on_cpu
 from training import check
+from training.estimates import Estimate
 
 ANSWER = [sys.executable, "-c", 'print("{\\"seconds\\": 1.25}")']
 
@@ -78,6 +80,19 @@ def test_the_flags_of_a_shape_make_it_the_only_one(say):
     with pytest.raises(UserError, match="is not a multiple") as caught:
         say("--n_head", "5")
     assert caught.value.code == Exit.FLAGS
+
+
+def test_the_largest_size_for_this_machine_is_named_with_its_flags(imagined_gpu):
+    configs = check.models_of(train.read_flags(["--check"]))
+    here = {"tiny": Estimate(16, 1, False, 1.0), "mini": Estimate(8, 1, True, 40.0),
+            "gpt2_xl": Estimate(1, 1, False, 49.0)}
+    processor = replace(imagined_gpu, device=torch.device("cpu"))
+    assert check.recommended_here(processor, configs, here, " --use_amp") == (
+        "Largest in less than 48 hours: mini, with --model_size mini --use_amp")
+    assert check.recommended_here(imagined_gpu, configs, here, "").endswith(
+        "mini, with --model_size mini --batch_size 8 --gradient_accumulation_steps 8 --activation_checkpointing")
+    for none in ({"gpt2_xl": here["gpt2_xl"]}, {"gpt2_xl": Estimate(0, 0, False, None)}):
+        assert check.recommended_here(processor, configs, none, "").startswith("No size is trained in less than 48")
 
 
 def test_the_figures_can_be_had_as_json(say, tmp_path):
