@@ -15,6 +15,7 @@ from typing import TextIO
 from architectures.fields import InvalidCheckpoint
 from checkpoint.contents import MANIFEST, STATE
 from checkpoint.find import steps_in
+from checkpoint.recorded import RUN_CONFIG
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
 from common.words import printable, shell_word
@@ -26,7 +27,7 @@ except ImportError:  # Windows: no lock there
 
 LOCK = ".lock"
 SIGNED = "pid "  # how the content of the lock begins
-WRITTEN_WHOLE = ("metrics.jsonl", "config.toml")  # by common.files.write_whole, under a temporary name at first
+WRITTEN_WHOLE = ("metrics.jsonl", RUN_CONFIG)  # by common.files.write_whole, under a temporary name at first
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
 

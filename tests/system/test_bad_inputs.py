@@ -253,7 +253,7 @@ TRAIN_FLAGS = [
     ("a place where tokens cannot live", "--preload disk", "--preload 'disk': must be one of"),
     ("an empty folder name", "--data_dir ''", "--data_dir '': must be text that is not empty"),
     ("a flag without its value", "--batch_size", "--batch_size: expected one argument"),
-    ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Did you mean --learning_rate?"),
+    ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Here it is called --learning_rate."),
     ("a flag cut short", "--warmup 3", "--warmup: no such flag. Did you mean --warmup_steps?"),
     ("a word without a flag", "corpus.txt", "'corpus.txt': unexpected argument"),
     ("a width that the heads do not divide", "--n_head 5", "--n_embd: is not a multiple of --n_head"),
@@ -627,7 +627,7 @@ CORPORA = [
      write("x.txt.gz", packed("gz", packed("gz", WORDS)))),
     ("a .bz2 inside a .xz", "x.txt.xz", "is packed twice: there is bzip2 inside its xz",
      write("x.txt.xz", packed("xz", packed("bz2", WORDS)))),
-    ("token ids", "corpus/train.bin", "If it holds tokens, train.py reads them as they are", both()),
+    ("token ids", "corpus/train.bin", "If it holds tokens: train.py takes it with --bin_file", both()),
     ("token ids, packed", "x.gz", "full of control characters", lambda place: (place / "x.gz").write_bytes(
         packed("gz", (place / "corpus/train.bin").read_bytes()))),
     ("document ends", "corpus/train.idx corpus/val.idx text.txt --overwrite", "corpus/train.idx",
