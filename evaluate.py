@@ -68,6 +68,8 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = []
     if not (args.text or args.tokens or args.hellaswag or args.lambada):
         problems.append("--text: nothing to measure; give it files, or give --tokens, --hellaswag or --lambada")
+    problems += [f"--{name} '': must be text that is not empty" for name in ("text", "tokens")
+                 if "" in (vars(args)[name] or [])]
     if args.stride is not None and not (args.text or args.tokens):
         problems.append("--stride: has no effect without --text or --tokens")
     if not args.text:

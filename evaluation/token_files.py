@@ -109,12 +109,17 @@ def measure_tokens(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], s
 
     Raises UserError (exit 3) for what cannot be read or was made with another tokenizer, Stopped at a signal.
     """
-    total = TextFigures()
+    total, measured = TextFigures(), []
     for word in words:
         started = time.perf_counter()
         with scorer.out.phase(f"checking {printable(word)}"):
             found = open_tokens(Path(word), scorer.model.config.vocab_size)
-            _check_tokenizer(found, encoder, scorer)
+        files = [part.path.resolve() for part in found.stream.parts]
+        if files in measured:
+            scorer.out.say(f"{printable(word)}: named more than once, measured once")
+            continue
+        measured.append(files)
+        _check_tokenizer(found, encoder, scorer)
         name = _name_of(word, found.stream)
         windows = TokenWindows(scorer, encoder, found, stride)
         figures = windows.figures
@@ -126,8 +131,8 @@ def measure_tokens(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], s
     if not total.num_tokens:
         raise UserError(Exit.DATA, f"--tokens {printable(words[0])}: no token to score, only ends of texts. Give "
                                    "another file.")
-    if len(words) > 1:
-        yield total.measurement(None, f"all {len(words)} of --tokens", "tokens")
+    if len(measured) > 1:
+        yield total.measurement(None, f"all {len(measured)} of --tokens together", "tokens")
 
 
 def _name_of(word: str, stream: TokenStream) -> str:

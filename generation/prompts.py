@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 
@@ -54,6 +55,7 @@ def read_prompt_file(name: str) -> str:
     if b"\0" in content:  # in token files, weights, UTF-16; in text never
         raise UserError(Exit.DATA, f"--prompt_file {shown} is not text in UTF-8: its byte {content.index(0):,} is "
                                    "zero. Give a text file.")
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -65,11 +65,17 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
 
     training = opener.open(train_files, "train")
     notes = _notes_on(training, opener)
+    if metadata_file and not metadata.is_of_tokens:
+        notes.append(f"{printable(metadata_file.name)}: it is not used, as it records neither vocab_size nor dtype, "
+                     "nor anything else of tokens that is known here")
     train_stream, val_stream, val_identity = training.stream, None, None
     if val_files:
         validation = opener.open(val_files, "val")
         if validation.stream.length >= 2:
             val_stream, val_identity = validation.stream, validation.identity
+        if validation.identity == training.identity:
+            notes.append(f"{validation.stream.name}: the validation tokens are the training tokens, so overfitting "
+                         "will not be seen")
         notes += _notes_on_validation(validation, training)
     elif (not metadata.is_ours or "val" in metadata.splits) and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
         # Our own metadata without a validation split means that the user wanted none.

@@ -57,10 +57,10 @@ def _only_set_in(folder: Path) -> list[Path]:
     if not sets:
         there = sorted(printable(path.name) for path in folder.iterdir())
         raise UserError(Exit.DATA, f"{shown} has no token files of a known name. Found {_listed(there)}. Give one "
-                                   "with --bin_file, or run: python pretokenize.py TEXT")
+                                   "with --bin_file (to evaluate.py with --tokens), or run: python pretokenize.py TEXT")
     if len(sets) > 1:
         raise UserError(Exit.DATA, f"{shown} has {len(sets)} sets of token files. Found {_listed(list(sets))}. Choose "
-                                   "one with --bin_file and --val_bin_file.")
+                                   "one with --bin_file and --val_bin_file (for evaluate.py with --tokens).")
     return next(iter(sets.values()))
 
 

@@ -61,6 +61,12 @@ class Metadata:
         return self.fields.get("format") == METADATA_FORMAT
 
     @property
+    def is_of_tokens(self) -> bool:
+        """True if it is ours, or records anything that is read from it."""
+        known = (*VOCAB_SIZES, *END_OF_TEXT_IDS, *TOKEN_COUNTS, "dtype")
+        return self.is_ours or any(self.fields.get(name) is not None for name in known)
+
+    @property
     def vocab_size(self) -> int | None:
         return self._whole_number(self.fields, VOCAB_SIZES, 1, MAX_VOCAB_SIZE)
 

@@ -28,6 +28,11 @@ def test_a_prompt_that_is_not_utf8_is_replaced_and_said(tmp_path, capsys):
     assert "p.txt is not UTF-8 at byte 3 (invalid continuation byte)" in capsys.readouterr().err
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9")
+    assert read_prompt_file(str(tmp_path / "p.txt")) == "caf\u00e9"
+
+
 def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
     assert encode_prompt("", tokenizer, 0, 400) == [0]
     with pytest.raises(UserError, match="an empty prompt") as caught:

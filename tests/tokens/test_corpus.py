@@ -389,6 +389,17 @@ def test_a_validation_file_of_a_single_token_is_not_used(corpus_folder):
     assert any("val.bin" in note for note in corpus.notes)
 
 
+def test_validation_on_the_training_tokens_is_said(corpus_folder):
+    train = corpus_folder / "train.bin"
+    corpus = open_corpus(train, train, None, None, vocab_size=300)
+    assert "the validation tokens are the training tokens" in corpus.notes[-1]
+
+
+def test_metadata_that_records_nothing_of_tokens_is_said_to_be_unused(corpus_folder):
+    corpus = open_corpus(corpus_folder / "train.bin", None, corpus_folder / "tokenizer.json", None, vocab_size=300)
+    assert any("tokenizer.json: it is not used, as it records neither" in note for note in corpus.notes)
+
+
 def test_another_programs_metadata_is_read_by_the_names_that_programs_use(corpus_folder):
     (corpus_folder / "meta.json").write_text(json.dumps(
         {"n_vocab": 300, "dtype": "numpy.uint16", "total_tokens": 1000, "eos_token_id": 3}))
