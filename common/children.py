@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from common.signals import keyboard_held_back
+
 PROGRAM = Path(__file__).resolve().parents[1]
 SAFE_PATH = "PYTHONSAFEPATH"  # Python knows it from 3.11 on
 
@@ -37,10 +39,18 @@ def script_environment() -> dict[str, str]:
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:
-    """Starts a daemon process of a multiprocessing context that calls the target, and returns it."""
+    """Starts a daemon process of a multiprocessing context that calls the target, and returns it.
+
+    Ctrl-C does not reach it, not even while it starts: it is for the parent to end it.
+    """
     with outside_current_folder() as here:
-        process = context.Process(target=_call_in, args=(here, target, arguments), daemon=True)
-        process.start()
+        if context.get_start_method() == "spawn" and os.name == "posix":
+            from multiprocessing import resource_tracker
+
+            resource_tracker.ensure_running()  # now: on its start it would let signals through again
+        with keyboard_held_back():
+            process = context.Process(target=_call_in, args=(here, target, arguments), daemon=True)
+            process.start()
     return process
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from common.terminal import in_notebook
@@ -135,7 +135,9 @@ class Signals:
         if self._num_received == 1 and not self.at_once:
             self._answer(self._first_words)
         else:
-            self._answer(lambda: self._last_words(signal.Signals(number).name)).join(ANSWER_SECONDS)
+            thread = self._answer(lambda: self._last_words(signal.Signals(number).name))
+            for _ in range(10):  # on a busy machine all of the process may stand still during one of the waits
+                thread.join(ANSWER_SECONDS / 10)
             os._exit(128 + number)
 
     def _answer(self, words: Callable[[], str]) -> threading.Thread:
@@ -163,6 +165,22 @@ class Signals:
             return f"stopped by {name} {self.at_once}"
         lost, safe = self._stake()
         return f"{name}: ended at once{f'. Lost: {lost}' if lost else ''}{f'. Safe: {safe}' if safe else ''}."
+
+
+@contextlib.contextmanager
+def keyboard_held_back() -> Iterator[None]:
+    """While inside, Ctrl-C and the hang-up wait. A process that is started here never gets them.
+
+    A terminal sends them to all of its processes: one that is still starting would end with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_the_pipe() -> None:

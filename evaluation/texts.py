@@ -113,7 +113,10 @@ class DocumentWindows:
     def _windows_of_document(self, parts: Sequence[bytes]) -> Iterator[Window]:
         """A document's windows. Without an end-of-text id its first token is context for all others, never scored."""
         encoder = self._encoder
-        encoded = [np.array(encoder.encode(part.decode()), np.int32) for part in parts]
+        encoded = []
+        for part in parts:  # of a long document there are many
+            self._scorer.signals.look()
+            encoded.append(np.array(encoder.encode(part.decode()), np.int32))
         has_end = encoder.end_of_text_id is not None
         first = np.array([encoder.end_of_text_id] if has_end else [], np.int32)
         ids_N = np.concatenate([first, *encoded])

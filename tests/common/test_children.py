@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from common import children
-from tests.helpers.commands import ROOT
+from tests.helpers.commands import ROOT, run_python
 from tests.helpers.poison import marks, poison
 
 
@@ -66,3 +66,16 @@ def test_a_command_started_as_a_module_leaves_out_the_folder_that_python_puts_fi
                           env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "elsewhere"), str(ROOT)])})
     assert "No module named 'lying_about'" in done.stderr
     assert marks(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no groups of processes")
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ctrl_c_in_a_terminal_does_not_reach_a_child_that_is_still_starting(method):
+    """It goes to the whole group of processes, and the child's Python would answer with a traceback."""
+    done = run_python(f"import multiprocessing, os, signal, sys, time\nfrom common.children import start_process\n"
+                      f"from common.signals import Signals\nos.setsid()\nwith Signals() as signals:\n"
+                      f"    process = start_process(multiprocessing.get_context('{method}'), time.sleep, 0.3)\n"
+                      f"    for _ in range(3):\n        os.killpg(0, signal.SIGINT) if not signals.number else None\n"
+                      f"        time.sleep(0.02)\n    process.join()\n    print(signals.name, process.exitcode)")
+    assert done.stdout == "SIGINT 0\n", done.stderr
+    assert "Traceback" not in done.stderr
