@@ -3,12 +3,14 @@
 import gzip
 import json
 import math
+import signal
 
 import pytest
 
 import evaluate
 import pretokenize
 from common.errors import UserError
+from common.signals import Stopped
 from evaluation.scoring import Scorer, TextEncoder
 from evaluation.texts import measure_texts
 from pretokenization.blocks import Limits, Reading
@@ -133,3 +135,22 @@ def test_files_without_a_token_are_refused(measure, tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(UserError, match="no token to score"):
         measure(tmp_path / "a.txt")
+
+
+def test_a_signal_ends_it_between_two_parts_of_a_long_document(scorer, encoder, monkeypatch, tmp_path):
+    """Encoding one document can take minutes; the reading's parts are a hundred bytes here."""
+    (tmp_path / "long.txt").write_text("the cat sat on the mat " * 100)
+    encoded = []
+    encode = TextEncoder.encode
+
+    def one_more(self, text):
+        encoded.append(text)
+        if len(encoded) == 3:
+            monkeypatch.setattr(scorer.signals, "number", signal.SIGINT)
+        return encode(self, text)
+
+    monkeypatch.setattr(TextEncoder, "encode", one_more)
+    reading = Reading(limits=Limits(part_bytes=100))
+    with pytest.raises(Stopped):
+        list(measure_texts(scorer, encoder, [str(tmp_path / "long.txt")], reading, T // 2))
+    assert len(encoded) == 3
