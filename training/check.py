@@ -332,8 +332,8 @@ def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, config
 
     out.say()
     flags = f"--use_gpu{' --use_amp' * (args.use_amp is not False)}{' --compile' * (args.compile is not False)}"
-    say(out, f"Recommended, with {flags}: the largest size that takes less than {WITHIN_HOURS} hours, in steps of "
-             f"{STEP_TOKENS:,} tokens.")
+    say(out, f"Recommended, with {flags}: the largest size that takes less than {WITHIN_HOURS} hours, else "
+             f"the quickest; in steps of {STEP_TOKENS:,} tokens.")
     out.say("\n".join(estimates.table_of_recommended(configs, cards)))
     out.say()
     say(out, "With your tokens, python train.py --dry_run measures time and memory on this machine.")
