@@ -201,7 +201,7 @@ from pretokenization.passes import (
 )
 from pretokenization.report import Report
 from pretokenization.sources import demo_sources, find_sources, spans_of
-from pretokenization.split import SMALL_BYTES, VAL_FRACTION, split_by_hash
+from pretokenization.split import SMALL_BYTES, UNDECIDED, VAL_FRACTION, split_by_hash
 from pretokenization.store import WORK, Folder, Journal
 from pretokenization.verify import peek, verify_folder
 from pretokenization.vocabulary import given_vocabulary, refuse_on_this_text, surveyed, trained_vocabulary
@@ -254,12 +254,15 @@ def begin(args: Namespace, folder: Folder, shard: Shard | None, given: Vocabular
           progress: Progress, limits: Limits) -> Job:
     """What is read and how, and how far an earlier run of the same command has come. Raises UserError (exit 3)."""
     sources = read_names(args, folder, signals, progress)
+    folder.refuse_replaced(source.path for source in sources)
     any_tokenizer = given is not None and not given.splits_as_gpt2
     reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
                       any_tokenizer, folder.work, limits)
     text = Text(sources, spans_of(sources, reading, *(shard or (0, 1))), reading)
     journal, val_fraction = read_journal(args, sources, given, shard, folder)
     split = split_by_hash(VAL_FRACTION if val_fraction is None else val_fraction)
+    if shard is not None and val_fraction is None:
+        split = UNDECIDED
     num_workers = args.num_workers or num_cores()
     return Job(args, text, val_fraction, split, folder, journal, num_workers, signals, progress)
 

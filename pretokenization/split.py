@@ -37,6 +37,9 @@ class Split:
         return self.cuts[source] if self.cuts else None
 
 
+UNDECIDED = Split("decided by --finalize, which knows how much text all shards hold")
+
+
 def default_fraction(num_bytes: int) -> float:
     """0.5% of the text; of a small one enough for 64 KiB, but a tenth at most."""
     return max(VAL_FRACTION, min(MOST_VAL_FRACTION, LEAST_VAL_BYTES / max(1, num_bytes)))

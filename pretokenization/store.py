@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,14 @@ class Folder:
             shown = ", ".join(there[:4]) + f" and {len(there) - 4} more" * (len(there) > 4)
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {shown}. Give --overwrite to replace "
                                        "them, or another --output_dir.")
+
+    def refuse_replaced(self, paths: Iterable[Path]) -> None:
+        """Raises UserError (exit 3) if a file of the text lies where an output will be written."""
+        here = self.path.resolve()
+        for path in paths:
+            if (path.name == self.mark or OUTPUTS.fullmatch(path.name)) and path.resolve().parent == here:
+                raise UserError(Exit.DATA, f"{printable(str(path))} would be replaced by the output of the same name. "
+                                           "Give another --output_dir.")
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

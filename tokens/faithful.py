@@ -13,7 +13,7 @@ from common.words import printable
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-NOT_NFC = "changes characters that are not spelt as in Unicode's NFC"
+NOT_NFC = "composes characters as Unicode's NFC does: e and an accent, two characters, come back as one"
 ADDS_BLANK = "adds a blank before each document"
 PROBES = (
     "Hello World, it's the SAME text: don't change it!",

@@ -65,6 +65,16 @@ def test_the_split_of_shards_is_adjusted_as_that_of_one_machine(fraction, tokeni
     assert min(split["documents"] for split in metadata_of()["splits"].values()) == 1
 
 
+def test_without_a_share_that_of_shards_follows_from_all_of_their_text(tokenizer_file):
+    write("a.jsonl", lines([words(100, number) for number in range(120)]))
+    argv = ("a.jsonl", "--tokenizer_file", str(tokenizer_file))
+    run(*argv, output_dir="whole", limits=SMALL)
+    run_shards(3, *argv)
+    assert pretokenize.main(["--finalize"]) == 0
+    assert written() == written("whole")
+    assert metadata_of()["split_rule"] == "the documents whose sha256 is among the lowest 10% of all values"
+
+
 def test_shards_that_lack_or_differ_or_changed_are_named(tokenizer_file):
     argv = (*separated_corpus(), "--tokenizer_file", str(tokenizer_file))
     refused("--finalize", match="holds no shard")

@@ -64,6 +64,9 @@ JOBS = {
     "one line": ("one.jsonl",),
     "one line trained": ("one.jsonl", "--vocab_size", "400"),
     "one short line": ("short.jsonl",),
+    "utf-16": ("many16.txt", "--document_separator", "<->", "--encoding", "utf-16"),
+    "few": ("few",),
+    "few trained": ("few", "--vocab_size", "400"),
 }
 
 
@@ -79,10 +82,14 @@ def jobs(monkeypatch, tokenizer_file):
     write("one.txt.gz", gzip.compress(words(5000).encode()))
     write("one.jsonl", lines([words(5000)]))
     write("short.jsonl", lines(["short " * 20]))
+    write("many16.txt", "<->".join(texts).encode("utf-16"))
+    for number in range(4):
+        write(f"few/{number}.txt", words(3000 * number, number))
 
     def argv(name: str) -> tuple[str, ...]:
         how = () if "trained" in name else ("--tokenizer_file", str(tokenizer_file))
-        return *JOBS[name], "--val_fraction", "0.3", *how
+        share = () if name.startswith("few") else ("--val_fraction", "0.3")
+        return *JOBS[name], *share, *how
 
     return argv
 
@@ -113,7 +120,7 @@ def test_a_run_killed_again_and_again_continues_and_writes_the_same_bytes(name, 
 
 @pytest.mark.parametrize("step", [31, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.slow] * (name == "one trained")) for name in JOBS])
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ("one trained", "few trained"))) for name in JOBS])
 def test_a_run_killed_at_any_block_continues_and_writes_the_same_bytes(name, step, jobs, monkeypatch):
     mortal = Mortal(monkeypatch)
     run(*jobs(name), output_dir="whole", limits=SMALL)

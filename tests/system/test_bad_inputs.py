@@ -634,6 +634,8 @@ CORPORA = [
      write("corpus/train.idx", np.arange(999, dtype="<u8").tobytes())),
     ("an array of numpy", "x.npy", "x.npy is a numpy array", write("x.npy", npy("'<u2'", "(9,)"))),
     ("a model in GGUF", "x.gguf", "x.gguf is a model in GGUF", write("x.gguf", b"GGUF\3\0\0\0" + bytes(99))),
+    ("a text that the output would replace", "corpus/tokenizer.json --output_dir corpus --overwrite",
+     "corpus/tokenizer.json would be replaced by the output of the same name", both()),
     ("a model in safetensors", WEIGHTS, "is a model in safetensors", both()),
     ("a pickle of torch", "x.pt", "x.pt is a zip archive", write("x.pt", b"PK\x03\x04" + bytes(99))),
     ("an office document", "x.docx", "x.docx is an .docx document", write("x.docx", b"PK\x03\x04" + bytes(99))),
