@@ -45,13 +45,14 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on")
 
     g = parser.group("model")
-    g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), "gpt2_small",
+    g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
-           "override them")
+           "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15")
     g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size")
     g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size")
     g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size")
-    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, or what the corpus allows")
+    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, 256 where the size is chosen "
+           "for a CPU, or what the corpus allows")
     g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting")
     g.switch("--bias", True, "biases in linear layers and norms")
     g.switch("--tie_weights", True, "one matrix for the embedding and the output layer")
@@ -63,6 +64,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--gradient_accumulation_steps", whole(1, 2**20), 1, "micro-batches a step; double it to halve --batch_size")
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10")
     g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit")
+    g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
+           "included; the steps that fit are planned by measured ones, and --epochs and --max_steps stay upper limits",
+           "no limit")
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
 
     g = parser.group("optimizer: AdamW, decay on matrices and embeddings only")
@@ -126,6 +130,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens that the hours of --check are for, such as 2.6B",
            "20 per parameter")
     g.flag("--json", text("FILE"), None, "file for the figures of --check", "none")
+    g.switch("--verbose", False, "print the whole plan, not only size, time and disk")
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
@@ -137,7 +142,7 @@ def check(args: argparse.Namespace) -> list[str]:
     """The flags that contradict each other, one line each."""
     given = {name: value is not None for name, value in vars(args).items()}
     has_size_flags = given["n_layer"] or given["n_head"] or given["n_embd"] or not (
-        args.model_size == "gpt2_small" and args.bias and args.tie_weights)
+        args.model_size is None and args.bias and args.tie_weights)
     no_bf16 = args.use_amp is False or args.amp_dtype == "fp16"
     wrong = {
         "--min_lr: is above --learning_rate": given["learning_rate"] and (args.min_lr or 0) > args.learning_rate,
@@ -184,6 +189,7 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,12 +220,23 @@ from training.memory import MOST_TOKENS, MemorySetting, default_micro_batch
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
 from training.monitor import Monitor, mfu, percent
 from training.optimizers import OPTIMIZERS, OptimizerKind, parameter_groups
+from training.pace import Deadline, Pace, measure_pace, plan_until
 from training.parts import FAST, Parts
-from training.plan import Plan, describe_dry_run, describe_plan, doubts
+from training.plan import (
+    Plan,
+    describe_disk,
+    describe_dry_run,
+    describe_finished,
+    describe_plan,
+    describe_run,
+    describe_time,
+    doubts,
+)
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens
 from training.recorded import flags_of_run, write_run_config
 from training.recovery import Abandoned, Recovery
 from training.schedules import learning_rate_at
+from training.sizing import Sizing, choose_sizing
 from training.starting import (
     choose_resume,
     delete_other_runs,
@@ -246,26 +263,27 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
     if argv[:1] == [TRIAL]:
         return measure_trial(int(argv[1]), int(argv[2]), argv[3:])
-    args = read_flags(argv)
+    began, args = time.monotonic(), read_flags(argv)
     with contextlib.closing(Progress()) as out, Signals(out.note) as signals, contextlib.ExitStack() as held:
         signals.at_once = NOTHING_LOST
         if args.check:
             require_gpu(args)
             trial = [sys.executable, __file__, TRIAL, "0", "0", *argv]
             return check_machine(args, choose_machine(args, out), out, signals, trial)
-        corpus, config, resumed = check_inputs(args, out, held)
-        machine = choose_machine(args, out)
-        return train(args, argv, parts, Runtime.of(machine, ALONE, out, signals), corpus, config, resumed)
+        corpus, sizing, config, resumed = check_inputs(args, out, held)
+        deadline = Deadline(args.max_minutes, resumed[1] if resumed else {}, began)
+        runtime = Runtime.of(choose_machine(args, out), ALONE, out, signals)
+        return train(args, argv, parts, runtime, corpus, sizing, config, resumed, deadline)
 
 
 def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitStack,
-                 ) -> tuple[Corpus, GPTConfig, Resumed | None]:
-    """The corpus, the model's shape, and the checkpoint to resume from.
+                 ) -> tuple[Corpus, Sizing | None, GPTConfig, Resumed | None]:
+    """The corpus, the model's size where no flag names it, its shape, and the checkpoint to resume from.
 
     The output folder stays locked while held is open. Raises one UserError with all problems that do not depend on
     each other.
     """
-    problems, corpus, config, resumed = Problems(), None, None, None
+    problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
     if args.config.recorded:
         but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
@@ -278,7 +296,8 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
             held.enter_context(owned(Path(args.output_dir)))
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
-        config = choose_config(args, corpus.vocab_size, corpus.train.length)
+        sizing = choose_sizing(args, corpus)
+        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
         if args.fp8_head and (config.seq_length % 16 or config.n_embd % 16):
             raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
@@ -289,7 +308,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     problems.stop()
     assert corpus
     assert config
-    return corpus, config, resumed
+    return corpus, sizing, config, resumed
 
 
 def require_gpu(args: argparse.Namespace) -> None:
@@ -307,7 +326,7 @@ def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
 
 
 def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: Runtime, corpus: Corpus,
-          config: GPTConfig, resumed: Resumed | None) -> int:
+          sizing: Sizing | None, config: GPTConfig, resumed: Resumed | None, deadline: Deadline) -> int:
     """The run from the plan to the last line; returns the exit code."""
     machine, out = runtime.machine, runtime.out
     folder, stored = resumed or (None, {})
@@ -316,46 +335,55 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
 
     # The plan: what will be trained, and how.
     options = choose_options(args, machine, parts.attention)
-    most = most_sequences(args, config, options, kind, machine)
-    recipe = choose_recipe(args, config, corpus.train.length, most, state.step, state.samples_seen)
-    if resumed and state.step >= recipe.total_steps:
-        out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; raise --epochs or --max_steps to continue")
+    most = most_sequences(args, sizing, config, options, kind, machine)
+    choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing)
+    recipe = choose(deadline.horizon)
+    if resumed and (state.step >= recipe.total_steps or deadline.is_near(0)):
+        out.say(describe_finished(args, state, recipe))
         is_validated = corpus.val is None or state.validated_step == state.step
-        if is_validated or state.step > recipe.total_steps or args.dry_run:
+        if is_validated or state.step != recipe.total_steps or args.dry_run:
             return Exit.DONE
         out.say("its last validation is missing and follows now")
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored)
-    recipe = plan.recipe
-    forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
-    say_plan(args, plan, corpus, runtime)
+    say_first(args, plan, sizing, corpus, runtime)
 
-    # The parts: model and optimizer, tokens, validation, checkpoints.
-    learner = build_learner(args, parts, config, options, recipe, kind, runtime)
+    # The parts: model and optimizer, tokens.
+    learner = build_learner(args, parts, config, options, plan.recipe, kind, runtime)
     with out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device)
-        batches = parts.batches(windows, recipe.batch_size, machine.device, runtime.processes)
-        validator = Validator(args, recipe, config, corpus, runtime)
+        batches = parts.batches(windows, plan.recipe.batch_size, machine.device, runtime.processes)
+    recovery = Recovery(args, learner, state, plan.recipe, batches, runtime)
+
+    # The time: steps are measured and undone, and the horizon of --max_minutes is fixed.
+    with explaining_memory(recovery, machine):
+        if machine.compile and state.step < recipe.total_steps:
+            recovery.compile()
+        step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
+        pace = measure_pace(args, plan, learner, recovery, step, corpus, deadline, runtime)
+        if deadline.is_open:
+            plan = plan_until(deadline, args, plan, choose, pace, state.step)
+    recipe = plan.recipe
+    forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
+    say_rest(args, plan, pace, sizing, corpus, state, runtime)
+
+    # The start: random weights, those of --init_from, or a checkpoint.
+    validator = Validator(args, recipe, config, corpus, runtime)
     flags_now = flags_of_run(args, config, recipe, corpus)
     settings = settings_of(args, flags_now, recipe, options, machine)
     checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
                                 settings, command_for_card(argv), runtime)
-    recovery = Recovery(args, learner, state, recipe, batches, runtime)
-
-    # The start: random weights, those of --init_from, or a checkpoint.
     if args.init_from and not resumed:
         start_from_weights(args, learner, validator.tokenizer, out)
     if folder:
         resume(folder, stored, learner, settings, recipe.total_steps, args.reset_optimizer, out)
 
     # The run.
-    with explaining_errors(recipe, recovery, checkpointer, machine):
-        if machine.compile and state.step < recipe.total_steps:
-            recovery.compile()
+    with explaining_memory(recovery, machine), explaining_divergence(recipe, checkpointer):
         if args.dry_run:
-            return dry_run(args, plan, learner, state, recovery, validator, checkpointer, runtime)
+            return dry_run(args, plan, pace, learner, state, recovery, validator, checkpointer, runtime)
         monitor = open_output(args, flags_now, config, recipe, state, checkpointer, folder, runtime)
         try:
-            loop(args, recipe, learner, state, recovery, validator, checkpointer, monitor, runtime)
+            loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
         except TokensChanged as error:
             raise checkpointer.save_before(error) from error
         return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
@@ -378,14 +406,10 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: GPTConfig, r
 
 
 @contextlib.contextmanager
-def explaining_errors(recipe: Recipe, recovery: Recovery, checkpointer: Checkpointer, machine: Machine,
-                      ) -> Iterator[None]:
-    """Turns what ends a run early into an error with its cure, and waits for the save in flight."""
+def explaining_memory(recovery: Recovery, machine: Machine) -> Iterator[None]:
+    """Turns want of memory that no smaller micro-batch helps into an error with its cure."""
     try:
         yield
-    except NotFinite as error:
-        what = f"{error} is not finite after step {checkpointer.begun_step:,}"
-        raise diverged(what, recipe, checkpointer) from error
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -394,6 +418,16 @@ def explaining_errors(recipe: Recipe, recovery: Recovery, checkpointer: Checkpoi
         raise UserError(Exit.MACHINE, f"out of memory with {sequences} at a time: {held} held, of {there}. What was "
                                       "saved is safe. Try a smaller --batch_size, --seq_length or "
                                       "--model_size.") from error
+
+
+@contextlib.contextmanager
+def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterator[None]:
+    """Turns weights that must not be saved into an error with its cure, and waits for the save in flight."""
+    try:
+        yield
+    except NotFinite as error:
+        what = f"{error} is not finite after step {checkpointer.begun_step:,}"
+        raise diverged(what, recipe, checkpointer) from error
     finally:
         checkpointer.close()
         gc.unfreeze()
@@ -402,10 +436,10 @@ def explaining_errors(recipe: Recipe, recovery: Recovery, checkpointer: Checkpoi
 # ---------------------------------------------------------------- the plan, the model
 
 
-def most_sequences(args: argparse.Namespace, config: GPTConfig, options: Options, kind: OptimizerKind,
-                   machine: Machine) -> int:
+def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: GPTConfig, options: Options,
+                   kind: OptimizerKind, machine: Machine) -> int:
     """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy."""
-    most = max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
+    most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
     memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
     setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, True, kind.memory_bytes)
     return default_micro_batch(config, memory_bytes, setting, most)
@@ -421,8 +455,10 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     where, why = choose_place(args, corpus, machine)
     if args.batch_size == "auto":
         setting = MemorySetting.of(machine, options, recipe.samples_per_step > 1, True, kind.memory_bytes)
+        shape = [] if args.init_from else [
+            f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
         recipe = find_micro_batch(args, config, setting, recipe, runtime, lambda batch_size, accumulation: [
-            sys.executable, __file__, TRIAL, str(batch_size), str(accumulation), *argv])
+            sys.executable, __file__, TRIAL, str(batch_size), str(accumulation), *argv, *shape])
     recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
 
     weights = 4 * config.num_parameters if machine.device.type == "cpu" else 0
@@ -440,11 +476,23 @@ def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> 
     return where, why
 
 
-def say_plan(args: argparse.Namespace, plan: Plan, corpus: Corpus, runtime: Runtime) -> None:
-    """Prints the plan, and what a practitioner would object to."""
-    for line in describe_plan(args, plan, corpus, runtime.machine):
-        runtime.out.say(line)
-    for line in (*runtime.machine.warnings, *corpus.notes, *doubts(args, plan, corpus)):
+def say_first(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, runtime: Runtime) -> None:
+    """Prints what will be trained and on what, before the seconds that building and compiling take."""
+    runtime.out.say(describe_run(args, plan.config, sizing, corpus.train.length, runtime.machine))
+    for line in (*runtime.machine.warnings, *corpus.notes):
+        runtime.out.warn(line)
+
+
+def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
+             state: TrainState, runtime: Runtime) -> None:
+    """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
+    if args.verbose or args.dry_run:
+        for line in describe_plan(args, plan, sizing, corpus, runtime.machine):
+            runtime.out.say(line)
+    if not args.dry_run:
+        runtime.out.say(describe_time(args, plan, pace, state.step))
+        runtime.out.say(describe_disk(args, plan.saving))
+    for line in doubts(args, plan, sizing, corpus):
         runtime.out.warn(line)
 
 
@@ -496,21 +544,18 @@ def train_step(learner: Learner, machine: Machine, label_smoothing: float, grad_
     return mean_loss, norm
 
 
-def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: TrainState, recovery: Recovery,
-         validator: Validator, checkpointer: Checkpointer, monitor: Monitor, runtime: Runtime) -> None:
-    """Trains from the state's step to the horizon, a signal, or the end of patience."""
+def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner, state: TrainState,
+         recovery: Recovery, validator: Validator, checkpointer: Checkpointer, monitor: Monitor, deadline: Deadline,
+         runtime: Runtime) -> None:
+    """Trains from the state's step to the horizon, a signal, the end of --max_minutes, or the end of patience."""
     machine, out, signals, optimizer = runtime.machine, runtime.out, runtime.signals, learner.optimizer
     step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
     losses: list[torch.Tensor] = []  # since the last logged step
     skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
-    if args.init_from and state.step == 0 and (found := validator.measure(learner.model, recovery.batch_size)):
-        out.say(f"validation before the first step | loss {found.nats:.4f}")
-    monitor.show_bar()
-    if state.validated_step < state.step and (
-            state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps):
-        validate(state, learner, recovery, validator, checkpointer, monitor)  # the run ended before it could
+    validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
     runtime.clock.start()
+    deadline.start(state)
 
     while state.step < recipe.total_steps and signals.number is None:
         # Learning rate: a pure function of the step.
@@ -527,6 +572,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
         # Count.
         state.step += 1
         state.samples_seen += recipe.samples_per_step
+        state.seconds = deadline.used
         found_inf: torch.Tensor = optimizer.found_inf  # type: ignore[attr-defined]
         skipped += found_inf
         skipped_in_a_row = (skipped_in_a_row + 1) * found_inf
@@ -544,7 +590,8 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
                                f"{state.step:,}; none was applied", recipe, checkpointer)
 
         # Save, validate, sample: at their intervals, and after the last step.
-        is_last = state.step == recipe.total_steps
+        is_too_late = deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))
+        is_last = is_too_late or state.step == recipe.total_steps
         stays = is_last or checkpointer.epoch_ended()
         saves = stays or checkpointer.is_due()
         validates = is_last or state.step % recipe.eval_interval == 0
@@ -562,6 +609,20 @@ def loop(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: Trai
         if args.patience and state.validations_without_gain >= args.patience:
             out.say(f"patience    {args.patience} validations without a new best: the run ends here")
             break
+        if is_too_late and state.step < recipe.total_steps:
+            out.say(deadline.describe_end(state, recipe, monitor.seconds_per_step))
+            break
+
+
+def validate_first(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: TrainState, recovery: Recovery,
+                   validator: Validator, checkpointer: Checkpointer, monitor: Monitor, out: Progress) -> None:
+    """Before the first step: the loss of the weights of --init_from, or the validation that a run ended without."""
+    if args.init_from and state.step == 0 and (found := validator.measure(learner.model, recovery.batch_size)):
+        out.say(f"validation before the first step | loss {found.nats:.4f}")
+    monitor.show_bar()
+    if state.validated_step < state.step and (
+            state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps):
+        validate(state, learner, recovery, validator, checkpointer, monitor)
 
 
 def validate(state: TrainState, learner: Learner, recovery: Recovery, validator: Validator,
@@ -607,27 +668,20 @@ def diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError
                                     f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
 
 
-def dry_run(args: argparse.Namespace, plan: Plan, learner: Learner, state: TrainState, recovery: Recovery,
+def dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner, state: TrainState, recovery: Recovery,
             validator: Validator, checkpointer: Checkpointer, runtime: Runtime) -> int:
-    """Four steps as the run would do them, and what all that are left will take; writes nothing."""
-    machine, clock, recipe = runtime.machine, runtime.clock, plan.recipe
-    step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
-    step_seconds, validation_seconds, loss = [], 0.0, torch.zeros(())
-
-    with runtime.out.phase("four steps"):
-        for _ in range(4):  # the first one is cold and does not count
-            clock.start()
-            loss = recovery.until_it_fits(step)[0].cpu()
-            step_seconds.append(clock.lap())
-        for _ in range(2 if validator.has_tokens else 0):  # nor does the first of these, which compiles
+    """What all steps that are left will take, by those that were measured; writes nothing."""
+    machine, clock, validation_seconds = runtime.machine, runtime.clock, 0.0
+    with runtime.out.phase("a validation"):
+        for _ in range(2 if validator.has_tokens else 0):  # the first one is cold, or compiles, and does not count
             clock.start()
             validator.measure(learner.model, recovery.batch_size, most_windows=recovery.batch_size)
             validation_seconds = clock.lap() * validator.num_batches_left(state.step, recovery.batch_size)
         checkpointer.reserve()  # as the first save of the run does
 
-    median = sorted(step_seconds[1:])[1]
-    utilization = percent(mfu(recipe.samples_per_step * plan.config.seq_length / median, plan.config, machine))
-    lines = describe_dry_run(args, plan, machine, state.step, float(loss), median, validation_seconds, utilization)
+    tokens_per_second = plan.recipe.samples_per_step * plan.config.seq_length / pace.step
+    utilization = percent(mfu(tokens_per_second, plan.config, machine))
+    lines = describe_dry_run(args, plan, pace, machine, state.step, validation_seconds, utilization)
     runtime.out.say("\n".join(lines))
     return Exit.DONE
 

@@ -205,6 +205,7 @@ def train_flags(setting: Setting, rung: Rung, folder: Path) -> list[str]:
         "seq_length": shape.seq_length, "tie_weights": shape.tie_weights, "use_gpu": setting.machine.on_gpu,
         "max_steps": setting.warmup + setting.steps, "learning_rate": LEARNING_RATE, "use_lr_scheduler": False,
         "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0,
+        "verbose": True,
     }), *rung.flags]
 
 

@@ -129,6 +129,9 @@ def check_state(state: Mapping[str, Any]) -> None:
     best = state.get("best_val_loss")
     if best is not None and not is_number(best):
         raise InvalidCheckpoint(f"{STATE}: best_val_loss is {shown(best)}, not a finite number")
+    seconds = state.get("seconds", 0)
+    if not is_number(seconds) or seconds < 0:
+        raise InvalidCheckpoint(f"{STATE}: seconds is {shown(seconds)}, not a number of at least 0")
     for key in ("settings", "environment", "scaler"):
         if not isinstance(state.get(key, {}), dict):
             raise InvalidCheckpoint(f"{STATE}: {key} is {shown(state[key])}, not an object")

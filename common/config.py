@@ -45,6 +45,8 @@ DECIDES: dict[str, tuple[str, ...]] = {
     "gradient_accumulation_steps": ("learning_rate", "min_lr"),
     "epochs": ("warmup_steps", "eval_interval", "sample_interval", "log_interval"),
     "max_steps": ("warmup_steps", "eval_interval", "sample_interval", "log_interval"),
+    "max_minutes": ("epochs", "learning_rate", "min_lr", "warmup_steps", "eval_interval", "sample_interval",
+                    "log_interval"),
 }
 
 

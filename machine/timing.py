@@ -86,6 +86,10 @@ class Gauge:
         yield
         self.waited[what] += time.perf_counter() - started
 
+    def forget(self) -> None:
+        """Begins again, after steps that were no training."""
+        self.waited = dict.fromkeys(self.waited, 0.0)
+
     def lap(self, seconds: float) -> None:
         """Adds seconds of training and, on a GPU every 5 s, a reading."""
         self.trained += seconds

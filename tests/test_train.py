@@ -42,6 +42,7 @@ from tokens.layouts import Part
 from tokens.stream import TokenStream
 from training.monitor import Monitor
 from training.optimizers import parameter_groups
+from training.pace import WARM_STEPS
 from training.state import Learner
 from training.validation import Validator
 
@@ -193,6 +194,7 @@ VARIANTS = {
     "--gradient_accumulation_steps": "2",
     "--epochs": "2 | --max_steps 100",
     "--max_steps": "2",
+    "--max_minutes": "100",
     "--patience": "1 | --eval_interval 1 --learning_rate 1e-30 --min_lr 0",
     "--learning_rate": "0.1",
     "--min_lr": "0",
@@ -241,6 +243,7 @@ ELSEWHERE = {
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--no-tf32": "a GPU's number format",
     "--fp8_head": "a GPU's number format; that a CPU refuses it is tested below",
+    "--verbose": "all runs here have it; tested in training/test_plan.py",
     "--debug": "tested in common/test_errors.py",
 }
 CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"
@@ -259,7 +262,7 @@ class Fingerprints:
         self.count += 1
         out, printed = self.folder / f"out-{self.count}", io.StringIO()
         argv = ["--data_dir", str(self.corpus), "--output_dir", str(out), *TINY, "--epochs", "1", "--max_steps", "4",
-                "--log_interval", "1", "--eval_interval", "4", "--sample_interval", "0"]
+                "--log_interval", "1", "--eval_interval", "4", "--sample_interval", "0", "--verbose"]
         argv += flags if "--use_gpu" in flags else ["--no-use_gpu", *flags]
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             try:
@@ -298,9 +301,12 @@ def test_every_flag_is_tried_here_or_elsewhere():
 
 
 def test_a_run_prints_its_plan_its_steps_and_what_to_type_next(run):
-    code, text = run("--epochs", "2", "--log_interval", "5")
+    code, text = run("--epochs", "2", "--log_interval", "5", "--verbose")
     assert code == 0
     for word in (
+        "size ",
+        "time ",
+        "disk ",
         "device ",
         "precision ",
         "attention ",
@@ -444,7 +450,7 @@ def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> N
     assert whole.code == 0, whole.stderr
     parts = [*common, "--output_dir", str(folder / "parts")]
     for step in (8, 24, 47):
-        calls = step - max(steps_in(folder / "parts"), default=0)
+        calls = 1 + WARM_STEPS + step - max(steps_in(folder / "parts"), default=0)
         killed = forks.run(parts, raised=[Raised("train:train_step", calls, signal.SIGKILL)])
         assert killed.code == -signal.SIGKILL, killed.stderr
     assert forks.run(parts).code == 0
@@ -491,6 +497,7 @@ def test_compiled_equals_eager_within_rounding(run):
         "8",
         "--log_interval",
         "1",
+        "--verbose",
         "--compile",
         "--no-tie_weights",
         "--label_smoothing",

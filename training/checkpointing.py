@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,12 @@ class SavingPlan:
     in_between: bool
     copies: bool
 
+    def for_recipe(self, args: argparse.Namespace, recipe: Recipe) -> SavingPlan:
+        """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
+        # The rolling ones, the best, one being written, and those of the ends of epochs.
+        num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
+        return replace(self, num_checkpoints=args.keep_checkpoints + 2 + num_epochs, num_epochs=num_epochs)
+
     @property
     def disk_bytes(self) -> int:
         return self.num_checkpoints * self.checkpoint_bytes
@@ -79,10 +85,8 @@ def plan_saving(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, mac
 
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
     has_room = available_ram() > held_bytes + copy_bytes + checkpoint_bytes
-    # At once in the folder: the rolling ones, the best, one being written, and those of the ends of epochs.
-    num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
-    num_checkpoints = args.keep_checkpoints + 2 + num_epochs
-    return SavingPlan(num_checkpoints, num_epochs, checkpoint_bytes, copy_bytes, in_between, in_between and has_room)
+    plan = SavingPlan(0, 0, checkpoint_bytes, copy_bytes, in_between, in_between and has_room)
+    return plan.for_recipe(args, recipe)
 
 
 # ---------------------------------------------------------------- saving
@@ -96,6 +100,7 @@ class Checkpointer:
         self.output_dir, self.plan = Path(args.output_dir), plan
         self.learner, self.state, self.recipe, self.corpus = learner, state, recipe, corpus
         self.best_step = 0  # the best by validation that is on the disk
+        self.save_seconds = 0.0  # that the last save took, until it was on the disk
         self._args, self._settings, self._tokenizer_json, self._command = args, settings, tokenizer_json, command
         self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
@@ -220,6 +225,7 @@ class Checkpointer:
 
     def _report(self, step: int, waited: float, seconds: float) -> None:
         """Takes note of a save that has succeeded."""
+        self.save_seconds = seconds
         if self._saved_step is None:
             waited = seconds if self._snapshot is None else waited
             self._out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} s, of which "

@@ -151,4 +151,5 @@ def describe_memory(parts: dict[str, int], accumulates: bool) -> str:
     words = {name: f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items()}
     shares = ", ".join(words[name] for name in parts if name not in not_at_the_peak)
     others = ", ".join(words[name] for name in not_at_the_peak)
-    return f"{total / scale:.1f} {unit} predicted: {shares}{f'; not at the peak: {others}' if others else ''}"
+    at_another_moment = f"; at another moment, when there is less: {others}" if others else ""
+    return f"{total / scale:.1f} {unit} predicted: {shares}{at_another_moment}"

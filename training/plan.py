@@ -13,13 +13,15 @@ from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine
 from machine.memory import peak_memory, total_memory
-from model import GPTConfig, Options
+from model import SIZES, GPTConfig, Options
 from ops.attention import attends_in_blocks
 from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan
 from training.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts
 from training.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from training.schedules import describe_schedule
+from training.sizing import Sizing, describe_misfit
+from training.state import TrainState
 
 MIN_VAL_TOKENS = 1000
 UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
@@ -42,10 +44,104 @@ class Plan:
     why_there: str
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a step, of a token of validation, of a save as training waits for it, of the last save, of compiling.
+
+    Those of a step are measured, and its loss; the others are derived from it and from the bytes of a checkpoint. Where
+    the model is compiled, the first validation compiles once more. val_tokens are all that there are.
+    """
+
+    step: float
+    val_token: float
+    val_tokens: int
+    save: float
+    last_save: float
+    compiling: float
+    loss: float
+
+    def validation(self, recipe: Recipe) -> float:
+        """Of one validation."""
+        return self.val_token * min(self.val_tokens, recipe.eval_tokens)
+
+    def ending(self, recipe: Recipe, save_seconds: float) -> float:
+        """From any step to the end, where the last save takes save_seconds or what is assumed: a step may have begun.
+        """
+        return 2 * self.step + self.validation(recipe) + max(self.last_save, save_seconds)
+
+    def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
+        """From the steps done to the end of the run. Each validation may save a new best, each epoch saves."""
+        steps, validations = recipe.total_steps - steps_done, recipe.num_validations(steps_done)
+        epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
+        between_steps = validations * (self.validation(recipe) + self.save) + epochs * self.save
+        return steps * self.step + between_steps + self.last_save + self.compiling
+
+
+# ---------------------------------------------------------------- in three lines
+
+
+def describe_run(args: argparse.Namespace, config: GPTConfig, sizing: Sizing | None, num_tokens: int,
+                  machine: Machine) -> str:
+    """What is trained and on what; of a size that was chosen, for what, and how to choose another."""
+    parameters = f"{count(config.num_parameters)} parameters"
+    if sizing:
+        return f"size        {sizing.name}: {parameters} for {count(num_tokens)} tokens on a CPU (or --model_size)"
+    where = f"the CPU, {several(torch.get_num_threads(), 'thread')}"
+    if machine.device.type != "cpu":
+        where = f"{machine.precision} on {machine.name}"
+    names = [name for name, shape in SIZES.items() if shape == (config.n_layer, config.n_head, config.n_embd)]
+    return f"size        {''.join(f'{name}: ' for name in names)}{parameters}, T {config.seq_length:,}, {where}"
+
+
+def describe_time(args: argparse.Namespace, plan: Plan, pace: Pace, steps_done: int) -> str:
+    """How long the run will take: an estimate, by a measured step."""
+    recipe = plan.recipe
+    steps = recipe.total_steps - steps_done
+    within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
+    return (f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
+            f"{several(steps, 'step')} of {step_time(pace.step)}, {epochs_in_words(plan, steps_done)}")
+
+
+def describe_disk(args: argparse.Namespace, saving: SavingPlan) -> str:
+    """What the run will write, and what is free."""
+    free = shutil.disk_usage(args.output_dir).free
+    return (f"disk        {size(saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
+            f"{several(saving.num_checkpoints, 'checkpoint')}; {size(free)} free")
+
+
+def describe_finished(args: argparse.Namespace, state: TrainState, recipe: Recipe) -> str:
+    """Why a resumed run has nothing left to do, and what would give it more."""
+    if state.step < recipe.total_steps:
+        return (f"already {args.max_minutes:g} minutes used, at step {state.step:,} of {recipe.total_steps:,}; raise "
+                "--max_minutes to continue")
+    limits = "--max_minutes" if args.max_minutes else "--epochs or --max_steps"
+    return f"already at step {state.step:,} of {recipe.total_steps:,}; raise {limits} to continue"
+
+
+def step_time(seconds: float) -> str:
+    """'1.3 ms', '290 ms' or '12.1 s'."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
+
+
+def epochs_in_words(plan: Plan, steps_done: int) -> str:
+    """'8.0 epochs', of the steps that are left."""
+    recipe = plan.recipe
+    epochs = figure((recipe.total_steps - steps_done) * recipe.samples_per_step / recipe.windows_per_epoch)
+    return f"{epochs} epoch{'s' * (epochs != '1')}"
+
+
+def figure(number: float) -> str:
+    """A positive number with three digits or more, never in powers of ten: '0.185', '9.99', '15,400'."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}" if not 0 < number < 1e-4 else f"{number:.6f}"
+
+
 # ---------------------------------------------------------------- in words
 
 
-def describe_plan(args: argparse.Namespace, plan: Plan, corpus: Corpus, machine: Machine) -> list[str]:
+def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, machine: Machine,
+                  ) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     config, recipe, setting = plan.config, plan.recipe, plan.memory
     return [*device.describe(machine, total_memory(machine), _attention(args, config, machine), args.tf32),
@@ -57,6 +153,7 @@ def describe_plan(args: argparse.Namespace, plan: Plan, corpus: Corpus, machine:
             *_steps(config, recipe),
             *_validation(config, recipe, corpus),
             f"schedule    {describe_schedule(recipe)}",
+            *(f"default     {reason}" for reason in (sizing.reasons if sizing else ())),
             *(f"default     {reason}" for reason in recipe.reasons),
             *([] if args.dry_run else [_output(args, plan.saving)])]
 
@@ -95,11 +192,11 @@ def _model(config: GPTConfig) -> str:
 
 def _steps(config: GPTConfig, recipe: Recipe) -> list[str]:
     tokens_per_step = recipe.samples_per_step * config.seq_length
-    micro_batches = f"{several(recipe.batch_size, 'sequence')} x {several(recipe.accumulation, 'micro-batch')}"
-    return [f"step        {tokens_per_step:,} tokens: {micro_batches} x {config.seq_length:,}; "
-            f"{config.flops_per_token * tokens_per_step / 1e12:.3g} TFLOP",
+    micro_batches = f"{several(recipe.accumulation, 'micro-batch')} of {several(recipe.batch_size, 'sequence')}"
+    return [f"step        {tokens_per_step:,} tokens: {micro_batches} of {several(config.seq_length, 'token')}; "
+            f"{figure(config.flops_per_token * tokens_per_step / 1e12)} TFLOP",
             f"horizon     {several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens_per_step)} tokens, "
-            f"{recipe.passes:.3g} epochs of {several(recipe.windows_per_epoch, 'sequence')}"]
+            f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}"]
 
 
 def _validation(config: GPTConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
@@ -121,10 +218,10 @@ def _output(args: argparse.Namespace, saving: SavingPlan) -> str:
 # ---------------------------------------------------------------- objections
 
 
-def doubts(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> list[str]:
+def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus) -> list[str]:
     """What a practitioner would object to before the first step."""
     config, recipe, found = plan.config, plan.recipe, []
-    wanted = args.seq_length or DEFAULT_SEQ_LENGTH
+    wanted = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < wanted and config.seq_length == corpus.train.length - 1:
         found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
 
@@ -135,10 +232,8 @@ def doubts(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> list[str]:
         found.append(f"the validation set has {corpus.val.length:,} tokens: by chance alone its loss is {off:.1g} nats "
                      "off. A larger --val_fraction of pretokenize.py helps.")
 
-    if corpus.train.length < config.num_parameters and recipe.passes > 1:
-        found.append(f"the corpus is small for the model: {count(corpus.train.length)} tokens for "
-                     f"{count(config.num_parameters)} parameters, read {recipe.passes:.1f} times. The model may "
-                     "memorize it; a smaller --model_size, --dropout 0.2 or --patience 3 help.")
+    if sizing is None and corpus.train.length < config.num_parameters and recipe.passes > 1:
+        found.append(describe_misfit(config, corpus.train.length, recipe.passes))
 
     usual = recipe.usual_learning_rate
     share = recipe.learning_rate / usual
@@ -159,25 +254,25 @@ def doubts(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> list[str]:
 # ---------------------------------------------------------------- the result of a dry run
 
 
-def describe_dry_run(args: argparse.Namespace, plan: Plan, machine: Machine, steps_done: int, loss: float,
-                     step_seconds: float, validation_seconds: float, mfu: str) -> list[str]:
-    """What the steps that are left will take, by the measured seconds of one and of all validations among them."""
+def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, machine: Machine, steps_done: int,
+                     validation_seconds: float, mfu: str) -> list[str]:
+    """What the run will take, by the measured seconds of a step and of all validations together."""
     recipe, saving = plan.recipe, plan.saving
-    tokens_per_second = recipe.samples_per_step * plan.config.seq_length / step_seconds
+    tokens_per_second = recipe.samples_per_step * plan.config.seq_length / pace.step
     steps = recipe.total_steps - steps_done
-    epochs = recipe.passes * steps / recipe.total_steps
-    seconds = step_seconds * steps + validation_seconds
+    epochs = steps * recipe.samples_per_step / recipe.windows_per_epoch
+    seconds = pace.step * steps + validation_seconds
     hours = seconds / 3600
-    lines = [f"step_seconds: {step_seconds:.4f}, the median of 3",
+    lines = [f"step_seconds: {pace.step:.4f}, the fastest of 3",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"mfu: {mfu}",
-             f"loss: {loss:.4f}",
+             f"loss: {pace.loss:.4f}",
              f"peak_memory: {size(peak_memory(machine))}",
              f"largest_batch_size: {_largest_on_cards(plan, machine)}",
              f"checkpoint_size: {size(saving.checkpoint_bytes)}",
              f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
              f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),
-             f"epochs: {epochs:.3g}" + f" left of {recipe.passes:.3g}" * bool(steps_done),
+             f"epochs: {figure(epochs)}" + f" left of {figure(recipe.passes)}" * bool(steps_done),
              f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
              f"hours_per_epoch: {hours / epochs:.4g}"]
     if args.gpu_cost_per_hour is not None:
@@ -203,4 +298,4 @@ def verdict(budget: float, cost: float, steps: int, epochs: float) -> str:
         return f"fits: {cost:.2f} of {budget:.2f}, {budget - cost:.2f} left"
     share = budget / cost
     return (f"does not fit: {cost:.2f} of {budget:.2f}; it would buy {int(steps * share):,} of {steps:,} steps, "
-            f"{epochs * share:.3g} epochs")
+            f"{figure(epochs * share)} epochs")

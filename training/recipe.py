@@ -19,12 +19,14 @@ from common.words import count, several
 from machine.device import Machine
 from model import SIZES, GPTConfig, Options
 from training.parts import Attention
+from training.sizing import MOST_EPOCHS, Sizing
 
 FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
 LONGEST_WARMUP = 2000  # steps
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
-DEFAULT_SEQ_LENGTH = 1024
+DEFAULT_SIZE, DEFAULT_SEQ_LENGTH = "gpt2_small", 1024
+ENDLESS = 2**40  # epochs, until the horizon of --max_minutes is known
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Recipe:
         """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
         return max(1, self.eval_tokens // config.seq_length)
 
+    def num_validations(self, steps_done: int = 0) -> int:
+        """How many validations come after the steps that are done: at every eval_interval, and after the last step."""
+        return -(-self.total_steps // self.eval_interval) - steps_done // self.eval_interval
+
     def settings(self) -> dict[str, Any]:
         """What a resumed run is compared with."""
         return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs,
@@ -82,8 +88,9 @@ class Recipe:
 # ---------------------------------------------------------------- the model
 
 
-def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> GPTConfig:
-    """The model's shape from the flags, or from --init_from; T is shorter than requested where the corpus is.
+def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
+                  ) -> GPTConfig:
+    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested where the corpus is.
 
     Raises UserError: exit 2 for a width that the heads do not divide or a T longer than that of --init_from, exit 3 for
     a corpus of fewer than two tokens or of more ids than --init_from has, exit 4 for an --init_from that is no model.
@@ -95,11 +102,12 @@ def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int) ->
         return _config_of_weights(args, vocab_size, num_tokens)
 
     given = (args.n_layer, args.n_head, args.n_embd)
-    of_size = SIZES[args.model_size]
+    of_size = SIZES[sizing.name if sizing else args.model_size or DEFAULT_SIZE]
     n_layer, n_head, n_embd = (number or default for number, default in zip(given, of_size, strict=True))
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
-    seq_length = min(args.seq_length or DEFAULT_SEQ_LENGTH, num_tokens - 1)
+    seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    seq_length = min(seq_length, num_tokens - 1)
     return GPTConfig(vocab_size, seq_length, n_layer, n_head, n_embd, args.dropout, args.bias, args.tie_weights)
 
 
@@ -138,10 +146,12 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
 
 
 def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, most_batch_size: int,
-                  steps_done: int = 0, samples_seen: int = 0) -> Recipe:
+                  steps_done: int = 0, samples_seen: int = 0, sizing: Sizing | None = None,
+                  horizon: int | None = None) -> Recipe:
     """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
 
-    most_batch_size is what fits the memory. Raises UserError (exit 2) for a warm-up longer than the run, or a min_lr
+    most_batch_size is what fits the memory. horizon is the last step that --max_minutes allows, None while it is not
+    known. Raises UserError (exit 2) for a warm-up longer than the run, or a min_lr
     above a learning rate that was not given.
     """
     reasons: list[str] = []
@@ -151,12 +161,19 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
     if batch_size in (None, "auto"):
         batch_size = most_batch_size
     if args.batch_size is None:
-        reasons.append(f"batch_size {batch_size}: what fits the memory, {batch_size * config.seq_length:,} tokens")
+        why = "for about 4,000 steps of 512 to 4,096 tokens" if sizing else "what fits the memory"
+        reasons.append(f"batch_size {batch_size}: {why}, {several(batch_size * config.seq_length, 'token')}")
     samples_per_step = batch_size * args.gradient_accumulation_steps
 
-    epochs = args.epochs or _default_epochs(args, config, num_tokens, windows, samples_per_step, reasons)
+    if args.epochs:
+        epochs = args.epochs
+    elif args.max_minutes and not args.max_steps:
+        samples = (horizon - steps_done) * samples_per_step if horizon else ENDLESS * windows
+        epochs = -(-(samples_seen + samples) // windows)
+    else:
+        epochs = _default_epochs(args, config, num_tokens, windows, samples_per_step, sizing, reasons)
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
-    total_steps = min(steps_done + steps_left, args.max_steps or 2**62)
+    total_steps = min(steps_done + steps_left, args.max_steps or 2**62, horizon or 2**62)
 
     usual, why_usual = _default_peak(args, config, total_steps, samples_per_step)
     learning_rate = args.learning_rate or usual
@@ -171,25 +188,34 @@ def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, 
         batch_size, args.gradient_accumulation_steps, windows, epochs, total_steps, learning_rate, usual, min_lr,
         warmup_steps=_warmup_steps(args, total_steps, reasons),
         schedule="cosine" if args.use_lr_scheduler else "constant",
-        eval_interval=args.eval_interval or max(1, min(1000, total_steps // 10)),
+        eval_interval=eval_interval_of(args, total_steps),
         eval_tokens=args.eval_tokens or _default_eval_tokens(args, epochs, num_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=tuple(reasons))
 
 
+def eval_interval_of(args: argparse.Namespace, total_steps: int) -> int:
+    """The steps between validations: ten over the run, at most 1,000 apart, unless a flag says otherwise."""
+    return args.eval_interval or max(1, min(1000, total_steps // 10))
+
+
 def _default_epochs(args: argparse.Namespace, config: GPTConfig, num_tokens: int, windows: int, samples_per_step: int,
-                    reasons: list[str]) -> int:
+                    sizing: Sizing | None, reasons: list[str]) -> int:
     """Epochs where --epochs is not given: those of --max_steps, few for trained weights, else 20 tokens a parameter."""
     if args.max_steps:
         return max(1, math.ceil(args.max_steps * samples_per_step / windows))
     if args.init_from:
         reasons.append("epochs 3: trained weights need few passes over the corpus, and overfit with more")
         return 3
-    wanted = 20 * config.num_parameters / num_tokens
-    epochs = max(1, min(10, math.ceil(wanted)))
-    reasons.append(f"epochs {epochs}: 20 tokens per parameter (Hoffmann et al. 2022) are {wanted:.3g} epochs; the "
-                   "default is 1 to 10")
+    if sizing:
+        reasons.append(f"epochs {sizing.epochs}: {sizing.why_epochs}")
+        return sizing.epochs
+    wanted = math.ceil(20 * config.num_parameters / num_tokens)
+    epochs = min(MOST_EPOCHS, wanted)
+    limit = f", and the default is at most {MOST_EPOCHS}" if wanted > MOST_EPOCHS else ""
+    reasons.append(f"epochs {epochs}: 20 tokens per parameter (Hoffmann et al. 2022) take "
+                   f"{several(wanted, 'epoch')}{limit}")
     return epochs
 
 
@@ -248,7 +274,12 @@ def _default_eval_tokens(args: argparse.Namespace, epochs: int, num_tokens: int)
     horizon = epochs * num_tokens
     if args.max_steps:
         horizon = min(horizon if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
-    return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, horizon // 100)))
+    return eval_tokens_of(horizon)
+
+
+def eval_tokens_of(run_tokens: float) -> int:
+    """The tokens of a validation for a run over so many tokens."""
+    return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, run_tokens // 100)))
 
 
 def fix_eval_tokens(args: argparse.Namespace, recipe: Recipe, config: GPTConfig, settings: dict[str, Any]) -> Recipe:

@@ -123,7 +123,8 @@ class Recovery:
             with self._runtime.out.phase("compiling, a minute or two the first time"):
                 compile_again_where_unfinished(lambda: self._run_compiled(*batch), self._runtime.out.say)
             self.compile_seconds = time.perf_counter() - started
-            self._runtime.out.say(f"compiled    in {duration(self.compile_seconds)}")
+            if self._args.verbose:
+                self._runtime.out.say(f"compiled    in {duration(self.compile_seconds)}")
         except Exception as error:
             if not is_out_of_memory(error):  # else the next step runs out of memory too, and takes fewer sequences
                 self._fall_back_to_eager(error)

@@ -18,7 +18,10 @@ from training.optimizers import OptimizerKind
 
 @dataclass
 class TrainState:
-    """The counters of a run: what a checkpoint remembers besides tensors. All steps are optimizer steps."""
+    """The counters of a run: what a checkpoint remembers besides tensors. All steps are optimizer steps.
+
+    seconds are those that --max_minutes counts, of all the run's starts together.
+    """
 
     step: int = 0
     samples_seen: int = 0
@@ -27,6 +30,7 @@ class TrainState:
     best_step: int = 0
     validated_step: int = 0
     validations_without_gain: int = 0
+    seconds: float = 0.0
 
     @staticmethod
     def from_stored(stored: dict[str, Any]) -> TrainState:

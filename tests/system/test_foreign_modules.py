@@ -40,7 +40,7 @@ def test_the_trials_of_batch_size_auto(poisoned):
 
 @pytest.mark.slow
 def test_the_compiler(poisoned):
-    done = run("train", "--data_dir", "corpus", *TINY, "--batch_size", "2", "--compile", cwd=poisoned,
+    done = run("train", "--data_dir", "corpus", *TINY, "--batch_size", "2", "--compile", "--verbose", cwd=poisoned,
                XDG_CACHE_HOME=str(poisoned / "cache"), TORCHINDUCTOR_COMPILE_THREADS="2")
     succeeds(done, poisoned)
     assert "compiled    in" in done.stdout

@@ -42,7 +42,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
 
 
 def test_no_copy_is_held_where_only_the_end_is_saved(run, monkeypatch):
-    flags = ("--max_steps", "3", "--eval_interval", "9", "--checkpoint_every_minutes", "0")
+    flags = ("--max_steps", "3", "--eval_interval", "9", "--checkpoint_every_minutes", "0", "--verbose")
     code, text = run(*flags, "--checkpoint_every_steps", "2")
     assert code == 0
     assert "written in the background, from a copy" in text
@@ -85,7 +85,7 @@ def test_a_copy_takes_as_much_whether_or_not_there_are_moments(run, monkeypatch)
 
 
 def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):
-    flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9")
+    flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9", "--verbose")
     assert run(*flags)[0] == 0
     monkeypatch.setattr("training.checkpointing.available_ram", lambda: 0)
     code, text = run(*flags, out="waiting")
@@ -175,7 +175,7 @@ def test_of_the_epochs_checkpoints_the_newest_stay_and_the_plan_counts_no_others
         monkeypatch.setattr("training.checkpointing.prune", counted)
         code, text = run(*flags, *more, out=out)
         assert code == 0
-        planned[out] = int(re.search(r"up to (\d+) checkpoints", text)[1])  # type: ignore[index]
+        planned[out] = int(re.search(r"^disk .* for (\d+) checkpoints;", text, re.MULTILINE)[1])  # type: ignore[index]
         assert max(most) <= planned[out]
         monkeypatch.setattr("training.checkpointing.prune", real)
         losses = iter([1.0, *range(2, 99)])

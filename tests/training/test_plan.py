@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import train
+from model import SIZES, GPTConfig
 from training.plan import verdict
+from training.sizing import describe_misfit
 
 
 def test_a_dry_run_writes_nothing(run):
@@ -49,12 +51,44 @@ def test_a_validation_that_says_little_is_pointed_out(corpus, tmp_path, capsys):
 
 @pytest.mark.parametrize(("rate", "words"), [
     ("0.1", r"--learning_rate 0\.1 is \d+ times the default for this run, 0\.00\d+: the loss may never fall, or rise"),
-    ("1e-07", r"--learning_rate 1e-07 is 1/\d\d?,\d{3} of the default for this run, 0\.00\d+: the loss may hardly fall"),
+    ("1e-07", r"--learning_rate 1e-07 is 1/\d\d?,\d{3} of the default for this run, 0\.00\d+: the loss may "
+              "hardly fall"),
     ("0.003", None)])
 def test_a_learning_rate_far_from_the_default_is_said(run, rate, words):
     _, text = run("--max_steps", "1", "--learning_rate", rate, "--min_lr", "0")
-    assert ("of the default for this run" in text or "times the default" in text) == bool(words)
+    assert ("the default for this run" in text) == bool(words)
     assert not words or re.search(f"^warning: {words}", text, re.MULTILINE)
+
+
+def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_its_first_step(
+        corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "1"]) == 0
+    printed = capsys.readouterr()
+    before = printed.out.partition("step 1/")[0]
+    assert [line.split()[0] for line in before.splitlines()] == ["size", "time", "disk"]
+    assert max(map(len, before.splitlines())) <= 80
+    assert len(f"{before} {printed.err}".split()) <= 200
+    assert re.search(r"^size        tiny: \S+ parameters for \S+ tokens on a CPU \(or --model_size\)\n", before)
+    assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ m?s, \S+ epochs$", before, re.MULTILINE)
+
+
+def test_the_whole_plan_is_printed_where_it_is_asked_for(run):
+    keys = {"device", "precision", "attention", "model", "memory", "step", "horizon", "schedule", "default", "output"}
+    _, text = run("--max_steps", "1", "--verbose")
+    assert keys <= {line.split(" ")[0] for line in text.splitlines()}
+    _, text = run("--max_steps", "1", out="quiet")
+    assert not keys & {line.split(" ")[0] for line in text.partition("step 1/")[0].splitlines()}
+
+
+def test_a_corpus_too_small_for_the_model_is_said_with_the_size_that_fits(run):
+    small = GPTConfig(50_257, 1024, *SIZES["gpt2_small"])
+    assert describe_misfit(small, 10_000_000, 10).endswith("for 124.4M parameters. --model_size tiny fits it.")
+    assert describe_misfit(small, 60_000_000, 10).endswith("--model_size mini fits it.")
+    _, text = run("--max_steps", "1", "--epochs", "2")
+    assert "warning: the corpus is small for this model" not in text  # it is read once, at most
+    _, text = run("--epochs", "2", out="other")
+    assert re.search(r"the corpus is small for this model: \d+ tokens, read 2\.0 times, for 7\.97K parameters", text)
 
 
 def test_the_verdict_says_what_the_money_buys():

@@ -23,6 +23,7 @@ from tests.helpers.training import (
     small_batch,
     small_model,
 )
+from training.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
 from training.recovery import Abandoned, Recovery
 from training.state import Runtime, TrainState
 
@@ -48,7 +49,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypa
     rows = forward_that_needs(monkeypatch, 2, OUT_OF_MEMORY[kind])
     code, text = run(*flags, "--batch_size", "6", out="shrunk")
     assert code == 0
-    assert rows == [6, 3] + [2] * 18
+    assert rows == [6, 3] + [2] * (1 + WARM_STEPS + 18)  # the time of a step is measured before the first one
     assert text.count("out of memory in step 1") == 2
     assert "going on with 2 x 3 micro-batches" in text
     whole, thirds, shrunk = (metrics_of(run.folder / name) for name in ("whole", "thirds", "shrunk"))
@@ -61,11 +62,11 @@ def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatc
     """Memory runs out in the third of four micro-batches of step 3, with dropout: steps 1 and 2 are those of before."""
     flags = ["--max_steps", "4", "--log_interval", "1", "--dropout", "0.2", "--gradient_accumulation_steps", "4"]
     run(*flags, out="clean")
-    forward, calls = GPT.forward, []
+    forward, calls, measured = GPT.forward, [], MEASURED_MICRO_BATCHES * (1 + WARM_STEPS)
 
     def once(model, *rest):
         calls.append(len(rest[0]))
-        if len(calls) == 11:
+        if len(calls) == measured + 11:
             raise OUT_OF_MEMORY["gpu"]
         return forward(model, *rest)
 
@@ -73,7 +74,7 @@ def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatc
     code, text = run(*flags, out="failed")
     assert code == 0
     assert "out of memory in step 3 with 4 sequences at a time: going on with 2 x 8 micro-batches" in text
-    assert calls[10:20] == [4] + [2] * 8 + [2]
+    assert calls[measured + 10:measured + 20] == [4] + [2] * 8 + [2]
     clean, failed = (metrics_of(run.folder / name) for name in ("clean", "failed"))
     assert clean[:2] == failed[:2]
     assert failed[2]["loss"] == pytest.approx(clean[2]["loss"], abs=0.05)  # other neurons are dropped

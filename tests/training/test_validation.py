@@ -100,7 +100,7 @@ def test_the_validation_loss_of_a_run_depends_neither_on_its_batch_size_nor_on_i
         out = str(run.folder / f"from-{batch_size}")
         assert train.main(["--data_dir", str(corpus), "--output_dir", out, "--init_from", str(run.folder / "out"),
                            "--no-use_gpu", "--max_steps", "1", "--sample_interval", "0", "--eval_tokens", "41",
-                           "--batch_size", batch_size, "--gradient_accumulation_steps", accumulation]) == 0
+                           "--verbose", "--batch_size", batch_size, "--gradient_accumulation_steps", accumulation]) == 0
         text = capsys.readouterr().out
         found.add(re.search(r"validation before the first step \| loss (.*)", text)[1])  # type: ignore[index]
         assert re.search("validation .* 40 of 91 tokens, always the same ones", text)  # whole windows of 8

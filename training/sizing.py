@@ -1,0 +1,104 @@
+"""The size of a model that no flag names, where there is no GPU: what fits the corpus, the processor and the time.
+
+The processor's speed is assumed from its number of threads, so that one machine always gives the same choice; the time
+that is announced before the first step is measured. A resumed run has the shape that was recorded instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+from common.words import count, several
+from machine import device
+from model import SIZES, GPTConfig
+from tokens.corpus import Corpus
+
+FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
+USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
+LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, for a size above the smallest
+MOST_EPOCHS = 10  # of a default run: what a model learns from a text it has read more often than that is the text
+LONGEST_SEQUENCE, SHORTEST_SEQUENCE = 256, 32
+LEAST_SEQUENCES = 64  # of an epoch, before T gets shorter
+MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 4096, 512
+WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakespeare ended 0.26 bits per byte higher
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """A size, T, micro-batch and epochs for a user who named no size, with the reasons. name is a key of SIZES."""
+
+    name: str
+    seq_length: int
+    batch_size: int
+    epochs: int
+    reasons: tuple[str, ...]
+    why_epochs: str
+
+
+def choose_sizing(args: argparse.Namespace, corpus: Corpus) -> Sizing | None:
+    """The sizing for a corpus and this processor.
+
+    None where a flag says something about the size, and where there is a GPU: gpt2_small is the default for it.
+    """
+    says_something = (args.model_size, args.n_layer, args.n_head, args.n_embd, args.init_from) != (None,) * 5
+    if says_something or (args.use_gpu is not False and device.why_no_cuda() is None):
+        return None
+    return sizing_for(corpus.vocab_size, corpus.train.length, torch.get_num_threads(), args.max_minutes,
+                      args.seq_length)
+
+
+def sizing_for(vocab_size: int, num_tokens: int, num_threads: int, max_minutes: float | None,
+               seq_length: int | None) -> Sizing:
+    """The sizing for a corpus of num_tokens and a processor of num_threads; None is a flag that was not given."""
+    minutes = max_minutes or USUAL_MINUTES
+    seq_length = seq_length or longest_sequence(num_tokens)
+    flops = FLOPS_PER_THREAD * num_threads * 60 * minutes
+    name = "tiny"
+    for larger in ("mini", "gpt2_small"):
+        config = GPTConfig(vocab_size, seq_length, *SIZES[larger])
+        needed = LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
+        if config.num_parameters <= num_tokens and needed <= flops:
+            name = larger
+    reasons = (
+        f"model_size {name}: the largest size with no more parameters than the corpus has tokens, for which "
+        f"{minutes:g} minutes of {several(num_threads, 'thread')} at {FLOPS_PER_THREAD / 1e9:g} GFLOP/s (assumed) are "
+        f"enough to read {LEAST_TOKENS_PER_PARAMETER} tokens per parameter; else the smallest",
+        f"seq_length {seq_length}: {LONGEST_SEQUENCE} on a CPU, less for few tokens, unless --seq_length is given")
+
+    config = GPTConfig(vocab_size, seq_length, *SIZES[name])
+    affordable = int(flops / config.flops_per_token / num_tokens)
+    wanted = -(-20 * config.num_parameters // num_tokens)
+    epochs = max(1, min(MOST_EPOCHS, affordable, wanted))
+    why = {MOST_EPOCHS: "a text that is read more often is learned by heart", wanted: "20 tokens per parameter"}
+    why_epochs = why.get(epochs, f"what {minutes:g} minutes are assumed to allow, at least one")
+    step_tokens = _power_of_two(epochs * num_tokens // WANTED_STEPS, LEAST_STEP_TOKENS, MOST_STEP_TOKENS)
+    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, why_epochs)
+
+
+def longest_sequence(num_tokens: int) -> int:
+    """T for a corpus on a processor: 256, and for less than 16,384 tokens shorter, 32 at least."""
+    return _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
+
+
+def fitting_size(vocab_size: int, seq_length: int, num_tokens: int) -> str:
+    """The largest size with no more parameters than the corpus has tokens, or the smallest one."""
+    sizes = [name for name in SIZES
+             if GPTConfig(vocab_size, seq_length, *SIZES[name]).num_parameters <= num_tokens]
+    return sizes[-1] if sizes else next(iter(SIZES))
+
+
+def describe_misfit(config: GPTConfig, num_tokens: int, passes: float) -> str:
+    """The objection to a model with more parameters than the corpus has tokens, with the size that fits."""
+    fits = fitting_size(config.vocab_size, config.seq_length, num_tokens)
+    what = f"{count(num_tokens)} tokens, read {passes:.1f} times, for {count(config.num_parameters)} parameters"
+    if SIZES[fits][2] < config.n_embd:
+        return f"the corpus is too small for this model: {what}. --model_size {fits} fits it."
+    return f"the corpus is small for this model: {what}. Against learning it by heart: --dropout 0.2 or --patience 3."
+
+
+def _power_of_two(number: float, least: int, most: int) -> int:
+    """The largest power of two that is at most the number, within both bounds, which are powers of two."""
+    return min(most, max(least, 1 << max(1, int(number)).bit_length() - 1))
