@@ -253,7 +253,7 @@ TRAIN_FLAGS = [
     ("a place where tokens cannot live", "--preload disk", "--preload 'disk': must be one of"),
     ("an empty folder name", "--data_dir ''", "--data_dir '': must be text that is not empty"),
     ("a flag without its value", "--batch_size", "--batch_size: expected one argument"),
-    ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Here it is called --learning_rate."),
+    ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Did you mean --learning_rate?"),
     ("a flag cut short", "--warmup 3", "--warmup: no such flag. Did you mean --warmup_steps?"),
     ("a word without a flag", "corpus.txt", "'corpus.txt': unexpected argument"),
     ("a width that the heads do not divide", "--n_head 5", "--n_embd: is not a multiple of --n_head"),
