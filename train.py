@@ -371,7 +371,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     flags_now = flags_of_run(args, config, recipe, corpus)
     settings = settings_of(args, flags_now, recipe, options, machine)
     checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
-                                settings, command_for_card(argv), runtime)
+                                settings, command_for_card(flags_now.given), runtime)
     if args.init_from and not resumed:
         start_from_weights(args, learner, validator.tokenizer, out)
     if folder:

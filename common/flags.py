@@ -184,6 +184,7 @@ class Group:
                 return default
 
         shown_default = unset if default is None else default
+        self.parser.defaults[name[2:]] = default
         self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar,
                                 help=_help(words, shown_default))
         self.parser.kinds[name.lstrip("-")] = kind
@@ -247,7 +248,7 @@ class Parser(argparse.ArgumentParser):
             settled = laid_over(there, asked)
             origin = Origin(frozenset(settled.given), there.source, changes(there, asked))
 
-        args = argparse.Namespace(**{**vars(line), **defaults, **settled.values, "config": origin})
+        args = argparse.Namespace(**{**defaults, **vars(line), **settled.values, "config": origin})
         if not self.problems:
             self.problems = [_with_place(problem, settled.places) for problem in check(args)]
         if self.problems:

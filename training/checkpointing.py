@@ -11,7 +11,7 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -316,11 +316,16 @@ class Checkpointer:
         self._saver.close()
 
 
-def command_for_card(argv: Sequence[str]) -> str:
-    """The command as a model card shows it: files by their names alone, as folders tell about a machine's user."""
+def command_for_card(given: Mapping[str, Any]) -> str:
+    """The command of a run as a model card shows it: the flags that somebody gave, whichever start of it gave them.
 
-    def without_folders(word: str) -> str:
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        return f"{flag}{equals}{Path(value).name}" if "/" in value or "\\" in value else word
-
-    return shell_line(["python", "train.py", *map(without_folders, argv)])
+    Files are shown by their names alone, as folders tell about a machine's user.
+    """
+    words = ["python", "train.py"]
+    for name, value in given.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            text = str(value)
+            words += [f"--{name}", Path(text).name if "/" in text or "\\" in text else text]
+    return shell_line(words)

@@ -117,7 +117,7 @@ def test_a_model_card_tells_the_data_the_curve_and_the_command_without_paths(run
     rows = dict(re.findall(r"^\| (\d) \| ([\d.]+) \|", card, re.MULTILINE))
     assert rows == {str(step): f"{losses[step]:.4f}" for step in (2, 4, 6)}
     assert re.search(r"training tokens: 8\d\d, sha256 [0-9a-f]{64}", card)
-    assert re.search(r"    python train\.py --data_dir data --output_dir out .*--max_steps 6", card)
+    assert re.search(r"    python train\.py --data_dir data --n_layer .*--max_steps 6", card)
     assert str(run.folder) not in card
 
 

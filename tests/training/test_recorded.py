@@ -87,6 +87,9 @@ def test_one_flag_continues_a_run_bit_for_bit(stopped, flags, capsys):
     assert "\nresume      with the flags in an out/config.toml\n" in "\n" + capsys.readouterr().out
     assert same_runs("whole", "an out")
     assert not Path("out").exists()
+    cards = [Path(out, "checkpoint-20/README.md").read_text() for out in ("whole", "an out")]
+    assert cards[0] == cards[1]
+    assert "\n    python train.py --data_dir " in cards[0]
 
 
 def test_a_checkpoint_that_was_copied_away_is_enough(stopped):
