@@ -614,8 +614,8 @@ def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
         assert "to continue" not in text  # it has left while saving
         name = signal.Signals(number).name
         assert f"{name}: stopping; the state is saved first (now: " in text
-        assert re.search(rf"^{name}: ended at once\. Lost: the \d steps since checkpoint-16\. Safe: checkpoint-16, from "
-                         rf"which --resume_from {out} goes on\.$", text, re.MULTILINE)
+        assert re.search(rf"^{name}: ended at once\. Lost: the \d steps since checkpoint-16\. Safe: checkpoint-16, "
+                         rf"from which --resume_from {out} goes on\.$", text, re.MULTILINE)
         assert seconds < stops.trial.seconds + 0.5 + 2
         assert (stops.trial.newest(out), stops.trial.unsound(out)) == (16, [])  # of the epoch's end
         assert stops.trial.ends_exactly(out) == []

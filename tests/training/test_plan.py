@@ -99,11 +99,11 @@ def test_the_verdict_says_what_the_money_buys():
 
 def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
-    _, text = run("--epochs", "9", "--batch_size", "50")
+    _, text = run("--epochs", "9", "--batch_size", "50", "--verbose")
     saved = re.search(r"up to 14 checkpoints \(9 at ends of epochs\), ([\d.]+ MiB); 1.0 MiB free", text)
     assert saved
     assert (f"--output_dir has 1.0 MiB free, and up to 14 checkpoints will take {saved[1]}. Free some space, or give "
             "--keep_epochs 2.") in text
-    _, text = run("--epochs", "9", "--batch_size", "50", "--keep_epochs", "3", out="three")
+    _, text = run("--epochs", "9", "--batch_size", "50", "--keep_epochs", "3", "--verbose", out="three")
     assert "up to 8 checkpoints (3 at ends of epochs)" in text
     assert "Free some space.\n" in text
