@@ -128,10 +128,11 @@ def hellaswag_item(fields: dict[str, Any]) -> tuple[str, list[str], int]:
         raise ValueError(f"endings is {shown_value(endings)}, not a list of texts")
     if isinstance(label, bool) or not re.fullmatch(r"\d{1,3}", str(label), re.ASCII):
         raise ValueError(f"label is {shown_value(label)}, not the number of an ending")
-    if int(label) >= len(endings):
-        raise ValueError(f"label is {int(label)}, but there are {len(endings)} endings, counted from 0")
+    right = int(str(label))
+    if right >= len(endings):
+        raise ValueError(f"label is {right}, but there are {len(endings)} endings, counted from 0")
     context = without_marks(f"{activity}: {before} {after.capitalize()}")
-    return context, [without_marks(ending) for ending in endings], int(label)
+    return context, [without_marks(ending) for ending in endings], right
 
 
 def measure_hellaswag(scorer: Scorer, encoder: TextEncoder, path: str) -> Measurement:
