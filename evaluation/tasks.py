@@ -126,7 +126,7 @@ def hellaswag_item(fields: dict[str, Any]) -> tuple[str, list[str], int]:
     endings, label = fields.get("endings"), fields.get("label")
     if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(ending, str) for ending in endings):
         raise ValueError(f"endings is {shown_value(endings)}, not a list of texts")
-    if isinstance(label, bool) or not re.fullmatch(r"\d{1,3}", str(label), re.ASCII):
+    if not re.fullmatch(r"\d{1,3}", str(label), re.ASCII):
         raise ValueError(f"label is {shown_value(label)}, not the number of an ending")
     right = int(str(label))
     if right >= len(endings):

@@ -394,3 +394,21 @@ def test_random_damage_is_refused_or_read_and_never_a_crash(tmp_path, name):
             read += 1
             assert part.offset_bytes + part.length * DTYPES[part.dtype].itemsize <= path.stat().st_size
     assert 25 < refused == 200 - read
+
+
+@pytest.mark.parametrize("content", [b"the cat sat on the mat\n" * 9, "\u6f22\u5b57 caf\u00e9\n".encode() * 700,
+                                     b'{"text": "a"}\n' * 99])
+def test_a_text_is_no_file_of_tokens(tmp_path, content):
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.bin holds text, not tokens") as caught:
+        recognise(tmp_path / "a.bin")
+    assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize("vocab_size", [40, 300, 50_257, 65_536])
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "int32"])
+def test_ids_are_never_taken_for_a_text(tmp_path, vocab_size, dtype):
+    rng = np.random.default_rng(0)
+    for low in (0, vocab_size // 2):
+        write_raw(tmp_path / "a.bin", rng.integers(low, vocab_size, 2048), dtype)
+        assert recognise(tmp_path / "a.bin") is LAYOUTS["nanogpt"]

@@ -1,11 +1,14 @@
 """The validation loss against a plain loop."""
 
 import contextlib
+import io
 import json
 import math
 import os
 import re
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +18,16 @@ import torch.nn.functional as F
 import data
 import train
 from common.errors import Exit, UserError
+from common.progress import Progress
 from machine.processes import Processes
+from model import GPTConfig
 from ops.loss import IGNORED
-from tests.helpers.training import same_tensors, small_batch, small_model
+from tests.helpers.training import recipe, same_tensors, small_batch, small_model
 from tokens.layouts import Part
 from tokens.stream import TokenStream
 from training.parts import Parts
+from training.starting import forget_best_on_other_tokens
+from training.state import TrainState
 from training.validation import LossSums, sum_losses
 
 
@@ -129,6 +136,20 @@ def test_a_best_loss_on_other_windows_does_not_count_any_more(run):
     assert re.search(r"validation at step 3 .*best so far", text)
 
 
+@pytest.mark.parametrize(("settings", "val_sha256", "forgotten"), [
+    ({"eval_tokens": 40}, "a", False), ({"eval_tokens": 47}, "a", False), ({"eval_tokens": 80}, "a", True),
+    ({"eval_tokens": 40}, "b", True), ({}, None, False)])
+def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, val_sha256, forgotten):
+    state = TrainState(step=9, best_val_loss=0.1, best_step=5, validations_without_gain=2)
+    corpus: Any = SimpleNamespace(val=SimpleNamespace(length=1000), val_identity="a")
+    stored = {"settings": settings, "data": {} if val_sha256 is None else {"val_sha256": val_sha256}}
+    printed = io.StringIO()
+    with contextlib.closing(Progress(printed)) as out:
+        forget_best_on_other_tokens(stored, state, recipe(eval_tokens=40), GPTConfig(70, 8, 1, 2, 16), corpus, out)
+    assert (state.best_val_loss is None) == forgotten
+    assert ("0.1000 at step 5, does not count any more" in printed.getvalue()) == forgotten
+
+
 def test_a_resumed_dry_run_tells_what_is_left_and_writes_nothing(run):
     run("--max_steps", "3")
     before = {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*")}
@@ -148,13 +169,13 @@ def test_tokens_that_change_while_training_reads_them_end_the_run_with_its_last_
 
     class Changing(data.Batches):
         def get(self, samples_seen: int, micro: int) -> data.Batch:
-            if samples_seen == 12:
+            if (samples_seen, micro) == (24, 1):  # in the middle of step 4, after the dropout of its first half
                 os.truncate(path, 16)
                 self._windows._tokens._watch._look_at = 0.0  # type: ignore[attr-defined]  # time passes
             return super().get(samples_seen, micro)
 
     flags = ["--data_dir", str(tmp_path / "copy"), "--preload", "mmap", "--dropout", "0.1", "--max_steps", "6",
-             "--log_interval", "1"]
+             "--gradient_accumulation_steps", "2", "--log_interval", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.main, "__defaults__", (Parts(batches=Changing),))
         code, _ = run(*flags)
