@@ -150,7 +150,7 @@ ANSWERS = {
     "all": {
         "device device_type accelerator cuda gpu use_cuda gpus": _ON_A_DEVICE,
         "cpu no_cuda use_cpu no_gpu": _ON_THE_CPU,
-        "verbose v": "The command says what matters by itself; --debug shows the traceback of an error.",
+        "verbose v": "--debug shows the traceback of an error.",
         "config_file cfg conf": "Give --config FILE, flags in TOML.",
     },
     "train": {
@@ -180,6 +180,7 @@ ANSWERS = {
         "max_tokens train_tokens target_tokens target_param_data_ratio target_flops": _ALL_TOKENS,
         "flash flash_attention use_flash_attention attn_implementation": "The fastest attention there is, is taken.",
         "num_workers dataloader_num_workers": "No worker is needed; --preload says where the tokens live.",
+        "max_time time_limit max_hours max_seconds time_budget": "Give --max_minutes.",
         "head_dim aspect_ratio": "The width of a head is --n_embd divided by --n_head.",
         "no_bias": "Give --no-bias.",
         "text text_file input corpus": "Make tokens of the text first: python pretokenize.py FILE",
