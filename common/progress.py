@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from common.terminal import columns_of, fit, in_notebook, wrap
+from common.terminal import STDERR_LOCK, columns_of, fit, in_notebook, wrap
 from common.words import duration
 
 HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
@@ -77,7 +77,7 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Prints one line to stderr, above the bar; may be called by any thread."""
-        with self._lock, contextlib.suppress(OSError, ValueError):  # a stderr that is closed is no reason to stop
+        with STDERR_LOCK, self._lock, contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to stop
             if self._bar is not None:
                 self._bar.clear()
             print(wrap(message, columns_of(sys.stderr)), file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from common.terminal import in_notebook
+from common.terminal import STDERR_LOCK, in_notebook
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 END = b"\0"  # no signal has this number
@@ -36,7 +36,7 @@ NOTHING = Stake("", "")
 
 def print_line(message: str) -> None:
     """Prints one line to stderr."""
-    with contextlib.suppress(OSError, ValueError):
+    with STDERR_LOCK, contextlib.suppress(OSError, ValueError):
         print(message, file=sys.stderr, flush=True)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+STDERR_LOCK = threading.RLock()  # held while file descriptor 2 leads nowhere: whoever prints in another thread waits
 
 USUAL_COLUMNS = 80  # where a terminal does not tell
 LABEL_COLUMNS = 12  # of a line such as "device      cpu: ..."

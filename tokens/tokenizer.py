@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import Exit, UserError
 from common.files import read_bytes, read_text
+from common.terminal import STDERR_LOCK
 from common.words import printable
 
 if TYPE_CHECKING:
@@ -116,13 +117,14 @@ def _without_panics() -> Iterator[None]:
     except OSError:  # it is closed
         yield
         return
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    with STDERR_LOCK:  # what another thread has to say, of a signal for example, must not be lost
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def _from_vocabulary(path: Path, content: bytes, error: BaseException) -> Tokenizer:

@@ -1,10 +1,13 @@
 """tokens/tokenizer.py: tokenizers of every origin open safely, and text never becomes a special id."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from common.errors import Exit, UserError
+from tests.helpers.commands import run_python
 from tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer
 
 AB = '{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}'
@@ -105,3 +108,12 @@ def test_bytes_per_id_are_unknown_for_other_tokenizers():
     from tokenizers import Tokenizer, models
 
     assert bytes_per_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), 1) is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="on Windows no thread takes signals")
+def test_a_signal_while_a_tokenizer_is_loaded_is_answered_though_stderr_leads_nowhere_then():
+    done = run_python("import os, signal, time\nfrom common.signals import Signals\n"
+                      "from tokens.tokenizer import _without_panics\nwith Signals() as signals:\n"
+                      "    signals.at_once = 'and nothing was lost'\n    with _without_panics():\n"
+                      "        os.kill(os.getpid(), signal.SIGTERM)\n        time.sleep(0.2)\n    time.sleep(60)")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "stopped by SIGTERM and nothing was lost\n")
