@@ -66,7 +66,7 @@ class Trial:
         self.forks, self.folder, self.last = forks, folder, last
         self.flags = ["--data_dir", str(corpus), *TINY, "--max_steps", str(last), "--resume_from", "auto", *flags]
         self.whole = folder / "whole"
-        code, text, self.seconds = self.run(self.whole, "--keep_checkpoints", "1000")
+        code, text, self.seconds = self.run(self.whole, "--keep_checkpoints", "1000", "--keep_epochs", "1000")
         assert code == 0, text
         self.losses = metrics_of(self.whole)
         self.tensors = {step: tensors(path) for step, path in steps_in(self.whole).items()}
@@ -339,8 +339,8 @@ def test_a_run_killed_at_random_moments_is_exact(forks, corpus, tmp_path):
 def test_a_hundred_runs_killed_at_random_moments_are_exact(forks, corpus, tmp_path, tally):
     wrong, kills, exact, runs = [], 0, 0, 0
     compiled = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    compiling = [[*MODES[0], "--compile"], [*MODES[2], "--compile", "--use_amp"]]
-    for number, flags in enumerate([*MODES, *(compiling if tally.share >= 1 else [])]):
+    modes = [*MODES, [*MODES[0], "--compile"], [*MODES[2], "--compile", "--use_amp"]]
+    for number, flags in enumerate(modes[:None if tally.share >= 1 else len(MODES)]):
         (tmp_path / str(number)).mkdir()
         seeds = tally.some(range(100 * number, 100 * number + (5 if "--compile" in flags else 10)))
         with pytest.MonkeyPatch.context() as patch:
