@@ -15,7 +15,7 @@ from checkpoint.contents import CONFIG, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHA
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, UserError
 from common.files import BEST, LAST, named_in
-from common.words import printable, several, shell_word
+from common.words import is_utf8, printable, several, shell_word
 from model import GPTConfig
 
 # Names that transformers and nanoGPT download by themselves, and what they are called on huggingface.co.
@@ -105,6 +105,9 @@ def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> P
 def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
             ) -> tuple[Path, dict[str, Any] | None]:
     """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
+    if not is_utf8(str(path)):
+        raise UserError(Exit.CHECKPOINT, f"{printable(str(path))} is a name with bytes that are not UTF-8, under which "
+                                         f"safetensors opens nothing. Rename it: mv {shell_word(str(path))} NAME")
     folder, name = named_in(path, home)
     if name:
         return _ranked(folder, name, warn, to_train)

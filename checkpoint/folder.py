@@ -18,7 +18,7 @@ from checkpoint.find import steps_in
 from checkpoint.recorded import RUN_CONFIG
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
-from common.words import printable, shell_word
+from common.words import is_utf8, printable, shell_word
 
 try:
     import fcntl
@@ -26,6 +26,7 @@ except ImportError:  # Windows: no lock there
     fcntl = None
 
 LOCK = ".lock"
+MOST_SHOWN = 200  # characters of a path in a message
 SIGNED = "pid "  # how the content of the lock begins
 WRITTEN_WHOLE = ("metrics.jsonl", RUN_CONFIG)  # by common.files.write_whole, under a temporary name at first
 TEMPORARY = ".tmp-checkpoint-"
@@ -39,7 +40,15 @@ def owned(output_dir: Path) -> Iterator[None]:
     A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
-    is_new = not output_dir.exists()
+    shown = printable(str(output_dir))
+    if not is_utf8(str(output_dir)):
+        raise UserError(Exit.FLAGS, f"--output_dir {shown} is a name with bytes that are not UTF-8, under which the "
+                                    "checkpoints could not be read again. Choose another name.")
+    try:
+        is_new = not output_dir.exists()
+    except OSError as error:
+        raise UserError(Exit.MACHINE, f"--output_dir {shown[:MOST_SHOWN]} cannot be read: {error.strerror}. Choose "
+                                      "another folder.") from error
     if (output_dir / MANIFEST).is_file():
         parent = shell_word(str(output_dir.parent))
         raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} is a checkpoint itself, and a run "

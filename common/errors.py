@@ -114,6 +114,10 @@ def require(*names: str) -> None:
     """
     from importlib import metadata  # 25 of the 60 ms in which --help answers, where nothing is required
 
+    try:
+        os.getcwd()  # torch's own libraries would end the process without a word
+    except OSError:
+        raise UserError(Exit.MACHINE, "the current folder has been deleted. Go to one that exists: cd ~") from None
     _check_address_space(names)
     if sys.version_info < (3, 10):
         raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.14.")
@@ -302,7 +306,7 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation is both: a bug
         # numpy's, on a full disk, has its text alone.
         why = error.strerror or (printable(str(error)).splitlines() or ["input or output failed"])[0]
-        place = f": {printable(str(error.filename))}" if error.filename else ""
+        place = f": {printable(str(error.filename))[:200]}" if error.filename else ""
         return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that "
                               "the disk has free space.")
     first_line = printable((str(error).splitlines() or [""])[0])[:200]

@@ -28,6 +28,15 @@ def _is_harmless(character: str) -> bool:
     return character.isprintable() or (ord(character) > 159 and not is_surrogate)
 
 
+def is_utf8(text: str) -> bool:
+    """False for a file name with bytes that are not UTF-8, which libraries written in Rust cannot open."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shell_word(text: str) -> str:
     """The text as one word of a command that may be printed, copied and typed into a shell (bash, zsh, ksh).
 

@@ -1165,7 +1165,54 @@ def truth_rows() -> list[Row]:
     ]
 
 
-ROWS = [*train_rows(), *pretokenize_rows(), *generate_rows(), *output_rows(), *checkpoint_rows(), *truth_rows()]
+# ---------------------------------------------------------------- names, places and commands of every kind
+
+BAD_NAME = "caf\udce9"  # a byte that is not UTF-8
+DEEP = "/".join(["d" * 200] * 25)
+
+
+def place_rows() -> list[Row]:
+    """Names that no file can have or no library opens, and what the other commands are given by mistake."""
+    flags, data, checkpoint, machine = Exit.FLAGS, Exit.DATA, Exit.CHECKPOINT, Exit.MACHINE
+    measure, export = "evaluate.py --no-use_gpu --ckpt", "export.py --format huggingface --ckpt"
+    return [
+        Row("train.py: output_dir has a byte that is not UTF-8", f"{TRAIN} --output_dir {BAD_NAME}", flags,
+            "bytes that are not UTF-8, under which the checkpoints could not be read again"),
+        Row("train.py: output_dir is 25 folders deep", f"{TRAIN} --output_dir {DEEP}", machine, "File name too long"),
+        Row("train.py: output_dir is a link to itself", f"{TRAIN} --output_dir l", machine, "--output_dir l",
+            link("l", "l")),
+        Row("train.py: output_dir is the null device", f"{TRAIN} --output_dir /dev/null", machine, "/dev/null cannot"),
+        Row("train.py: output_dir is a pipe", f"{TRAIN} --output_dir p", machine, "--output_dir p cannot", fifo("p")),
+        Row("train.py: output_dir is in /proc", f"{TRAIN} --output_dir /proc/x", machine, "--output_dir /proc/x"),
+        Row("train.py resumes: a folder whose name is not UTF-8", f"{RESUME} {BAD_NAME}", checkpoint,
+            "Rename it: mv $'caf\\351' NAME", lambda place: (place / "out").rename(place / BAD_NAME)),
+        Row("generate.py: a folder whose name is not UTF-8", f"{GENERATE} {BAD_NAME}", checkpoint, "Rename it: mv",
+            lambda place: (place / "gpt2").rename(place / BAD_NAME)),
+        Row("export.py: a checkpoint that is not there", f"{export} none --output x", checkpoint,
+            "none does not exist"),
+        Row("export.py: a file that is no export", "export.py --ckpt gpt2 --output text.txt --overwrite", flags,
+            "text.txt is a file, not an earlier export"),
+        Row("export.py: a folder that is no export", f"{export} gpt2 --output corpus --overwrite", flags,
+            "corpus is a folder that holds"),
+        Row("export.py: a precision that is none", f"{export} gpt2 --output x --dtype f8", flags, "--dtype 'f8'"),
+        Row("export.py: nowhere to write", f"{export} gpt2", flags, "--output: required"),
+        Row("evaluate.py: a checkpoint that is not there", f"{measure} none --text text.txt", checkpoint,
+            "none does not exist"),
+        Row("evaluate.py: a missing text", f"{measure} gpt2 --text none.txt", data, "none.txt: No such file"),
+        Row("evaluate.py: a folder for HellaSwag", f"{measure} gpt2 --hellaswag corpus", data, "corpus"),
+        Row("evaluate.py: all weights pruned", f"{measure} gpt2 --text text.txt --prune 1", flags, "--prune '1'"),
+        Row("plot.py: a folder without a run", "plot.py corpus", data, "metrics.jsonl: No such file"),
+        Row("plot.py: a file of another kind", "plot.py text.txt", data, "holds no logged step yet"),
+        Row("plot.py: an ending that is no picture's", "plot.py out --output x.doc", flags, "must end in .png"),
+        Row("plot.py: a link to itself", "plot.py l", data, "l: Too many levels", link("l", "l")),
+        Row("bench.py: rungs that are none", "bench.py --rungs 99", flags, "--rungs '99'"),
+        Row("bench.py: an ending that is no picture's", "bench.py --png x.gif", flags, "--png x.gif: must end in .png"),
+        Row("bench.py: no data folder", "bench.py --data_dir none", data, "none"),
+    ]
+
+
+ROWS = [*place_rows(), *train_rows(), *pretokenize_rows(), *generate_rows(), *output_rows(), *checkpoint_rows(),
+        *truth_rows()]
 
 # ---------------------------------------------------------------- how a row is run
 
