@@ -263,10 +263,11 @@ def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, machine: 
     epochs = steps * recipe.samples_per_step / recipe.windows_per_epoch
     seconds = pace.step * steps + validation_seconds
     hours = seconds / 3600
+    has_weights = bool(steps_done or args.init_from)
     lines = [f"step_seconds: {pace.step:.4f}, the fastest of 3",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"mfu: {mfu}",
-             f"loss: {pace.loss:.4f}",
+             f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
              f"peak_memory: {size(peak_memory(machine))}",
              f"largest_batch_size: {_largest_on_cards(plan, machine)}",
              f"checkpoint_size: {size(saving.checkpoint_bytes)}",
