@@ -54,7 +54,8 @@ class SavingPlan:
         """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
         # The rolling ones, the best, one being written, and those of the ends of epochs.
         num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
-        return replace(self, num_checkpoints=args.keep_checkpoints + 2 + num_epochs, num_epochs=num_epochs)
+        most = min(args.keep_checkpoints + 2 + num_epochs, max(1, recipe.total_steps))  # one a step
+        return replace(self, num_checkpoints=most, num_epochs=num_epochs)
 
     @property
     def disk_bytes(self) -> int:

@@ -188,6 +188,13 @@ def test_of_the_epochs_checkpoints_the_newest_stay_and_the_plan_counts_no_others
     assert planned["all"] - planned["two"] == 3
 
 
+def test_a_short_run_is_not_said_to_leave_more_checkpoints_than_it_has_steps():
+    args = train.read_flags(["--keep_checkpoints", "1000"])
+    for steps, most in ((30, 30), (2000, 1002 + 80)):
+        plan = plan_saving(args, GPTConfig(300, 16, 2, 2, 16), recipe(epochs=90, total_steps=steps), on_cpu(), 8, 0)
+        assert plan.num_checkpoints == most
+
+
 def test_what_a_damaged_checkpoint_is_newer_than_is_not_deleted_for_it(run):
     """A run that passed over a damaged checkpoint saves ones with smaller steps: they are the newest it has."""
     flags = ("--checkpoint_every_steps", "3", "--eval_interval", "99", "--keep_checkpoints", "1", "--epochs", "9")
