@@ -206,35 +206,26 @@ from common.errors import Problems
 from common.files import cache_folder
 from common.progress import Progress
 from common.signals import Signals
-from common.words import printable, several, size
+from common.words import printable, size
 from machine import device
 from machine.device import Machine
-from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory, total_memory
+from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory
 from machine.processes import ALONE
 from model import GPT, GPTConfig, Options
 from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
-from training.memory import MOST_TOKENS, MemorySetting, default_micro_batch
+from training.memory import MemorySetting, most_sequences
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
 from training.monitor import Monitor, mfu, percent
 from training.optimizers import OPTIMIZERS, OptimizerKind, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
 from training.parts import FAST, Parts
-from training.plan import (
-    Plan,
-    describe_disk,
-    describe_dry_run,
-    describe_finished,
-    describe_plan,
-    describe_run,
-    describe_time,
-    doubts,
-)
+from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens
 from training.recorded import flags_of_run, write_run_config
-from training.recovery import Abandoned, Recovery
+from training.recovery import Abandoned, Recovery, explaining_memory
 from training.schedules import learning_rate_at
 from training.sizing import Sizing, choose_sizing
 from training.starting import (
@@ -406,21 +397,6 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: GPTConfig, r
 
 
 @contextlib.contextmanager
-def explaining_memory(recovery: Recovery, machine: Machine) -> Iterator[None]:
-    """Turns want of memory that no smaller micro-batch helps into an error with its cure."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        held, there = size(peak_memory(machine)), size(total_memory(machine))
-        sequences = several(recovery.batch_size, "sequence")
-        raise UserError(Exit.MACHINE, f"out of memory with {sequences} at a time: {held} held, of {there}. What was "
-                                      "saved is safe. Try a smaller --batch_size, --seq_length or "
-                                      "--model_size.") from error
-
-
-@contextlib.contextmanager
 def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterator[None]:
     """Turns weights that must not be saved into an error with its cure, and waits for the save in flight."""
     try:
@@ -434,15 +410,6 @@ def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterato
 
 
 # ---------------------------------------------------------------- the plan, the model
-
-
-def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: GPTConfig, options: Options,
-                   kind: OptimizerKind, machine: Machine) -> int:
-    """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy."""
-    most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
-    memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
-    setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, True, kind.memory_bytes)
-    return default_micro_batch(config, memory_bytes, setting, most)
 
 
 def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, corpus: Corpus, config: GPTConfig,
@@ -474,26 +441,6 @@ def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> 
     if where == "gpu" and machine.device.type != "cuda":
         raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
     return where, why
-
-
-def say_first(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, runtime: Runtime) -> None:
-    """Prints what will be trained and on what, before the seconds that building and compiling take."""
-    runtime.out.say(describe_run(args, plan.config, sizing, corpus.train.length, runtime.machine))
-    for line in (*runtime.machine.warnings, *corpus.notes):
-        runtime.out.warn(line)
-
-
-def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
-             state: TrainState, runtime: Runtime) -> None:
-    """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
-    if args.verbose or args.dry_run:
-        for line in describe_plan(args, plan, sizing, corpus, runtime.machine):
-            runtime.out.say(line)
-    if not args.dry_run:
-        runtime.out.say(describe_time(args, plan, pace, state.step))
-        runtime.out.say(describe_disk(args, plan.saving))
-    for line in doubts(args, plan, sizing, corpus):
-        runtime.out.warn(line)
 
 
 def build_learner(args: argparse.Namespace, parts: Parts, config: GPTConfig, options: Options, recipe: Recipe,

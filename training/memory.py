@@ -5,6 +5,7 @@ N is a micro-batch's tokens (B T), C the width, P the padded vocabulary. All siz
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,10 @@ import torch
 from architectures.table import architecture_of
 from machine.cards import CARDS_GIB
 from machine.device import Machine
+from machine.memory import total_memory
 from model import GPTConfig, Options
+from training.optimizers import OptimizerKind
+from training.sizing import Sizing
 
 GIB = 2**30
 MOST_TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the default micro-batch: more keep a device no busier
@@ -128,6 +132,15 @@ def default_micro_batch(config: GPTConfig, memory_bytes: int, setting: MemorySet
     """The largest power of two, at most `most`, whose predicted peak is within 80% of memory_bytes; at least 1."""
     found = largest_micro_batch(config, setting, 0.8 * memory_bytes, most)
     return 1 << max(1, found).bit_length() - 1
+
+
+def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: GPTConfig, options: Options,
+                   kind: OptimizerKind, machine: Machine) -> int:
+    """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy."""
+    most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
+    memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
+    setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, True, kind.memory_bytes)
+    return default_micro_batch(config, memory_bytes, setting, most)
 
 
 def largest_on_cards(config: GPTConfig, setting: MemorySetting) -> dict[int, int]:

@@ -21,7 +21,7 @@ from training.memory import MemorySetting, describe_memory, largest_on_cards, me
 from training.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from training.schedules import describe_schedule
 from training.sizing import Sizing, describe_misfit
-from training.state import TrainState
+from training.state import Runtime, TrainState
 
 MIN_VAL_TOKENS = 1000
 UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
@@ -78,6 +78,26 @@ class Pace:
 
 
 # ---------------------------------------------------------------- in three lines
+
+
+def say_first(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, runtime: Runtime) -> None:
+    """Prints what will be trained and on what, before the seconds that building and compiling take."""
+    runtime.out.say(describe_run(args, plan.config, sizing, corpus.train.length, runtime.machine))
+    for line in (*runtime.machine.warnings, *corpus.notes):
+        runtime.out.warn(line)
+
+
+def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
+             state: TrainState, runtime: Runtime) -> None:
+    """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
+    if args.verbose or args.dry_run:
+        for line in describe_plan(args, plan, sizing, corpus, runtime.machine):
+            runtime.out.say(line)
+    if not args.dry_run:
+        runtime.out.say(describe_time(args, plan, pace, state.step))
+        runtime.out.say(describe_disk(args, plan.saving))
+    for line in doubts(args, plan, sizing, corpus):
+        runtime.out.warn(line)
 
 
 def describe_run(args: argparse.Namespace, config: GPTConfig, sizing: Sizing | None, num_tokens: int,

@@ -6,6 +6,7 @@ A step that fails is undone: weights, optimizer, loss scale and random numbers a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from typing import TypeVar
 import torch
 
 import data
-from common.words import duration, printable, several
+from common.errors import Exit, UserError
+from common.words import duration, printable, several, size
 from machine import device
+from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
-from machine.memory import forget_peak, is_out_of_memory, release_memory
+from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
 from machine.timing import synchronize
 from tokens.watch import TokensChanged
 from training.micro_batch import divisors
@@ -151,3 +154,18 @@ class Recovery:
         self._runtime.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}. Its kernels go to "
                        f"{printable(folder)}; if that is full or does not allow execution, set "
                        "TORCHINDUCTOR_CACHE_DIR to another folder.")
+
+
+@contextlib.contextmanager
+def explaining_memory(recovery: Recovery, machine: Machine) -> Iterator[None]:
+    """Turns want of memory that no smaller micro-batch helps into an error with its cure."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        held, there = size(peak_memory(machine)), size(total_memory(machine))
+        sequences = several(recovery.batch_size, "sequence")
+        raise UserError(Exit.MACHINE, f"out of memory with {sequences} at a time: {held} held, of {there}. What was "
+                                      "saved is safe. Try a smaller --batch_size, --seq_length or "
+                                      "--model_size.") from error
