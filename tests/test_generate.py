@@ -186,9 +186,11 @@ def test_each_of_these_flags_changes_the_text(call, flags):
         assert all(len(set(record["ids"])) == len(record["ids"]) for record in found)
 
 
-def test_the_prompt_comes_from_standard_input(call, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("the \u6f22".encode())))
-    assert call("--prompt_file", "-", "--max_new_tokens", "3")[0].startswith("the \u6f22")
+def test_the_prompt_comes_from_standard_input(call, monkeypatch, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes("the \u6f22".encode())
+    with open(tmp_path / "prompt.txt", encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert call("--prompt_file", "-", "--max_new_tokens", "3")[0].startswith("the \u6f22")
 
 
 def test_a_step_that_cannot_be_compiled_is_said_and_runs_eagerly(call, monkeypatch):

@@ -194,7 +194,7 @@ VARIANTS = {
     "--gradient_accumulation_steps": "2",
     "--epochs": "2 | --max_steps 100",
     "--max_steps": "2",
-    "--max_minutes": "100",
+    "--max_minutes": "0.001",
     "--patience": "1 | --eval_interval 1 --learning_rate 1e-30 --min_lr 0",
     "--learning_rate": "0.1",
     "--min_lr": "0",

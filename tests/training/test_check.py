@@ -50,7 +50,7 @@ def say(tmp_path, monkeypatch):
 
 def test_everything_is_said_in_80_columns_and_nothing_stays_behind(say, tmp_path):
     said = say()
-    assert max(map(len, said.splitlines())) <= 80
+    assert max(map(len, said.replace(str(tmp_path), "here").splitlines())) <= 80
     labels = re.findall(r"^(\w+) {2,}\S", said.split("\n\n")[0], re.MULTILINE)
     assert labels == ["device", "software", "precision", "matmul", "attention", "compile", "RAM", "disk"]
     assert "compile     works: a small function took 1.2 s" in said
