@@ -235,7 +235,7 @@ class Parser(argparse.ArgumentParser):
         """
         self.problems = []
         defaults = self._take_defaults()
-        line, unknown = self.parse_known_intermixed_args(argv)
+        line, unknown = self.parse_known_intermixed_args(self._without_values(argv))
         self.problems += self._explain_unknown(unknown)
         given = {name: value for name, value in vars(line).items() if name in defaults}
         asked = Layer("the command line", given, {}, {})
@@ -254,6 +254,22 @@ class Parser(argparse.ArgumentParser):
         if self.problems:
             self.stop()
         return args
+
+    def _without_values(self, argv: Sequence[str]) -> list[str]:
+        """The words of the command line, and of --compile=False the flag alone: argparse would end there.
+
+        That a switch takes no value is added to the problems.
+        """
+        words = []
+        for word in argv:
+            name, equals, value = word.partition("=")
+            if equals and name.startswith("--") and self.kinds.get(name.removeprefix("--no-").lstrip("-")) == SWITCH:
+                is_off = value.lower() in ("false", "0", "no", "off")
+                instead = f"--no-{name[2:]}" if is_off and not name.startswith("--no-") else name
+                self.problems.append(f"{name}: takes no value. Give {instead}.")
+                word = name
+            words.append(word)
+        return words
 
     def _take_defaults(self) -> dict[str, Any]:
         """The default of each flag. They are taken from argparse, which then returns only what the line holds."""
@@ -315,10 +331,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for a problem it cannot go on after, for example a flag without its value."""
-        message = message.removeprefix("argument ")
-        if found := re.match(r"(--\w+)(?:/--no-\w+)?: ignored explicit argument", message):
-            message = f"{found[1]}: takes no value. Give {found[1]} or --no-{found[1][2:]}."
-        self.problems.append(message)
+        self.problems.append(message.removeprefix("argument "))
         self.stop()
 
     def stop(self) -> NoReturn:

@@ -132,10 +132,11 @@ class Signals:
             return
         self._num_received += 1
         self._remember(number)
-        if self._num_received == 1 and not self.at_once:
+        at_once = self.at_once  # the command goes on beside this, and may take it back before the answer is printed
+        if self._num_received == 1 and not at_once:
             self._answer(self._first_words)
         else:
-            thread = self._answer(lambda: self._last_words(signal.Signals(number).name))
+            thread = self._answer(lambda: self._last_words(signal.Signals(number).name, at_once))
             for _ in range(10):  # on a busy machine all of the process may stand still during one of the waits
                 thread.join(ANSWER_SECONDS / 10)
             os._exit(128 + number)
@@ -160,9 +161,9 @@ class Signals:
         lost = self._stake().lost
         return f"{self.name}: {self._stopping()}. {again} ends it at once{f' and loses {lost}' if lost else ''}."
 
-    def _last_words(self, name: str) -> str:
-        if self.at_once:
-            return f"stopped by {name} {self.at_once}"
+    def _last_words(self, name: str, at_once: str) -> str:
+        if at_once:
+            return f"stopped by {name} {at_once}"
         lost, safe = self._stake()
         return f"{name}: ended at once{f'. Lost: {lost}' if lost else ''}{f'. Safe: {safe}' if safe else ''}."
 

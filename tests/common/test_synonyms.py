@@ -89,7 +89,8 @@ def said(command: str, *words: str) -> str:
     ("--model_size gpt2", "Did you mean gpt2_small?"), ("--model_size gpt2-medium", "Did you mean gpt2_medium?"),
     ("--model_size openai-community/gpt2-xl", "Did you mean gpt2_xl?"), ("--model_size nano", "Did you mean tiny?"),
     ("--amp_dtype bfloat16", "Did you mean bf16?"), ("--preload disk", "Did you mean mmap?"),
-    ("--compile=False", "--compile: takes no value. Give --compile or --no-compile."),
+    ("--compile=False --use_amp=1 --seed 1.5", "--compile: takes no value. Give --no-compile.\n"
+                                               "error: --use_amp: takes no value. Give --use_amp.\nerror: --seed"),
     ("--compile False", "--NAME turns it on, --no-NAME off"), ("config/train_gpt2.py", "--config FILE"),
     ("corpus.txt", "python pretokenize.py FILE")])
 def test_the_words_of_others_are_answered_with_ours(words, meant):
