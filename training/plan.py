@@ -252,7 +252,9 @@ def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: 
         found.append(f"the validation set has {corpus.val.length:,} tokens: by chance alone its loss is {off:.1g} nats "
                      "off. A larger --val_fraction of pretokenize.py helps.")
 
-    if sizing is None and corpus.train.length < config.num_parameters and recipe.passes > 1:
+    was_said = args.config.recorded and not args.config.changed  # when the run began, or it chose the size itself
+    is_small = corpus.train.length < config.num_parameters and recipe.passes > 1
+    if sizing is None and is_small and not was_said:
         found.append(describe_misfit(config, corpus.train.length, recipe.passes))
 
     usual = recipe.usual_learning_rate

@@ -89,6 +89,8 @@ def test_a_corpus_too_small_for_the_model_is_said_with_the_size_that_fits(run):
     assert "warning: the corpus is small for this model" not in text  # it is read once, at most
     _, text = run("--epochs", "2", out="other")
     assert re.search(r"the corpus is small for this model: \d+ tokens, read 2\.0 times, for 7\.97K parameters", text)
+    _, text = run("--resume_from", "auto", "--epochs", "2", out="other")
+    assert "small for this model" not in text  # it was said when the run began
 
 
 def test_the_verdict_says_what_the_money_buys():
