@@ -126,7 +126,7 @@ def test_help_says_a_default_once_where_argparse_would_add_it(monkeypatch, capsy
 
     class Older(argparse.BooleanOptionalAction):
         def __init__(self, *args, default=None, help=None, **more):
-            help += "" if default is None else " (default: %(default)s)"
+            help = (help or "") + ("" if default is None else " (default: %(default)s)")
             super().__init__(*args, default=default, help=help, **more)
 
     monkeypatch.setattr(argparse, "BooleanOptionalAction", Older)
