@@ -5,7 +5,6 @@ import codecs
 import gzip
 import json
 import lzma
-import multiprocessing
 import os
 import random
 import shutil
@@ -32,6 +31,7 @@ from tests.helpers.pretokenize import (
     corpus,
     documents,
     hash_share,
+    in_an_empty_folder,
     refused,
     run,
     trained,
@@ -45,13 +45,7 @@ from tokens.tokenizer import load_tokenizer, parse, vocabulary_of
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")  # main sets them; this restores them
-    for name in ("ID", "COUNT", "MIN"):
-        monkeypatch.delenv(f"SLURM_ARRAY_TASK_{name}", raising=False)
-    yield
-    assert multiprocessing.active_children() == []
+    yield from in_an_empty_folder(tmp_path, monkeypatch)
 
 
 # ---------------------------------------------------------------- nothing is lost

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import multiprocessing
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +19,40 @@ from tests.helpers.texts import STRINGS, words
 from tests.helpers.training_texts import in_child, sample
 from tokens.stream import DTYPES
 from tokens.tokenizer import load_tokenizer
+
+
+class Killed(BaseException):
+    """As kill -9 would, as far as a test can."""
+
+
+def die_at(last: int, functions: Iterable[tuple[Any, str]], patch: pytest.MonkeyPatch) -> None:
+    """Of all calls of these functions together, owner and name each, the last-th and those after it raise Killed."""
+    calls = 0
+
+    def counted(inner):
+        def call(*args, **named):
+            nonlocal calls
+            calls += 1
+            if calls >= last:
+                raise Killed
+            return inner(*args, **named)
+
+        return call
+
+    for owner, name in functions:
+        patch.setattr(owner, name, counted(getattr(owner, name)))
+
+
+def in_an_empty_folder(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a fixture of tests that call pretokenize.main yields from: no process and no variable is left behind."""
+    patch.chdir(folder)
+    for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"):
+        patch.setenv(name, "1")  # main sets them; this restores them
+    for name in ("ID", "COUNT", "MIN"):
+        patch.delenv(f"SLURM_ARRAY_TASK_{name}", raising=False)
+    yield
+    assert multiprocessing.active_children() == []
+
 
 TOKEN_FILES = ("train.bin", "val.bin", "train.idx", "val.idx", "tokenizer.json")
 

@@ -18,15 +18,11 @@ from pretokenization.blocks import Limits
 from pretokenization.passes import Job
 from pretokenization.store import Folder
 from pretokenization.workers import Reader, Task
-from tests.helpers.pretokenize import corpus, metadata_of, refused, run, written
+from tests.helpers.pretokenize import Killed, corpus, die_at, metadata_of, refused, run, written
 from tests.helpers.texts import lines, words, write
 
 SMALL = Limits(block_bytes=900, part_bytes=500, long_line_bytes=2500, window_bytes=100, journal_seconds=-1)
 SELDOM = Limits(block_bytes=900, part_bytes=500, long_line_bytes=2500, window_bytes=100, journal_seconds=99)
-
-
-class Killed(BaseException):
-    """As kill -9 would, as far as a test can."""
 
 
 class Mortal:
@@ -168,24 +164,11 @@ def test_a_run_killed_at_any_write_continues_and_writes_the_same_bytes(name, ove
         if overwrite:
             for old in ("train.bin", "val.bin", "val_000007.bin", "tokenizer.json", "metadata.json"):
                 write(f"data/{old}", "old")
-        calls = 0
-
-        def counted(inner, last=last):
-            def call(*args, **named):
-                nonlocal calls
-                calls += 1
-                if calls >= last:
-                    raise Killed
-                return inner(*args, **named)
-
-            return call
-
         more = ("--overwrite",) * overwrite
         finished = False
         with monkeypatch.context() as patch:
             patch.setattr(Folder, "__exit__", lambda folder, *_: folder.lock.close())
-            for owner, step_name in STEPS:
-                patch.setattr(owner, step_name, counted(getattr(owner, step_name)))
+            die_at(last, STEPS, patch)
             with contextlib.suppress(Killed):
                 finished = pretokenize.main([*argv, *more], SELDOM) == 0
         there = set(os.listdir("data"))

@@ -20,6 +20,7 @@ from pretokenization.store import (
     copy_documents,
     first_ones,
 )
+from tests.helpers.pretokenize import Killed, die_at
 from tokens.stream import DTYPES
 
 
@@ -235,10 +236,6 @@ def test_a_disk_that_is_full_is_named_with_what_is_free():
         assert caught.value.code == Exit.MACHINE
 
 
-class Killed(BaseException):
-    """As kill -9 would, as far as a test can."""
-
-
 def test_a_commit_that_is_killed_anywhere_is_ended_by_the_next_run(monkeypatch):
     """Every call that changes the folder is made the last one, in turn."""
     names, metadata = (
@@ -262,21 +259,8 @@ def test_a_commit_that_is_killed_anywhere_is_ended_by_the_next_run(monkeypatch):
 
     kept, last = [], 0
     for last in range(1, 100):
-        calls = 0
-
-        def counted(inner, last=last):
-            def call(*args, **named):
-                nonlocal calls
-                calls += 1
-                if calls >= last:
-                    raise Killed
-                return inner(*args, **named)
-
-            return call
-
         with prepare() as folder, monkeypatch.context() as patch:
-            for owner, name in ((store, "write_whole"), (Path, "replace"), (Path, "unlink"), (store, "sync")):
-                patch.setattr(owner, name, counted(getattr(owner, name)))
+            die_at(last, [(store, "write_whole"), (Path, "replace"), (Path, "unlink"), (store, "sync")], patch)
             try:
                 folder.commit(Journal("a"), names, metadata)
                 finished = True

@@ -1,10 +1,13 @@
 """Token files that change under a training process, as a user sees it."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,18 +18,25 @@ FLAGS = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8
          "--no-compile", "--preload", "mmap", "--log_interval", "20", "--sample_interval", "0"]
 
 
+@contextlib.contextmanager
+def training(corpus_folder: Path, out: Path, max_steps: int) -> Iterator[subprocess.Popen[str]]:
+    """A run that has done 40 steps and goes on."""
+    command = [sys.executable, str(ROOT / "train.py"), "--data_dir", str(corpus_folder), "--output_dir", str(out),
+               "--max_steps", str(max_steps), *FLAGS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        while "step 40/" not in (line := child.stdout.readline()):
+            assert line
+        yield child
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="there a mapped file cannot be cut")
 @pytest.mark.parametrize("change", ["cut", "written", "emptied"])
 def test_a_run_whose_tokens_change_says_so_saves_and_can_be_resumed(corpus_folder, tmp_path, change):
     path = corpus_folder / "train.bin"
     content, status = path.read_bytes(), path.stat()
-    command = [sys.executable, str(ROOT / "train.py"), "--data_dir", str(corpus_folder), "--output_dir",
-               str(tmp_path / "out"), "--max_steps", "100000", *FLAGS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        while "step 40/" not in (line := child.stdout.readline()):
-            assert line
+    with training(corpus_folder, tmp_path / "out", 100_000) as child:
         if change == "written":
             with path.open("r+b") as file:
                 file.write(content[::-1])
@@ -49,12 +59,7 @@ def test_a_run_whose_tokens_change_says_so_saves_and_can_be_resumed(corpus_folde
 
 @pytest.mark.slow
 def test_a_file_that_is_replaced_does_no_harm(corpus_folder, tmp_path):
-    command = [sys.executable, str(ROOT / "train.py"), "--data_dir", str(corpus_folder), "--output_dir",
-               str(tmp_path / "out"), "--max_steps", "3000", *FLAGS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        while "step 40/" not in (line := child.stdout.readline()):
-            assert line
+    with training(corpus_folder, tmp_path / "out", 3000) as child:
         (tmp_path / "new").write_bytes(b"")
         (tmp_path / "new").replace(corpus_folder / "train.bin")
         _, errors = child.communicate(timeout=120)
