@@ -120,11 +120,11 @@ from generation.decoder import Decoder
 from generation.prompts import encode_prompt, read_prompts
 from generation.sampling import decode
 from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedText
-from generation.weights import INT8_ROWS, fastest_kind
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import is_out_of_memory
+from ops.products import INT8_ROWS, fastest_kind
 from tokens.tokenizer import end_of_text_id as find_end_of_text_id
 from tokens.tokenizer import tokenizer_of
 

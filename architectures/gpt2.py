@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from architectures.decoding import Attend, Parts
 from architectures.fields import InvalidCheckpoint, check_whole, shown
 from model import GPT, GPTConfig
 from ops.attention import BLOCK_ROWS, attends_in_blocks
@@ -242,6 +244,58 @@ def head_name(config: GPTConfig) -> str:
     """The name of the output layer's parameters, without .weight; that of the embedding where they are shared."""
     return EMBEDDING if config.tie_weights else UNTIED_HEAD
 
+
+def kv_heads(config: GPTConfig) -> tuple[int, int]:
+    """The heads of keys and values, and their size."""
+    return config.n_head, config.n_embd // config.n_head
+
+
+class DecodingNorm:
+    """Layer norm, by the name of its parameters."""
+
+    def __init__(self, config: GPTConfig, name: str, parts: Parts):
+        self.weight = parts.vector(f"{name}.weight")
+        self.bias = parts.vector_if_any(f"{name}.bias")
+        self.epsilon = config.layer_norm_epsilon
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+class DecodingBlock:
+    """A block on weights laid out for decoding."""
+
+    def __init__(self, config: GPTConfig, layer: int, parts: Parts):
+        block = f"transformer.h.{layer}"
+        self.num_heads, self.gelu = config.n_head, ACTIVATIONS[config.activation]
+        self.attention_norm = DecodingNorm(config, f"{block}.ln_1", parts)
+        self.qkv = parts.matrix(f"{block}.attn.c_attn")
+        self.attention_out = parts.matrix(f"{block}.attn.c_proj")
+        self.mlp_norm = DecodingNorm(config, f"{block}.ln_2", parts)
+        self.mlp_in = parts.matrix(f"{block}.mlp.c_fc")
+        self.mlp_out = parts.matrix(f"{block}.mlp.c_proj")
+
+    def __call__(self, x: torch.Tensor, places: None, attend: Attend) -> torch.Tensor:
+        qkv_N3HK = self.qkv(self.attention_norm(x)).view(len(x), 3, self.num_heads, -1)
+        x = self.attention_out(attend(qkv_N3HK[:, 0], qkv_N3HK[:, 1:]), plus=x)
+        hidden = self.mlp_in(self.mlp_norm(x), gelu=self.gelu)
+        return self.mlp_out(hidden, plus=x)
+
+
+class DecodingEnds:
+    """Learned positions before the blocks, a norm behind them."""
+
+    def __init__(self, config: GPTConfig, parts: Parts):
+        self.positions = parts.vector(f"{POSITIONS}.weight")
+        self.leave = DecodingNorm(config, FINAL_NORM, parts)
+
+    def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Adds the positions."""
+        return x + self.positions[positions_N], None
+
+
+decoding_block = DecodingBlock
+decoding_ends = DecodingEnds
 
 # ---------------------------------------------------------------- GGUF (llama.cpp)
 

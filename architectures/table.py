@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from architectures import gpt2
+from architectures.decoding import Block, Ends, Parts
 from architectures.fields import InvalidCheckpoint, shown
 
 ConfigT = TypeVar("ConfigT")
@@ -64,11 +65,21 @@ class Architecture(Protocol[ConfigT]):
     # decoding
 
     EMBEDDING: str
-    POSITIONS: str
-    FINAL_NORM: str
 
     def head_name(self, config: ConfigT) -> str:
         """The output layer, which is the embedding where the two share a matrix."""
+        ...
+
+    def kv_heads(self, config: ConfigT) -> tuple[int, int]:
+        """The heads of keys and values, and their size: what the cache holds of each id and block, twice."""
+        ...
+
+    def decoding_block(self, config: ConfigT, layer: int, parts: Parts) -> Block:
+        """One block on weights laid out for decoding. Called for several layers at once, from several threads."""
+        ...
+
+    def decoding_ends(self, config: ConfigT, parts: Parts) -> Ends:
+        """What stands before and behind the blocks."""
         ...
 
     def decoding_layer(self, config: ConfigT, layer: int) -> dict[str, tuple[int, ...]]:

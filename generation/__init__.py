@@ -1,6 +1,6 @@
 """From a model and a prompt to text; generate.py is the command.
 
-weights       a model's matrices laid out for decoding: dense, packed for the CPU, 8-bit
+weights       a model's weights laid out for decoding, by its architecture
 decoder       the model one token at a time, with a cache of keys and values
 continuation  the sampling settings with their defaults, and one text in the making (needs no torch)
 sampling      the distribution that a token is drawn from, and the loop that makes several texts at once

@@ -12,18 +12,20 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
-from generation.weights import PACKED_ROWS, Dense, Packed, WeightLoader
+from architectures.table import architecture_of
+from generation.weights import WeightLoader
 from model import GPTConfig
-from ops.linear import ACTIVATIONS
+from ops.products import PACKED_ROWS, Dense, Packed
 
 SLOTS = 64  # attention looks at a multiple of this, so that a row's sums do not depend on its neighbours' lengths
 
-Attend = Callable[[int, torch.Tensor], torch.Tensor]
+AttendInLayer: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -55,14 +57,15 @@ class Decoder:
         self.device = torch.device(device)
         self.dtype = dtype
         self.weights = WeightLoader(config, weights, self.device, dtype, kind, weight_dtype or dtype).load()
-        self.gelu = ACTIVATIONS[config.activation]
 
         self.window = config.seq_length
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids that fill read last
         num_slots = round_up_to_slots(self.window) + 1  # one is never used: taking all would compile another graph
-        shape = (num_rows, 2, config.n_head, num_slots, config.n_embd // config.n_head)
-        self.caches = [lazy_zeros(shape, dtype, self.device) for _ in self.weights.layers]
+        self.num_kv_heads, head_size = architecture_of(config).kv_heads(config)
+        self.num_sharing = config.n_head // self.num_kv_heads  # heads of queries that share one of keys and values
+        shape = (num_rows, 2, self.num_kv_heads, num_slots, head_size)
+        self.caches = [lazy_zeros(shape, dtype, self.device) for _ in self.weights.blocks]
 
         self.compiled = False
         self.steps = 0
@@ -129,12 +132,11 @@ class Decoder:
         """Computes the keys and values of ids in one pass."""
         num_ids = len(ids)
 
-        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
-            q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
-            keys, values = self.caches[layer][row]
-            keys[:, :num_ids] = k[0]
-            values[:, :num_ids] = v[0]
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
+            q_HNK, kv_2GNK = q_NHK.transpose(0, 1), kv_N2GK.permute(1, 2, 0, 3)
+            self.caches[layer][row, :, :, :num_ids] = kv_2GNK
+            k, v = kv_2GNK[:, None]
+            y = F.scaled_dot_product_attention(q_HNK[None], k, v, is_causal=True, enable_gqa=self.num_sharing > 1)
             return y.transpose(1, 2).reshape(num_ids, -1)
 
         ids_N = torch.tensor(ids, device=self.device)
@@ -176,25 +178,25 @@ class Decoder:
         row_B = torch.arange(B, device=ids_B.device)
         num_rows = max(B, PACKED_ROWS) if isinstance(self.weights.head, Packed) else B
         from_R = torch.arange(num_rows).clamp_(max=B - 1) if num_rows > B else slice(None)
-        num_queries = 1 if self.compiled or self.device.type != "cpu" else 2
+        least_queries = 1 if self.compiled or self.device.type != "cpu" else 2
 
-        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
-            kv = self.caches[layer]
-            kv[row_B, :, :, positions_B] = qkv[:B, 1:]
-            q = qkv[:B, 0, :, None].expand(-1, -1, num_queries, -1)
-            y = F.scaled_dot_product_attention(q, kv[:B, 0, :, :S], kv[:B, 1, :, :S], mask_B11S)
-            return y[:, :, 0].reshape(B, -1)[from_R]
+        def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
+            cache = self.caches[layer]
+            cache[row_B, :, :, positions_B] = kv_N2GK[:B]
+            # The queries of the heads that share keys are rows of one product, so no key is copied.
+            q_BGqK = q_NHK[:B].unflatten(1, (self.num_kv_heads, -1))
+            if q_BGqK.size(2) < least_queries:
+                q_BGqK = q_BGqK.expand(-1, -1, least_queries, -1)
+            y_BGqK = F.scaled_dot_product_attention(q_BGqK, cache[:B, 0, :, :S], cache[:B, 1, :, :S], mask_B11S)
+            return y_BGqK[:, :, :self.num_sharing].reshape(B, -1)[from_R]
 
         x = self._trunk(ids_B[from_R], positions_B[from_R], attend)
-        return self.weights.head(self.weights.final_norm(x))[:B, :self.config.vocab_size].float()
+        return self.weights.head(x)[:B, :self.config.vocab_size].float()
 
-    def _trunk(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Hidden states [N, C] of ids. attend(layer, qkv) turns queries, keys and values [N, 3, H, K] into [N, C]."""
+    def _trunk(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: AttendInLayer) -> torch.Tensor:
+        """What the output layer multiplies, [N, C]. attend is given the layer besides what Attend is given."""
         weights = self.weights
-        x = weights.embedding.rows(ids_N).to(self.dtype) + weights.positions[positions_N]
-        for number, layer in enumerate(weights.layers):
-            qkv = layer.qkv(layer.attention_norm(x)).view(len(x), 3, self.config.n_head, -1)
-            x = layer.attention_out(attend(number, qkv), plus=x)
-            hidden = layer.mlp_in(layer.mlp_norm(x), gelu=self.gelu)
-            x = layer.mlp_out(hidden, plus=x)
-        return x
+        x, places = weights.ends.enter(weights.embedding.rows(ids_N).to(self.dtype), positions_N)
+        for layer, block in enumerate(weights.blocks):
+            x = block(x, places, partial(attend, layer))
+        return weights.ends.leave(x)

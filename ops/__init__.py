@@ -4,4 +4,5 @@ attention  causal attention
 linear     matrix products with a weight, and the layers that hold the weights
 loss       cross-entropy, whole and in chunks
 fp8        products in 8 bits
+products   products with weights laid out for decoding: as they are, packed for the CPU, in 8 bits
 """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from generation.decoder import Decoder
-from generation.weights import Dense, Int8
+from ops.products import Dense, Int8
 from tests.helpers.decoding import EXACT_KINDS, KINDS, decoder_of, largest_difference, skip_unless_possible
 
 

@@ -8,7 +8,7 @@ import torch
 from common.errors import Exit, UserError
 from generation.continuation import Continuation, Sampling
 from generation.sampling import candidates, decode, draw, penalised
-from generation.weights import fastest_kind
+from ops.products import fastest_kind
 from tests.helpers.decoding import EXACT_KINDS, GREEDY, decoder_of, skip_unless_possible, take
 
 # ---------------------------------------------------------------- the distribution

@@ -1,0 +1,126 @@
+"""Products with weights that are laid out for decoding: as they are, packed for the CPU, or in 8 bits.
+
+Decoding reads every weight once per step, so the bytes and their order in memory decide its speed. The plain form of
+every product here is Dense, which is F.linear.
+
+Shapes: N rows, C inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+PACKED_ROWS = 4  # fewer rows are filled up to this number: oneDNN's product is faster with 4 rows than with 1, 2 or 3
+INT8_ROWS = 32  # up to this number of rows 8-bit weights are multiplied as they are; with more, they are widened first
+LAYOUT_ROWS = 64  # the number of rows that oneDNN is told to expect when it chooses the layout
+
+
+def quantize(weight_OC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 [O, C] and its scale per output channel, bf16 [O], symmetric: weight = int8 x scale within half a scale."""
+    highest_O = torch.maximum(-weight_OC.amin(1), weight_OC.amax(1))
+    scale_O = (highest_O.float() / 127).clamp(min=2.0**-60).bfloat16()  # the same in every dtype
+    integers_OC = torch.empty(weight_OC.shape, dtype=torch.int8, device=weight_OC.device)
+    for weight, scale, integers in zip(*(x.split(256) for x in (weight_OC, scale_O, integers_OC)), strict=True):
+        integers.copy_((weight.float() * scale.float().reciprocal()[:, None]).round_())
+    return integers_OC, scale_O
+
+
+def one_row_product(x_1C: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tensor:
+    """x weight' for one row, fp32 [1, O], as a loop that the compiler fuses with the conversion of the weight."""
+    return (weight_OC.float() * x_1C.float()).sum(-1)[None]
+
+
+def is_compiling_one_row(x: torch.Tensor) -> bool:
+    """True while torch.compile traces a product with one row on a CPU."""
+    return torch.compiler.is_compiling() and x.device.type == "cpu" and len(x) == 1
+
+
+class Dense:
+    """x weight' + bias with the weight in a given dtype. A call can apply GELU, or add rows to the result."""
+
+    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
+        self.weight = weight_OC.to(dtype).contiguous()
+        self.bias = bias_O
+        self.dtype = dtype
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x weight' + bias, [N, O], in the dtype of x."""
+        if is_compiling_one_row(x):
+            y = one_row_product(x, self.weight)
+            return (y if self.bias is None else y + self.bias).to(x.dtype)
+        if x.dtype == self.dtype:
+            return F.linear(x, self.weight, self.bias)
+        y = F.linear(x.to(self.dtype), self.weight).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, gelu: str | None = None) -> torch.Tensor:
+        """The product; gelu is F.gelu's form to apply to it, plus are rows [N, O] to add to it."""
+        y = self.product(x)
+        if gelu is not None:
+            y = F.gelu(y, approximate=gelu)
+        return y if plus is None else plus + y
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The weight's rows of these ids: an embedding."""
+        return F.embedding(ids, self.weight)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one product reads."""
+        return self.weight.nbytes
+
+
+class Packed(Dense):
+    """The weight in oneDNN's own layout: on a CPU a step reads it at twice the bandwidth of F.linear."""
+
+    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OC.to(dtype), LAYOUT_ROWS)
+        self.bias = bias_O
+        self.dtype = dtype
+        self._num_bytes = weight_OC.numel() * dtype.itemsize
+
+    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, gelu: str | None = None) -> torch.Tensor:
+        if plus is not None:
+            return torch.ops.mkldnn._linear_pointwise.binary(x, plus, self.weight, self.bias, "add")
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu" if gelu else "none", [], gelu or "")
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+
+class Int8(Dense):
+    """8-bit weights with a scale per output channel; activations stay in their dtype."""
+
+    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
+        self.weight, self.scale = quantize(weight_OC)
+        self.bias = bias_O
+        self.dtype = dtype
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        if is_compiling_one_row(x):
+            y = one_row_product(x, self.weight) * self.scale
+            return (y if self.bias is None else y + self.bias).to(x.dtype)
+        if x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) <= INT8_ROWS:
+            y = torch._weight_int8pack_mm(x, self.weight, self.scale)  # type: ignore[attr-defined]
+        else:
+            y = F.linear(x.to(self.dtype), self.weight.to(self.dtype)).to(x.dtype) * self.scale.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.weight[ids] * self.scale[ids][..., None]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes + self.scale.nbytes
+
+
+def fastest_kind(device: torch.device, dtype: torch.dtype, quantized: bool, compiled: bool) -> type[Dense]:
+    """The kind of matrix that decodes fastest on the device, with weights in dtype."""
+    if quantized:
+        return Int8
+    if device.type != "cpu" or compiled or not torch.backends.mkldnn.is_available():
+        return Dense
+    has_bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return Packed if dtype == torch.float32 or has_bf16 else Dense
