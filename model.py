@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ops.attention import causal_attention
-from ops.linear import ACTIVATIONS, Embedding, Linear, gelu, linear
-from ops.loss import cross_entropy, linear_cross_entropy
+from ops.linear import ACTIVATIONS, Embedding, Linear, gelu
+from ops.loss import output_layer
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the width of the output layer is a multiple of this
 
@@ -208,15 +208,6 @@ class GPT(nn.Module):
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
                 ) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
-        x = self.trunk(idx_BT)
-        chunk, in_fp8 = self.options.loss_chunk, self.options.fp8_head and self.training
-
-        if targets_BT is not None and (in_fp8 or 0 < chunk < targets_BT.numel()):
-            return linear_cross_entropy(x.flatten(0, 1), self.head_weight, targets_BT.flatten(),
-                                        self.config.vocab_size, label_smoothing, chunk or targets_BT.numel(), in_fp8)
-
-        logits_BTP = linear(x, self.head_weight)
-        logits_BTV = logits_BTP[..., :self.config.vocab_size]  # the padding is no choice, in the loss or anywhere
-        if targets_BT is None:
-            return logits_BTV
-        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), label_smoothing)
+        options = self.options
+        return output_layer(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
+                            options.loss_chunk, options.fp8_head and self.training)

@@ -46,6 +46,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on")
 
     g = parser.group("model")
+    g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network; qwen3 and llama: rotary positions, RMSNorm, "
+           "SwiGLU, grouped-query attention, in qwen3 norms of queries and keys", "gpt2")
     g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15")
@@ -55,7 +57,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, 256 where the size is chosen "
            "for a CPU, or what the corpus allows")
     g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting")
-    g.switch("--bias", True, "biases in linear layers and norms")
+    g.switch("--bias", None, "biases in linear layers and norms of gpt2", "on for gpt2; the others have none")
+    g.flag("--n_kv_head", whole(1, 1024), None, "heads of keys and values in qwen3 and llama, a divisor of --n_head",
+           "a third of --n_head, or half where 3 does not divide it")
+    g.flag("--n_inner", whole(1, 2**20), None, "width inside the MLP in qwen3 and llama", "blocks as large as gpt2's")
+    g.flag("--rope_theta", real(1, 1e9, above=True), None, "base of the rotary frequencies in qwen3 and llama", "10000")
     g.switch("--tie_weights", True, "one matrix for the embedding and the output layer")
 
     g = parser.group("horizon")
@@ -142,8 +148,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """The flags that contradict each other, one line each."""
     given = {name: value is not None for name, value in vars(args).items()}
-    has_size_flags = given["n_layer"] or given["n_head"] or given["n_embd"] or not (
-        args.model_size is None and args.bias and args.tie_weights)
+    is_gpt2 = args.arch in (None, "gpt2")
+    shape = ("arch", "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta")
+    has_size_flags = any(given[name] for name in shape) or args.bias is False or not args.tie_weights
     no_bf16 = args.use_amp is False or args.amp_dtype == "fp16"
     wrong = {
         "--min_lr: is above --learning_rate": given["learning_rate"] and (args.min_lr or 0) > args.learning_rate,
@@ -151,8 +158,12 @@ def check(args: argparse.Namespace) -> list[str]:
         "--warmup_steps: needs --use_lr_scheduler": given["warmup_steps"] and not args.use_lr_scheduler,
         "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
         "--n_embd: is not a multiple of --n_head": given["n_embd"] and given["n_head"] and args.n_embd % args.n_head,
-        "--init_from: sets the model's shape; drop --model_size, --n_layer, --n_head, --n_embd, --no-bias and "
-        "--no-tie_weights": args.init_from and has_size_flags,
+        "--init_from: sets the model's shape; drop --arch, --model_size, --n_layer, --n_head, --n_embd, --n_kv_head, "
+        "--n_inner, --rope_theta, --no-bias and --no-tie_weights": args.init_from and has_size_flags,
+        "--bias: only --arch gpt2 has biases": given["bias"] and not is_gpt2,
+        "--n_kv_head: needs --arch qwen3 or llama": given["n_kv_head"] and is_gpt2 and not args.init_from,
+        "--n_inner: needs --arch qwen3 or llama": given["n_inner"] and is_gpt2 and not args.init_from,
+        "--rope_theta: needs --arch qwen3 or llama": given["rope_theta"] and is_gpt2 and not args.init_from,
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
         "--compile_mode: has no effect with --deterministic": args.compile_mode != "default" and args.deterministic,
@@ -201,6 +212,7 @@ from typing import Any
 import torch
 
 import data
+from architectures.table import ModelConfig, create
 from checkpoint.find import check_same
 from checkpoint.folder import owned
 from checkpoint.save import NotFinite
@@ -214,7 +226,7 @@ from machine import device
 from machine.device import Machine
 from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory
 from machine.processes import ALONE
-from model import GPT, GPTConfig, Options
+from model import Options
 from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
@@ -271,7 +283,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
 
 
 def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitStack,
-                 ) -> tuple[Corpus, Sizing | None, GPTConfig, Resumed | None]:
+                 ) -> tuple[Corpus, Sizing | None, ModelConfig, Resumed | None]:
     """The corpus, the model's size where no flag names it, its shape, and the checkpoint to resume from.
 
     The output folder stays locked while held is open. Raises one UserError with all problems that do not depend on
@@ -320,7 +332,7 @@ def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
 
 
 def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: Runtime, corpus: Corpus,
-          sizing: Sizing | None, config: GPTConfig, resumed: Resumed | None, deadline: Deadline) -> int:
+          sizing: Sizing | None, config: ModelConfig, resumed: Resumed | None, deadline: Deadline) -> int:
     """The run from the plan to the last line; returns the exit code."""
     machine, out = runtime.machine, runtime.out
     folder, stored = resumed or (None, {})
@@ -383,7 +395,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
 
 
-def open_output(args: argparse.Namespace, flags_now: Layer, config: GPTConfig, recipe: Recipe, state: TrainState,
+def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig, recipe: Recipe, state: TrainState,
                 checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     out = runtime.out
@@ -415,7 +427,7 @@ def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterato
 # ---------------------------------------------------------------- the plan, the model
 
 
-def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, corpus: Corpus, config: GPTConfig,
+def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, corpus: Corpus, config: ModelConfig,
               options: Options, recipe: Recipe, kind: OptimizerKind, stored: dict[str, Any]) -> Plan:
     """Decides what is left: where the tokens live, the micro-batch of --batch_size auto, validation, how the run saves.
 
@@ -446,13 +458,13 @@ def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> 
     return where, why
 
 
-def build_learner(args: argparse.Namespace, parts: Parts, config: GPTConfig, options: Options, recipe: Recipe,
+def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, options: Options, recipe: Recipe,
                   kind: OptimizerKind, runtime: Runtime) -> Learner:
     """The model as the seed makes it, with its optimizer and loss scaler."""
     machine = runtime.machine
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model = GPT.create(config, machine.device, options).train()
+        model = create(config, machine.device, options).train()
         groups = parameter_groups(model, args.weight_decay)
         optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, args.beta2), parts.adamw)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")

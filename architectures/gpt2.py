@@ -16,12 +16,13 @@ import torch.nn.functional as F
 
 from architectures.decoding import Attend, Parts
 from architectures.fields import InvalidCheckpoint, check_whole, shown
-from model import GPT, GPTConfig
-from ops.attention import BLOCK_ROWS, attends_in_blocks
+from model import GPT, GPTConfig, Options
+from ops.attention import attention_bytes
 from ops.linear import ACTIVATIONS
 
 NAME: str = "GPT-2"
 Config = GPTConfig
+FLAGS: tuple[str, ...] = ("bias",)  # of train.py, which only this architecture has
 
 # Names of parameters, without .weight and .bias.
 EMBEDDING: str = "transformer.wte"
@@ -41,9 +42,23 @@ STALE_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old versions o
 # ---------------------------------------------------------------- the network
 
 
-def build(config: GPTConfig) -> GPT:
+def build(config: GPTConfig, options: Options) -> GPT:
     """The network, its values not yet set."""
-    return GPT(config)
+    return GPT(config, options)
+
+
+def sized(layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
+          tie_weights: bool = True, bias: bool = True) -> GPTConfig:
+    """The config of a size."""
+    return GPTConfig(vocab_size, seq_length, *layers_heads_width, dropout, bias, tie_weights)
+
+
+def hidden_matrices(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """The matrices inside the blocks by name, each with the rows of the independent matrices stacked in it."""
+    C = config.n_embd
+    of_a_block = {"attn.c_attn": (C, C, C), "attn.c_proj": (C,), "mlp.c_fc": (4 * C,), "mlp.c_proj": (C,)}
+    return {f"transformer.h.{layer}.{name}.weight": rows
+            for layer in range(config.n_layer) for name, rows in of_a_block.items()}
 
 
 def block_bytes(config: GPTConfig, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
@@ -52,22 +67,12 @@ def block_bytes(config: GPTConfig, device_type: str, dtype: torch.dtype, residua
     dtype is autocast's (float32: none) and e the size of its elements; residual_bytes is the size of an element of the
     residual stream. In units of C these are kept: the inputs of both norms (residual stream), then e times 2 outputs of
     norms, 3 of q, k and v, 1 of attention, 4 + 4 around GELU. To these come the norms' statistics, and what attention
-    keeps of its matrix: the probabilities of the past where it is multiplied out in blocks of rows, else one number for
-    each row (Dao et al. 2022). Dropout adds two masks of a byte an element, and the dropped probabilities and their
-    mask; PyTorch's fused kernel for the CPU has no dropout, and whole matrices are kept instead.
+    keeps of its matrix. Dropout adds two masks of a byte an element.
     """
     e = dtype.itemsize
     C, H, T = config.n_embd, config.n_head, config.seq_length
     drops = config.dropout > 0
-    probability_bytes = 2 * e + 1 if drops else e
-
-    kept = 2 * C * residual_bytes + 14 * C * e + 16.0
-    if attends_in_blocks(device_type, dtype, T):
-        kept += H * (min(T, BLOCK_ROWS) + T) / 2 * probability_bytes
-    elif device_type == "cpu" and drops:
-        kept += H * T * probability_bytes
-    else:
-        kept += 4 * H
+    kept = 2 * C * residual_bytes + 14 * C * e + 16.0 + attention_bytes(device_type, dtype, H, T, drops)
     return kept + (2 * C if drops else 0)
 
 

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from architectures import gpt2
+from architectures import gpt2, llama, qwen3
 from architectures.decoding import Block, Ends, Parts
 from architectures.fields import InvalidCheckpoint, shown
+from architectures.rotary import RotaryConfig, RotaryTransformer
+from model import GPT, GPTConfig, Options
 
 ConfigT = TypeVar("ConfigT")
+ModelConfig: TypeAlias = GPTConfig | RotaryConfig  # of any architecture
+Network: TypeAlias = GPT | RotaryTransformer  # of any architecture
 
 
 class Architecture(Protocol[ConfigT]):
     """What the program must know about a network besides the network itself; a module may implement it.
 
     A config has the fields and properties of model.GPTConfig that the program reads: vocab_size and padded_vocab_size,
-    seq_length, n_layer, n_head, n_embd, dropout, tie_weights, num_parameters, num_block_weights, flops_per_token.
-    tensors are by the names of the network's state_dict(), stored ones by those of a Hugging Face folder. Names of
-    parts are those of their parameters without .weight and .bias.
+    seq_length, n_layer, n_head, n_embd, dropout, tie_weights, num_parameters, num_block_weights, flops_per_token. A
+    network is called as GPT is, and has its config, options, init_weights, trunk and head_weight. tensors are by the
+    names of the network's state_dict(), stored ones by those of a Hugging Face folder. Names of parts are those of
+    their parameters without .weight and .bias.
     """
 
     NAME: str  # for the model card
     Config: type[ConfigT]
+    FLAGS: tuple[str, ...]  # of train.py, which not all architectures have: what sized takes besides
 
-    def build(self, config: ConfigT) -> Any:
+    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = ...,
+              tie_weights: bool = ..., **flags: Any) -> ConfigT:
+        """The config of a size. Raises UserError (exit 2) for flags that are no model."""
+        ...
+
+    def build(self, config: ConfigT, options: Options) -> Any:
         """The network, its values not yet set."""
+        ...
+
+    def hidden_matrices(self, config: ConfigT) -> dict[str, tuple[int, ...]]:
+        """The matrices inside the blocks by name, each with the rows of the independent matrices stacked in it."""
         ...
 
     def block_bytes(self, config: ConfigT, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
@@ -100,17 +115,28 @@ class Architecture(Protocol[ConfigT]):
         ...
 
 
-ARCHITECTURES: dict[str, Architecture[Any]] = {"gpt2": gpt2}
+ARCHITECTURES: dict[str, Architecture[Any]] = {"gpt2": gpt2, "qwen3": qwen3, "llama": llama}
+DEFAULT = "gpt2"
 
 
 def by_model_type(model_type: Any) -> Architecture[Any]:
     """The architecture that a config.json names. Raises InvalidCheckpoint for any other value."""
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        known = " or ".join(map(repr, ARCHITECTURES))
-        raise InvalidCheckpoint(f"config.json: model_type is {shown(model_type)}, not {known}")
+        known = ", ".join(map(repr, ARCHITECTURES))
+        raise InvalidCheckpoint(f"config.json: model_type is {shown(model_type)}, not one of {known}")
     return ARCHITECTURES[model_type]
 
 
-def architecture_of(config: Any) -> Architecture[Any]:
+def architecture_of(config: ModelConfig) -> Architecture[Any]:
     """The architecture of a model's config."""
-    return next(found for found in ARCHITECTURES.values() if isinstance(config, found.Config))
+    return ARCHITECTURES[name_of(config)]
+
+
+def name_of(config: ModelConfig) -> str:
+    """The name of a config's architecture: its model_type, and the value of --arch."""
+    return next(name for name, found in ARCHITECTURES.items() if isinstance(config, found.Config))
+
+
+def create(config: ModelConfig, device: torch.device | str, options: Options) -> Network:
+    """A network with its initial weights, drawn on the CPU so that a seed is the same model on every device."""
+    return architecture_of(config).build(config, options).init_weights().to(device)

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from architectures.table import architecture_of
-from model import GPT, GPTConfig
+from architectures.table import ModelConfig, Network, architecture_of, name_of
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -56,7 +55,7 @@ class Tensors:
     training: dict[str, torch.Tensor]
 
     @staticmethod
-    def of(model: GPT, optimizer: torch.optim.Optimizer) -> Tensors:
+    def of(model: Network, optimizer: torch.optim.Optimizer) -> Tensors:
         """The tensors themselves, on their device; only the states of the generators are copies."""
         training = {}
         for name, parameter in model.named_parameters():
@@ -79,7 +78,7 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def bytes_needed(config: GPTConfig, optimizer_bytes: int = 8) -> int:
+def bytes_needed(config: ModelConfig, optimizer_bytes: int = 8) -> int:
     """Bytes of a checkpoint on disk: fp32 weights, optimizer_bytes for each parameter (AdamW: two fp32), 1 MiB of text.
     """
     return (4 + optimizer_bytes) * config.num_parameters + 2**20
@@ -88,7 +87,7 @@ def bytes_needed(config: GPTConfig, optimizer_bytes: int = 8) -> int:
 # ---------------------------------------------------------------- files
 
 
-def tensor_files(config: GPTConfig, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
+def tensor_files(config: ModelConfig, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
     """The safetensors files by name."""
     return {
         WEIGHTS: architecture_of(config).to_hf_tensors(config, tensors.model),
@@ -96,13 +95,14 @@ def tensor_files(config: GPTConfig, tensors: Tensors) -> dict[str, dict[str, tor
     }
 
 
-def text_files(step: int, config: GPTConfig, state: Mapping[str, Any], tokenizer_json: str | None,
+def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokenizer_json: str | None,
                end_of_text_id: int | None, card: str) -> dict[str, str]:
     """All other files by name but the manifest, which lists the sizes and hashes of all files.
 
     state is what trainer_state.json holds besides step and model, JSON values.
     """
-    about = {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "model": asdict(config)}
+    about = {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
+             "model": asdict(config)}
     # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError.
     generation = {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
                   "max_new_tokens": min(MOST_NEW_TOKENS, max(1, config.seq_length // 2))}
@@ -148,7 +148,7 @@ def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_lengt
 # ---------------------------------------------------------------- the model card
 
 
-def model_card(config: GPTConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
+def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
                command: str = "") -> str:
     """README.md: the model's shape, facts about its training, its validation curve, and how to open it.
 

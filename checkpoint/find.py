@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.fields import InvalidCheckpoint, shown
+from architectures.table import DEFAULT, ModelConfig, name_of
 from checkpoint.contents import CONFIG, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, UserError
 from common.files import BEST, LAST, named_in
 from common.words import is_utf8, printable, several, shell_word
-from model import GPTConfig
 
 # Names that transformers and nanoGPT download by themselves, and what they are called on huggingface.co.
 ON_THE_HUB = {"gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/gpt2-medium",
@@ -299,12 +299,15 @@ def is_inside(path: Path, output_dir: Path) -> bool:
     return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
 
 
-def check_same(state: dict[str, Any], config: GPTConfig, train_sha256: str, tokenizer_sha256: str | None,
+def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
                allow_new_data: bool) -> None:
     """Raises UserError if a checkpoint has another model (exit 4), another tokenizer or other tokens (exit 3)."""
     model, data = state.get("model"), state.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
         raise UserError(Exit.CHECKPOINT, f"the checkpoint's {STATE} lacks model or data. Give another one.")
+    if (arch := state.get("arch", DEFAULT)) != name_of(config):  # older programs, which named none, had the default
+        raise UserError(Exit.CHECKPOINT, f"the checkpoint holds another model: its --arch is {shown(arch)}, here it is "
+                                         f"{name_of(config)!r}. Give the flags of its run, or another --output_dir.")
     for key, value in asdict(config).items():
         if key != "dropout" and model.get(key) != value:
             raise UserError(Exit.CHECKPOINT, f"the checkpoint holds another model: {key} is {shown(model.get(key))} in "

@@ -11,15 +11,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint
-from architectures.table import architecture_of, by_model_type
+from architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from checkpoint.contents import CONFIG, WEIGHTS, WHAT_OPENS
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
 from common.words import printable
-from model import GPT, GPTConfig
+from model import Options
 
 
-def read_config(folder: Path) -> GPTConfig:
+def read_config(folder: Path) -> ModelConfig:
     """The model's shape from config.json.
 
     Raises InvalidCheckpoint, naming the field, for a model that is not computed here exactly.
@@ -38,7 +38,7 @@ def weights_file(folder: Path) -> Path:
     raise InvalidCheckpoint(f"{WEIGHTS} is missing")
 
 
-def weights_in(folder: Path, config: GPTConfig) -> dict[str, torch.Tensor]:
+def weights_in(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     """The folder's weights by the names and shapes of the model's state_dict(), but without the vocabulary's padding.
 
     They are views of the mapped file. Biases of zeros are left out for a model without biases, and a shorter seq_length
@@ -73,7 +73,7 @@ def _stored_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(str(error))[:100]})") from error
 
 
-def load_weights(folder: Path, model: GPT) -> None:
+def load_weights(folder: Path, model: Network) -> None:
     """Copies a folder's weights into the model, whose config must be the folder's.
 
     Raises InvalidCheckpoint as weights_in does; the model is then unchanged.
@@ -81,7 +81,7 @@ def load_weights(folder: Path, model: GPT) -> None:
     _copy(weights_in(folder, model.config), model)
 
 
-def _copy(weights: dict[str, torch.Tensor], model: GPT) -> None:
+def _copy(weights: dict[str, torch.Tensor], model: Network) -> None:
     """Copies weights into the model; the rows that pad its vocabulary become zero."""
     with torch.no_grad():
         for name, target in model.state_dict().items():
@@ -90,7 +90,7 @@ def _copy(weights: dict[str, torch.Tensor], model: GPT) -> None:
             target[len(tensor):] = 0.0
 
 
-def open_model(folder: Path) -> tuple[GPTConfig, dict[str, torch.Tensor]]:
+def open_model(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     """Config and weights of a checkpoint or a Hugging Face folder, as weights_in. Raises UserError (exit 4)."""
     try:
         config = read_config(folder)
@@ -104,9 +104,9 @@ def open_model(folder: Path) -> tuple[GPTConfig, dict[str, torch.Tensor]]:
                                          "with safetensors.") from error
 
 
-def load_model(folder: Path, device: torch.device) -> GPT:
+def load_model(folder: Path, device: torch.device) -> Network:
     """The model of a checkpoint or a Hugging Face folder, in fp32. Raises UserError (exit 4)."""
     config, weights = open_model(folder)
-    model = architecture_of(config).build(config)
+    model = architecture_of(config).build(config, Options())
     _copy(weights, model)
     return model.to(device)

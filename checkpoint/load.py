@@ -10,13 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint
+from architectures.table import ModelConfig, Network
 from checkpoint.contents import OPTIMIZER, WEIGHTS, WHAT_OPENS, StateShapes
 from checkpoint.find import resolve
 from checkpoint.huggingface import load_weights, read_config, weights_file
 from checkpoint.verify import MAX_COUNT
 from common.errors import Exit, UserError
 from common.words import printable
-from model import GPT, GPTConfig
 
 CURE = "--reset_optimizer resumes without the optimizer's state"
 
@@ -24,7 +24,7 @@ CURE = "--reset_optimizer resumes without the optimizer's state"
 # ---------------------------------------------------------------- --init_from
 
 
-def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, GPTConfig]:
+def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
     """The folder that --init_from means and its model's config. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
     try:
@@ -35,7 +35,7 @@ def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, 
                                          "with safetensors.") from error
 
 
-def start_from(folder: Path, model: GPT) -> None:
+def start_from(folder: Path, model: Network) -> None:
     """Copies the weights of --init_from into the model. Raises UserError (exit 4), for NaN and infinity too."""
     try:
         load_weights(folder, model)
@@ -61,7 +61,7 @@ def _check_finite(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> No
 # ---------------------------------------------------------------- --resume_from
 
 
-def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, state_shapes: StateShapes,
+def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer, state_shapes: StateShapes,
                   reset_optimizer: bool = False) -> list[str]:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
@@ -88,7 +88,8 @@ def load_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, st
     return notes
 
 
-def _optimizer_state(file: Any, model: GPT, state_shapes: StateShapes) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+def _optimizer_state(file: Any, model: Network, state_shapes: StateShapes,
+                     ) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """The optimizer's state of every parameter. All of it is checked before any is used. Raises InvalidCheckpoint."""
     _check_optimizer_state(file, model, state_shapes)
     states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -97,7 +98,7 @@ def _optimizer_state(file: Any, model: GPT, state_shapes: StateShapes) -> dict[t
     return states
 
 
-def _check_optimizer_state(file: Any, model: GPT, state_shapes: StateShapes) -> None:
+def _check_optimizer_state(file: Any, model: Network, state_shapes: StateShapes) -> None:
     """Raises InvalidCheckpoint unless each tensor is there in fp32 and its shape, and each scalar is a count."""
     stored, problems, scalars = set(file.keys()), [], []
     for parameter_name, parameter in model.named_parameters():

@@ -28,7 +28,8 @@ SETTINGS = {
     "use_lr_scheduler": "use_lr_scheduler", "eval_interval": "eval_interval", "weight_decay": "weight_decay",
     "beta1": "beta1", "beta2": "beta2", "grad_clip": "grad_clip", "label_smoothing": "label_smoothing",
     "dropout": "dropout", "seed": "seed", "fp8_head": "fp8_head"}
-SHAPE_FIELDS = ("n_layer", "n_head", "n_embd", "seq_length", "bias", "tie_weights")
+SHAPE_FIELDS = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "seq_length", "bias",
+                "tie_weights")
 
 
 def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
@@ -100,7 +101,8 @@ def _flags_in(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if flags:
         return _object(flags, "given"), _object(flags, "decided")
     model, settings = _object(state, "model"), _object(state, "settings")
-    decided = {name: model[name] for name in SHAPE_FIELDS if name in model}
+    arch = {"arch": state["arch"]} if "arch" in state else {}
+    decided = arch | {name: model[name] for name in SHAPE_FIELDS if name in model}
     decided |= {flag: settings[name] for name, flag in SETTINGS.items() if name in settings}
     if decided.get("use_lr_scheduler") is False:
         decided = {name: value for name, value in decided.items() if name not in ("min_lr", "warmup_steps")}

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from architectures.fields import InvalidCheckpoint
+from architectures.table import ModelConfig
 from checkpoint.contents import (
     CARD,
     MANIFEST,
@@ -38,7 +39,6 @@ from checkpoint.contents import (
 from checkpoint.folder import REPLACED, TEMPORARY, put_back
 from checkpoint.verify import manifest_entries, read_state, verify
 from common.files import sync, write_all
-from model import GPTConfig
 
 DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of the types that are written
 BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time
@@ -89,7 +89,7 @@ class Snapshot:
 # ---------------------------------------------------------------- the folder
 
 
-def save(output_dir: Path, step: int, config: GPTConfig, tensors: Tensors, state: dict[str, Any],
+def save(output_dir: Path, step: int, config: ModelConfig, tensors: Tensors, state: dict[str, Any],
          tokenizer_json: str | None, end_of_text_id: int | None, card: str) -> Path:
     """Writes output_dir/checkpoint-STEP; nobody sees it before all of it is on disk and was read back.
 

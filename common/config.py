@@ -21,12 +21,14 @@ DECIDED = "decided"
 COMMENT_WIDTH = 79
 
 # What the network looks like, which --init_from sets too.
-SHAPE = ("model_size", "n_layer", "n_head", "n_embd", "bias", "tie_weights")
+SHAPE = ("arch", "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "bias",
+         "tie_weights")
 # A flag as it stands on the command line: the flags of a file that it replaces, because they say the same in other
 # words or make no sense beside it.
 REPLACES: dict[str, tuple[str, ...]] = {
     "data_dir": ("bin_file", "val_bin_file", "tokenizer_file", "metadata_file", "vocab_size"),
-    "model_size": ("n_layer", "n_head", "n_embd"),
+    "arch": ("bias", "n_kv_head", "n_inner", "rope_theta"),
+    "model_size": ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"),
     "init_from": SHAPE,
     "epochs": ("max_steps",),
     "max_steps": ("epochs",),
@@ -40,6 +42,9 @@ REPLACES: dict[str, tuple[str, ...]] = {
 }
 # A flag of the command line: what a program decided from it before, and decides again.
 DECIDES: dict[str, tuple[str, ...]] = {
+    "n_head": ("n_kv_head", "n_inner"),
+    "n_embd": ("n_inner",),
+    "n_kv_head": ("n_inner",),
     "learning_rate": ("min_lr",),
     "batch_size": ("gradient_accumulation_steps", "learning_rate", "min_lr"),
     "gradient_accumulation_steps": ("learning_rate", "min_lr"),

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
+from architectures.table import Network
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
 from common.words import duration
-from model import GPT
 
 READ_AHEAD = 1024  # windows among which those of similar length are put together
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary
@@ -119,7 +119,7 @@ class Measurement:
 class Scorer:
     """A model on a machine, and where its progress is shown."""
 
-    model: GPT
+    model: Network
     autocast: Callable[[], contextlib.AbstractContextManager]
     tokens_per_batch: int
     out: Progress
@@ -165,7 +165,7 @@ class Scorer:
 
 
 @torch.inference_mode()
-def score_batch(model: GPT, batch: Sequence[Window], autocast: Callable[[], contextlib.AbstractContextManager],
+def score_batch(model: Network, batch: Sequence[Window], autocast: Callable[[], contextlib.AbstractContextManager],
                 ) -> list[Score]:
     """The score of each window, in their order. Raises UserError (exit 6) for logits that are not finite."""
     device = next(model.parameters()).device

@@ -3,6 +3,8 @@
 attention  causal attention
 linear     matrix products with a weight, and the layers that hold the weights
 loss       cross-entropy, whole and in chunks
+norm       RMSNorm
+rotary     rotary position embedding
 fp8        products in 8 bits
 products   products with weights laid out for decoding: as they are, packed for the CPU, in 8 bits
 """

@@ -1,5 +1,7 @@
 """Causal attention: the fast forms, and the plain one they are tested against.
 
+k and v may have fewer heads than q, each shared by a group of queries' heads (Ainslie et al. 2023, GQA, section 2.2).
+
 Shapes: B batch, H heads, T time, K head size.
 """
 
@@ -17,6 +19,7 @@ def plain_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Te
     Source: Vaswani et al. 2017, section 3.2.1, with the mask of section 3.2.3. It holds [B, H, T, T] several times.
     """
     T, K = q_BHTK.shape[-2:]
+    k_BHTK, v_BHTK = for_all_heads(q_BHTK, k_BHTK), for_all_heads(q_BHTK, v_BHTK)
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
 
     scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
@@ -32,7 +35,14 @@ def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.T
     """
     if attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, q_BHTK.size(2)):
         return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
-    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout,
+                                          enable_gqa=k_BHTK.size(1) != q_BHTK.size(1))
+
+
+def for_all_heads(q_BHTK: torch.Tensor, kv_BHTK: torch.Tensor) -> torch.Tensor:
+    """Keys or values with as many heads as the queries: each is repeated for the heads that share it."""
+    groups = q_BHTK.size(1) // kv_BHTK.size(1)
+    return kv_BHTK if groups == 1 else kv_BHTK.repeat_interleave(groups, 1)
 
 
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
@@ -44,10 +54,26 @@ def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> 
     return device_type == "cpu" and dtype == torch.bfloat16 and seq_length <= 512
 
 
+def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int, drops: bool) -> float:
+    """Bytes per token that autograd keeps of the attention matrix of one layer, besides q, k, v and the result.
+
+    The probabilities of the past where they are multiplied out in blocks of rows, else one number for each row (Dao et
+    al. 2022). Dropout adds the dropped probabilities and their mask; PyTorch's fused kernel for the CPU has no dropout,
+    and whole matrices are kept instead.
+    """
+    probability_bytes = 2 * dtype.itemsize + 1 if drops else dtype.itemsize
+    if attends_in_blocks(device_type, dtype, seq_length):
+        return num_heads * (min(seq_length, BLOCK_ROWS) + seq_length) / 2 * probability_bytes
+    if device_type == "cpu" and drops:
+        return num_heads * seq_length * probability_bytes
+    return 4.0 * num_heads
+
+
 def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float,
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
     """causal_attention by matrix products, block_rows queries at a time."""
     B, H, T, K = q_BHTK.shape
+    k_BHTK, v_BHTK = for_all_heads(q_BHTK, k_BHTK), for_all_heads(q_BHTK, v_BHTK)
     q, k, v = (x.reshape(B * H, T, K) for x in (q_BHTK, k_BHTK, v_BHTK))
 
     rows = []

@@ -1,4 +1,5 @@
-"""Linear layers, embeddings and GELU: PyTorch's, computed faster on a CPU. The plain forms are F.linear and F.gelu.
+"""Linear layers, embeddings, GELU and SwiGLU: PyTorch's, computed faster on a CPU. The plain forms are F.linear and
+F.gelu.
 
 Shapes: I inputs, O outputs, N rows.
 """
@@ -49,6 +50,12 @@ def gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
         return F.gelu(x, approximate=approximate)
     u = x.float()
     return (u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * u**3))).to(x.dtype)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) up, where gate is the first half of the last dimension (Shazeer 2020, section 2)."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
 
 
 def is_compiling_for_cpu(x: torch.Tensor) -> bool:

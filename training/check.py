@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from architectures.table import ModelConfig
 from common.children import script_environment
 from common.errors import Exit, UserError
 from common.files import cache_folder
@@ -38,6 +39,7 @@ from ops.attention import attends_in_blocks
 from training import estimates
 from training.estimates import FULL_WIDTH, OWN_SHAPE, STEP_TOKENS, TYPICAL, WITHIN_HOURS, Estimates
 from training.recipe import DEFAULT_SEQ_LENGTH, choose_config
+from training.sizing import config_of_size
 
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
 COMPILE_SECONDS = 40  # after which the attempt to compile is given up
@@ -110,7 +112,7 @@ def fastest(args: argparse.Namespace, machine: Machine, compiling: Compiling) ->
     return replace(machine, dtype=dtype, compile=compiles)
 
 
-def models_of(args: argparse.Namespace) -> dict[str, GPTConfig]:
+def models_of(args: argparse.Namespace) -> dict[str, ModelConfig]:
     """The models of the tables by their names: all sizes, or the one that the flags describe.
 
     Raises UserError (exit 2) for a width that the heads do not divide.
@@ -121,8 +123,7 @@ def models_of(args: argparse.Namespace) -> dict[str, GPTConfig]:
         config = choose_config(without_weights, vocab_size, 2**62)
         layers_heads_width = (config.n_layer, config.n_head, config.n_embd)
         return {next((name for name, shape in SIZES.items() if shape == layers_heads_width), OWN_SHAPE): config}
-    return {name: GPTConfig(vocab_size, seq_length, *shape, args.dropout, args.bias, args.tie_weights)
-            for name, shape in SIZES.items()}
+    return {name: config_of_size(args, shape, vocab_size, seq_length) for name, shape in SIZES.items()}
 
 
 # ---------------------------------------------------------------- what is tried
@@ -309,7 +310,7 @@ def _disk(disk: Disk | str) -> str:
 # ---------------------------------------------------------------- what is said of sizes
 
 
-def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, configs: Mapping[str, GPTConfig],
+def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, configs: Mapping[str, ModelConfig],
                   here: Estimates, cards: Mapping[int, Estimates]) -> None:
     """Prints the tables, each with what its figures rest on."""
     first = next(iter(configs.values()))
@@ -339,7 +340,7 @@ def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, config
     say(out, "With your tokens, python train.py --dry_run measures time and memory on this machine.")
 
 
-def recommended_here(best: Machine, configs: Mapping[str, GPTConfig], here: Estimates, flags: str) -> str:
+def recommended_here(best: Machine, configs: Mapping[str, ModelConfig], here: Estimates, flags: str) -> str:
     """Which size this machine trains within two days, and the flags for it."""
     found = estimates.recommended(configs, here)
     if found is None or (here[found[0]].hours or 0) > WITHIN_HOURS:
@@ -353,7 +354,7 @@ def recommended_here(best: Machine, configs: Mapping[str, GPTConfig], here: Esti
 
 
 def all_figures(machine: Machine, compiling: Compiling, disk: Disk | str, products: Mapping[str, float],
-            configs: Mapping[str, GPTConfig], here: Estimates, cards: Mapping[int, Estimates]) -> dict[str, Any]:
+            configs: Mapping[str, ModelConfig], here: Estimates, cards: Mapping[int, Estimates]) -> dict[str, Any]:
     """All figures, for --json."""
     return {
         "device": machine.device.type, "name": machine.name, "memory_bytes": total_memory(machine),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.fields import InvalidCheckpoint, is_number
+from architectures.table import ModelConfig
 from checkpoint import contents, find, save
 from checkpoint.folder import prune
 from common.errors import UserError
@@ -24,7 +25,6 @@ from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
 from machine.device import Machine
 from machine.memory import available_ram
-from model import GPTConfig
 from tokens.corpus import Corpus
 from training.recipe import Recipe
 from training.starting import Settings
@@ -71,7 +71,7 @@ class SavingPlan:
         return f"in the background, from a copy of {size(self.copy_bytes)} in RAM"
 
 
-def plan_saving(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, machine: Machine, optimizer_bytes: int,
+def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, machine: Machine, optimizer_bytes: int,
                 held_bytes: int) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from architectures.table import ModelConfig
 from common.words import count
 from machine.cards import Card, find_card
 from machine.device import Machine
-from model import GPTConfig
 from training.memory import (
     CUDA_CONTEXT,
     GIB,
@@ -65,7 +65,7 @@ class Estimate:
 Estimates = Mapping[str, Estimate]  # by the name of the size
 
 
-def tokens_for(args: argparse.Namespace, config: GPTConfig) -> int:
+def tokens_for(args: argparse.Namespace, config: ModelConfig) -> int:
     """The tokens of --tokens, or twenty per parameter."""
     return args.tokens or TOKENS_PER_PARAMETER * config.num_parameters
 
@@ -73,7 +73,7 @@ def tokens_for(args: argparse.Namespace, config: GPTConfig) -> int:
 # ---------------------------------------------------------------- estimating
 
 
-def estimate(args: argparse.Namespace, config: GPTConfig, machine: Machine, memory_bytes: int,
+def estimate(args: argparse.Namespace, config: ModelConfig, machine: Machine, memory_bytes: int,
              flops_per_second: float | None) -> Estimate:
     """What the model takes on a device with this much memory that trains at flops_per_second."""
     options = choose_options(argparse.Namespace(**{**vars(args), "residual_dtype": "auto"}), machine, FAST.attention)
@@ -95,7 +95,7 @@ def estimate(args: argparse.Namespace, config: GPTConfig, machine: Machine, memo
     return Estimate(batch_size, num_bytes, setting.checkpointing, flops / flops_per_second / 3600)
 
 
-def estimate_on_card(args: argparse.Namespace, config: GPTConfig, gigabytes: int) -> Estimate:
+def estimate_on_card(args: argparse.Namespace, config: ModelConfig, gigabytes: int) -> Estimate:
     """What the model takes on the typical card with this much memory, by its data sheet."""
     card = find_card(TYPICAL[gigabytes])
     machine = _imagined(args, TYPICAL[gigabytes], card)
@@ -108,7 +108,7 @@ def share_of_peak(args: argparse.Namespace, width: int) -> float:
     return SHARE_OF_PEAK * min(1.0, width / FULL_WIDTH) * (EAGER if args.compile is False else 1.0)
 
 
-def speed_here(machine: Machine, config: GPTConfig, products: Mapping[str, float]) -> float | None:
+def speed_here(machine: Machine, config: ModelConfig, products: Mapping[str, float]) -> float | None:
     """FLOP/s that this machine is assumed to train at, by the FLOP/s of matrix products in each precision."""
     kind, name = machine.device.type, machine.precision
     if name == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -149,12 +149,12 @@ def hours_in_words(hours: float | None) -> str:
     return f"{rounded:,.0f}" if rounded < 1e6 else f"{rounded / 1e6:g}M"
 
 
-def describe_size(args: argparse.Namespace, name: str, config: GPTConfig) -> str:
+def describe_size(args: argparse.Namespace, name: str, config: ModelConfig) -> str:
     """'gpt2_small, 124.4M parameters, 2.49B tokens'."""
     return f"{name}, {count(config.num_parameters)} parameters, {count(tokens_for(args, config))} tokens"
 
 
-def table_here(args: argparse.Namespace, configs: Mapping[str, GPTConfig], here: Estimates) -> list[str]:
+def table_here(args: argparse.Namespace, configs: Mapping[str, ModelConfig], here: Estimates) -> list[str]:
     """A line for each size: what it takes on this machine."""
     lines = [f"{'':<12}{'parameters':>10}{'tokens':>10}{'micro-batch':>13}{'memory GiB':>12}{'hours':>11}"]
     for name, config in configs.items():
@@ -164,7 +164,7 @@ def table_here(args: argparse.Namespace, configs: Mapping[str, GPTConfig], here:
     return lines
 
 
-def table_of_cards(args: argparse.Namespace, configs: Mapping[str, GPTConfig], cards: Mapping[int, Estimates],
+def table_of_cards(args: argparse.Namespace, configs: Mapping[str, ModelConfig], cards: Mapping[int, Estimates],
                    ) -> list[str]:
     """Three lines for each size: micro-batch, memory and hours on every card."""
     lines = [_row("", [f"{gigabytes} GB" for gigabytes in cards]),
@@ -189,7 +189,7 @@ def _row(label: str, cells: Sequence[str]) -> str:
     return f"{label:<8}" + "".join(f"{cell:>{CELL}}" for cell in cells)
 
 
-def recommended(configs: Mapping[str, GPTConfig], found: Estimates) -> tuple[str, int] | None:
+def recommended(configs: Mapping[str, ModelConfig], found: Estimates) -> tuple[str, int] | None:
     """The largest size that is trained within two days, else the quickest, and its micro-batches a step.
 
     None if no size fits, or where no hours are known.
@@ -202,7 +202,7 @@ def recommended(configs: Mapping[str, GPTConfig], found: Estimates) -> tuple[str
     return name, max(1, STEP_TOKENS // (found[name].batch_size * configs[name].seq_length))
 
 
-def table_of_recommended(configs: Mapping[str, GPTConfig], cards: Mapping[int, Estimates]) -> list[str]:
+def table_of_recommended(configs: Mapping[str, ModelConfig], cards: Mapping[int, Estimates]) -> list[str]:
     """A line for each card: the size recommended for it, its flags and its hours."""
     row = "{:<7}{:<9}{:<13}{:>12}{:>31}{:>8}"
     lines = [row.format("", "", "--model_size", "--batch_size", "--gradient_accumulation_steps", "hours")]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from architectures.table import architecture_of
+from architectures.table import ModelConfig, architecture_of
 from machine.cards import CARDS_GIB
 from machine.device import Machine
 from machine.memory import total_memory
-from model import GPTConfig, Options
+from model import Options
 from training.optimizers import OptimizerKind
 from training.sizing import Sizing
 
@@ -53,7 +53,7 @@ class MemorySetting:
                              copies, optimizer_bytes)
 
 
-def memory_parts(config: GPTConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
+def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
     """Predicted bytes of a training step by part: weights, optimizer, copy, gradients, activations, logits, program.
 
     Weights and gradients are fp32; the gradient of a tied embedding exists twice for a moment, as it comes from both
@@ -73,7 +73,7 @@ def memory_parts(config: GPTConfig, batch_size: int, setting: MemorySetting) -> 
             "program": _program_bytes(config, setting, weights, activations + logits)}
 
 
-def _activation_bytes(config: GPTConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
+def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
     """What the backward pass needs of the blocks, the final norm and the 16-bit copy of the matrices."""
     tokens, C, e = batch_size * config.seq_length, config.n_embd, setting.dtype.itemsize
     block = architecture_of(config).block_bytes(config, setting.device_type, setting.dtype, setting.residual_bytes)
@@ -85,7 +85,7 @@ def _activation_bytes(config: GPTConfig, batch_size: int, setting: MemorySetting
     return int(tokens * (blocks + ends) + copy_of_matrices)
 
 
-def _logit_bytes(config: GPTConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
+def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
     """Logits and what is made of them.
 
     Eager there are log-probabilities, their gradient and the gradient of the logits, fp32; compiled there is the
@@ -98,7 +98,7 @@ def _logit_bytes(config: GPTConfig, batch_size: int, setting: MemorySetting, tab
     return rows * config.padded_vocab_size * bytes_per_logit + sums
 
 
-def _program_bytes(config: GPTConfig, setting: MemorySetting, weights: int, passing: int) -> int:
+def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, passing: int) -> int:
     """What is held besides tensors: on a CPU the process, with the compiler where it is used, and holes in the heap."""
     if setting.device_type != "cpu":
         return WORKSPACES
@@ -118,7 +118,7 @@ def peak_bytes(parts: dict[str, int], accumulates: bool) -> int:
     return parts["weights"] + parts["optimizer"] + parts.get("copy", 0) + parts["program"] + passing
 
 
-def largest_micro_batch(config: GPTConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
+def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
     """The largest micro-batch, 0 to most, whose predicted peak is within the room in bytes."""
     low, high = 0, most + 1
     while high - low > 1:
@@ -128,13 +128,13 @@ def largest_micro_batch(config: GPTConfig, setting: MemorySetting, room: float, 
     return low
 
 
-def default_micro_batch(config: GPTConfig, memory_bytes: int, setting: MemorySetting, most: int) -> int:
+def default_micro_batch(config: ModelConfig, memory_bytes: int, setting: MemorySetting, most: int) -> int:
     """The largest power of two, at most `most`, whose predicted peak is within 80% of memory_bytes; at least 1."""
     found = largest_micro_batch(config, setting, 0.8 * memory_bytes, most)
     return 1 << max(1, found).bit_length() - 1
 
 
-def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: GPTConfig, options: Options,
+def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: ModelConfig, options: Options,
                    kind: OptimizerKind, machine: Machine) -> int:
     """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy."""
     most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
@@ -143,7 +143,7 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: GPTC
     return default_micro_batch(config, memory_bytes, setting, most)
 
 
-def largest_on_cards(config: GPTConfig, setting: MemorySetting) -> dict[int, int]:
+def largest_on_cards(config: ModelConfig, setting: MemorySetting) -> dict[int, int]:
     """The largest micro-batch for each of CARDS_GIB, 0 where not even one sequence fits."""
     return {card: largest_micro_batch(config, setting, (1 - MARGIN) * card * GIB - CUDA_CONTEXT) for card in CARDS_GIB}
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
+from architectures.table import ModelConfig
 from common.children import script_environment
 from common.errors import Exit, UserError
 from common.files import cache_folder, sha256_of, write_whole
 from common.words import printable, several, size
 from machine.device import Machine
 from machine.memory import available_ram, free_memory, total_memory
-from model import GPTConfig
 from training.memory import MARGIN, MemorySetting, largest_micro_batch
 from training.recipe import Recipe
 from training.state import Runtime
@@ -98,7 +98,7 @@ def find_largest(candidates: Sequence[int], first: int, room: int, key: str, kno
     return found, peaks[str(found)] if found else 0
 
 
-def find_micro_batch(args: argparse.Namespace, config: GPTConfig, setting: MemorySetting, recipe: Recipe,
+def find_micro_batch(args: argparse.Namespace, config: ModelConfig, setting: MemorySetting, recipe: Recipe,
                      runtime: Runtime, command: Callable[[int, int], list[str]]) -> Recipe:
     """The recipe with the largest micro-batch that fits, its samples per step unchanged.
 
@@ -141,7 +141,7 @@ def find_micro_batch(args: argparse.Namespace, config: GPTConfig, setting: Memor
     return replace(recipe, batch_size=found, accumulation=samples // found)
 
 
-def _key(args: argparse.Namespace, machine: Machine, config: GPTConfig, samples: int, setting: MemorySetting) -> str:
+def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:
     """A name for all that the memory of a trial depends on besides the micro-batch, the program's own code included."""
     top = Path(__file__).parent.parent
     code = [top / "train.py", top / "model.py", top / "data.py"]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from architectures.table import ModelConfig
 from common.words import duration, printable, shell_word, size
 from machine.device import Machine
 from machine.memory import peak_memory
-from model import GPTConfig
 from training.curve import LossCurve
 from training.overfitting import Overfit, OverfittingWatch
 from training.recipe import Recipe
@@ -27,7 +27,7 @@ WATCHED_SECONDS = 10  # of training, before anything is said about who waits for
 BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
 
 
-def mfu(tokens_per_second: float, config: GPTConfig, machine: Machine) -> float | None:
+def mfu(tokens_per_second: float, config: ModelConfig, machine: Machine) -> float | None:
     """The model FLOPs utilization (Chowdhery et al. 2022, PaLM, section 4.1); None where the peak is unknown."""
     peak = machine.peak_flops
     return tokens_per_second * config.flops_per_token / peak if peak else None
@@ -41,7 +41,7 @@ def percent(share: float | None) -> str:
 class Monitor:
     """Prints and records a run; every warning and every piece of advice once."""
 
-    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: GPTConfig, state: TrainState,
+    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, state: TrainState,
                  trackers: Trackers, runtime: Runtime):
         self.state = state
         self._args, self._recipe, self._config = args, recipe, config

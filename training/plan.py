@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from architectures.table import ModelConfig
 from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine
 from machine.memory import peak_memory, total_memory
-from model import SIZES, GPTConfig, Options
+from model import SIZES, Options
 from ops.attention import attends_in_blocks
 from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan
@@ -35,7 +36,7 @@ class Plan:
     where says where the tokens live ('gpu', 'ram' or 'mmap'), why_there why.
     """
 
-    config: GPTConfig
+    config: ModelConfig
     options: Options
     recipe: Recipe
     memory: MemorySetting
@@ -100,7 +101,7 @@ def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | 
         runtime.out.warn(line)
 
 
-def describe_run(args: argparse.Namespace, config: GPTConfig, sizing: Sizing | None, num_tokens: int,
+def describe_run(args: argparse.Namespace, config: ModelConfig, sizing: Sizing | None, num_tokens: int,
                   machine: Machine) -> str:
     """What is trained and on what; of a size that was chosen, for what, and how to choose another."""
     parameters = f"{count(config.num_parameters)} parameters"
@@ -178,7 +179,7 @@ def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, c
             *([] if args.dry_run else [_output(args, plan.saving)])]
 
 
-def _attention(args: argparse.Namespace, config: GPTConfig, machine: Machine) -> str:
+def _attention(args: argparse.Namespace, config: ModelConfig, machine: Machine) -> str:
     if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
     head_size = config.n_embd // config.n_head
@@ -204,13 +205,13 @@ def _tokens(corpus: Corpus, where: str) -> str:
     return f"tokens      {count(corpus.train.length)} for training, {validation} for validation; in {where}"
 
 
-def _model(config: GPTConfig) -> str:
+def _model(config: ModelConfig) -> str:
     return (f"model       {count(config.num_parameters)} parameters: {several(config.n_layer, 'layer')}, "
             f"{several(config.n_head, 'head')}, width {config.n_embd}, T {config.seq_length:,}, vocabulary "
             f"{config.vocab_size:,}, output layer {'tied' if config.tie_weights else 'untied'}")
 
 
-def _steps(config: GPTConfig, recipe: Recipe) -> list[str]:
+def _steps(config: ModelConfig, recipe: Recipe) -> list[str]:
     tokens_per_step = recipe.samples_per_step * config.seq_length
     micro_batches = f"{several(recipe.accumulation, 'micro-batch')} of {several(recipe.batch_size, 'sequence')}"
     return [f"step        {tokens_per_step:,} tokens: {micro_batches} of {several(config.seq_length, 'token')}; "
@@ -219,7 +220,7 @@ def _steps(config: GPTConfig, recipe: Recipe) -> list[str]:
             f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}"]
 
 
-def _validation(config: GPTConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
+def _validation(config: ModelConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
     if corpus.val is None:
         return []
     there = corpus.val.length - 1

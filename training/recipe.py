@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 import data
+from architectures.table import ModelConfig
 from checkpoint.load import starting_config
 from common.errors import Exit, UserError, warn
 from common.words import count, several
 from machine.device import Machine
-from model import SIZES, GPTConfig, Options
+from model import SIZES, Options
 from training.parts import Attention
-from training.sizing import MOST_EPOCHS, Sizing
+from training.sizing import MOST_EPOCHS, Sizing, config_of_size
 
 FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
 LONGEST_WARMUP = 2000  # steps
@@ -69,7 +70,7 @@ class Recipe:
                 "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
                 "log_interval": self.log_interval}
 
-    def eval_windows(self, config: GPTConfig) -> int:
+    def eval_windows(self, config: ModelConfig) -> int:
         """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
         return max(1, self.eval_tokens // config.seq_length)
 
@@ -89,7 +90,7 @@ class Recipe:
 
 
 def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
-                  ) -> GPTConfig:
+                  ) -> ModelConfig:
     """The model's shape from the flags, --init_from or the sizing; T is shorter than requested where the corpus is.
 
     Raises UserError: exit 2 for a width that the heads do not divide or a T longer than that of --init_from, exit 3 for
@@ -108,10 +109,10 @@ def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int, si
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
     seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     seq_length = min(seq_length, num_tokens - 1)
-    return GPTConfig(vocab_size, seq_length, n_layer, n_head, n_embd, args.dropout, args.bias, args.tie_weights)
+    return config_of_size(args, (n_layer, n_head, n_embd), vocab_size, seq_length)
 
 
-def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> GPTConfig:
+def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> ModelConfig:
     """The shape of --init_from's model, with the T and the dropout of the flags."""
     _, config = starting_config(args.init_from, warn)
     if vocab_size > config.vocab_size:
@@ -145,7 +146,7 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
 # ---------------------------------------------------------------- the recipe
 
 
-def choose_recipe(args: argparse.Namespace, config: GPTConfig, num_tokens: int, most_batch_size: int,
+def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
                   steps_done: int = 0, samples_seen: int = 0, sizing: Sizing | None = None,
                   horizon: int | None = None) -> Recipe:
     """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
@@ -200,7 +201,7 @@ def eval_interval_of(args: argparse.Namespace, total_steps: int) -> int:
     return args.eval_interval or max(1, min(1000, total_steps // 10))
 
 
-def _default_epochs(args: argparse.Namespace, config: GPTConfig, num_tokens: int, windows: int, samples_per_step: int,
+def _default_epochs(args: argparse.Namespace, config: ModelConfig, num_tokens: int, windows: int, samples_per_step: int,
                     sizing: Sizing | None, reasons: list[str]) -> int:
     """Epochs where --epochs is not given: those of --max_steps, few for trained weights, else 20 tokens a parameter."""
     if args.max_steps:
@@ -219,7 +220,7 @@ def _default_epochs(args: argparse.Namespace, config: GPTConfig, num_tokens: int
     return epochs
 
 
-def _default_peak(args: argparse.Namespace, config: GPTConfig, total_steps: int, samples_per_step: int,
+def _default_peak(args: argparse.Namespace, config: ModelConfig, total_steps: int, samples_per_step: int,
                   ) -> tuple[float, str]:
     """The peak learning rate where --learning_rate is not given, and the reason."""
     tokens_per_step = samples_per_step * config.seq_length
@@ -231,7 +232,7 @@ def _default_peak(args: argparse.Namespace, config: GPTConfig, total_steps: int,
                   f"{count(total_steps * tokens_per_step)} in all{share}")
 
 
-def default_learning_rate(config: GPTConfig, total_tokens: int, tokens_per_step: int) -> float:
+def default_learning_rate(config: ModelConfig, total_tokens: int, tokens_per_step: int) -> float:
     """The peak for AdamW: the lower of two published laws. Embeddings and output layer count in neither.
 
     By compute C in FLOP: 0.3118 C^-0.125 at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1),
@@ -282,7 +283,7 @@ def eval_tokens_of(run_tokens: float) -> int:
     return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, run_tokens // 100)))
 
 
-def fix_eval_tokens(args: argparse.Namespace, recipe: Recipe, config: GPTConfig, settings: dict[str, Any]) -> Recipe:
+def fix_eval_tokens(args: argparse.Namespace, recipe: Recipe, config: ModelConfig, settings: dict[str, Any]) -> Recipe:
     """The recipe with the tokens of a validation decided for the whole run, once its micro-batch is.
 
     settings are those of the checkpoint to resume from, {} for a new run: the windows stay those of its run, unless

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from architectures.table import ModelConfig, architecture_of, name_of
 from checkpoint.recorded import RUN_CONFIG
 from common.config import Layer, read_toml, write_toml
 from common.errors import UserError, warn
 from common.words import shell_word
-from model import SIZES, GPTConfig
+from model import SIZES
 from tokens.corpus import Corpus
 from training.recipe import Recipe
 
@@ -26,7 +27,7 @@ OF_THE_MACHINE = frozenset({"activation_checkpointing", "amp_dtype", "compile", 
                             "use_amp", "use_gpu"})
 
 
-def flags_of_run(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, corpus: Corpus) -> Layer:
+def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, corpus: Corpus) -> Layer:
     """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
     values = {name: value for name, value in vars(args).items() if value is not None and name not in OF_ONE_CALL}
     decided = {**values, **_shape_of(config), **recipe.flags()}
@@ -43,9 +44,10 @@ def flags_of_run(args: argparse.Namespace, config: GPTConfig, recipe: Recipe, co
     return Layer("", given, decided, {})
 
 
-def _shape_of(config: GPTConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in
-            ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "bias", "tie_weights")}
+def _shape_of(config: ModelConfig) -> dict[str, Any]:
+    own = architecture_of(config).FLAGS
+    return {"arch": name_of(config), **{name: getattr(config, name) for name in
+            ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *own)}}
 
 
 def write_run_config(output_dir: Path, flags: Layer, reasons: Iterable[str]) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from architectures.table import ARCHITECTURES, DEFAULT, Architecture, ModelConfig, architecture_of
 from common.words import count, several
 from machine import device
-from model import SIZES, GPTConfig
+from model import SIZES
 from tokens.corpus import Corpus
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
@@ -43,22 +45,23 @@ def choose_sizing(args: argparse.Namespace, corpus: Corpus) -> Sizing | None:
 
     None where a flag says something about the size, and where there is a GPU: gpt2_small is the default for it.
     """
-    says_something = (args.model_size, args.n_layer, args.n_head, args.n_embd, args.init_from) != (None,) * 5
+    shape = (args.model_size, args.n_layer, args.n_head, args.n_embd, args.n_kv_head, args.n_inner, args.init_from)
+    says_something = any(value is not None for value in shape)
     if says_something or (args.use_gpu is not False and device.why_no_cuda() is None):
         return None
     return sizing_for(corpus.vocab_size, corpus.train.length, torch.get_num_threads(), args.max_minutes,
-                      args.seq_length)
+                      args.seq_length, ARCHITECTURES[args.arch or DEFAULT])
 
 
 def sizing_for(vocab_size: int, num_tokens: int, num_threads: int, max_minutes: float | None,
-               seq_length: int | None) -> Sizing:
+               seq_length: int | None, architecture: Architecture[Any] = ARCHITECTURES[DEFAULT]) -> Sizing:
     """The sizing for a corpus of num_tokens and a processor of num_threads; None is a flag that was not given."""
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or longest_sequence(num_tokens)
     flops = FLOPS_PER_THREAD * num_threads * 60 * minutes
     name = "tiny"
     for larger in ("mini", "gpt2_small"):
-        config = GPTConfig(vocab_size, seq_length, *SIZES[larger])
+        config = architecture.sized(SIZES[larger], vocab_size, seq_length)
         needed = LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
         if config.num_parameters <= num_tokens and needed <= flops:
             name = larger
@@ -68,7 +71,7 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int, max_minutes: 
         f"enough to read {LEAST_TOKENS_PER_PARAMETER} tokens per parameter; else the smallest",
         f"seq_length {seq_length}: {LONGEST_SEQUENCE} on a CPU, less for few tokens, unless --seq_length is given")
 
-    config = GPTConfig(vocab_size, seq_length, *SIZES[name])
+    config = architecture.sized(SIZES[name], vocab_size, seq_length)
     affordable = int(flops / config.flops_per_token / num_tokens)
     wanted = -(-20 * config.num_parameters // num_tokens)
     epochs = max(1, min(MOST_EPOCHS, affordable, wanted))
@@ -83,16 +86,26 @@ def longest_sequence(num_tokens: int) -> int:
     return _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
 
 
-def fitting_size(vocab_size: int, seq_length: int, num_tokens: int) -> str:
+def config_of_size(args: argparse.Namespace, layers_heads_width: tuple[int, int, int], vocab_size: int,
+                   seq_length: int) -> ModelConfig:
+    """The config of a size with --arch and the other flags about the shape. Raises UserError (exit 2)."""
+    architecture = ARCHITECTURES[args.arch or DEFAULT]
+    flags = {"bias": args.bias, "n_kv_head": args.n_kv_head, "n_inner": args.n_inner, "rope_theta": args.rope_theta}
+    own = {name: flags[name] for name in architecture.FLAGS if flags[name] is not None}
+    return architecture.sized(layers_heads_width, vocab_size, seq_length, args.dropout, args.tie_weights, **own)
+
+
+def fitting_size(config: ModelConfig, num_tokens: int) -> str:
     """The largest size with no more parameters than the corpus has tokens, or the smallest one."""
+    sized = architecture_of(config).sized
     sizes = [name for name in SIZES
-             if GPTConfig(vocab_size, seq_length, *SIZES[name]).num_parameters <= num_tokens]
+             if sized(SIZES[name], config.vocab_size, config.seq_length).num_parameters <= num_tokens]
     return sizes[-1] if sizes else next(iter(SIZES))
 
 
-def describe_misfit(config: GPTConfig, num_tokens: int, passes: float) -> str:
+def describe_misfit(config: ModelConfig, num_tokens: int, passes: float) -> str:
     """The objection to a model with more parameters than the corpus has tokens, with the size that fits."""
-    fits = fitting_size(config.vocab_size, config.seq_length, num_tokens)
+    fits = fitting_size(config, num_tokens)
     what = f"{count(num_tokens)} tokens, read {passes:.1f} times, for {count(config.num_parameters)} parameters"
     if SIZES[fits][2] < config.n_embd:
         return f"the corpus is too small for this model: {what}. --model_size {fits} fits it."

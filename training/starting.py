@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import data
+from architectures.table import ModelConfig
 from checkpoint import find, load
 from common.config import Layer
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
 from machine.device import Machine
-from model import GPTConfig, Options
+from model import Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training.recipe import Recipe
@@ -105,7 +106,7 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
 # ---------------------------------------------------------------- a checkpoint
 
 
-def with_vocabulary_of(config: GPTConfig, stored: dict[str, Any]) -> GPTConfig:
+def with_vocabulary_of(config: ModelConfig, stored: dict[str, Any]) -> ModelConfig:
     """The config with the ids of the checkpoint's model, which are more than the corpus's if it began at weights of
     others."""
     model = stored.get("model")
@@ -161,7 +162,7 @@ def resume(folder: Path, stored: dict[str, Any], learner: Learner, settings: Set
     say_differences(stored, settings, out)
 
 
-def forget_best_on_other_tokens(stored: dict[str, Any], state: TrainState, recipe: Recipe, config: GPTConfig,
+def forget_best_on_other_tokens(stored: dict[str, Any], state: TrainState, recipe: Recipe, config: ModelConfig,
                                 corpus: Corpus, out: Progress) -> None:
     """Starts the search for the best validation loss anew, and says so, if the resumed run measures other tokens."""
     if corpus.val is None or state.best_val_loss is None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from architectures.table import Network
 from common.progress import Progress
 from common.signals import Signals
 from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
-from model import GPT
 from training.optimizers import OptimizerKind
 
 
@@ -47,7 +47,7 @@ class TrainState:
 class Learner:
     """The model with what updates it."""
 
-    model: GPT
+    model: Network
     optimizer: torch.optim.Optimizer
     kind: OptimizerKind
     scaler: torch.amp.GradScaler

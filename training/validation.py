@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import data
+from architectures.table import ModelConfig, Network
 from common.errors import UserError
 from common.words import printable_text
 from generation.sampling import sample
-from model import GPT, GPTConfig
 from ops.loss import IGNORED
 from tokens.corpus import Corpus
 from tokens.tokenizer import bytes_per_id, load_tokenizer
@@ -60,7 +60,7 @@ class LossSums:
 
 
 @torch.no_grad()
-def sum_losses(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
+def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
                autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
                ) -> LossSums | None:
     """The losses of all targets of the batches, added up; None if should_stop() said so in between.
@@ -85,7 +85,7 @@ def sum_losses(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.
     return sums
 
 
-def evaluate(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
+def evaluate(model: Network, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
              autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
              ) -> ValidationLoss | None:
     """The mean loss over all targets of the batches, as sum_losses adds them up; None if should_stop() said so."""
@@ -96,7 +96,7 @@ def evaluate(model: GPT, batches: Iterable[data.Batch], byte_lengths_V: torch.Te
 class Validator:
     """Measures a run's model on its validation windows, always the same ones, and shows samples of its text."""
 
-    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: GPTConfig, corpus: Corpus, runtime: Runtime):
+    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, corpus: Corpus, runtime: Runtime):
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         self._tokens = data.Tokens(corpus.val, "mmap", runtime.machine.device) if corpus.val else None
         self._args, self._recipe, self._config, self._end_id = args, recipe, config, corpus.end_of_text_id
@@ -109,7 +109,7 @@ class Validator:
     def has_tokens(self) -> bool:
         return self._tokens is not None
 
-    def measure(self, model: GPT, batch_size: int, most_windows: int | None = None) -> ValidationLoss | None:
+    def measure(self, model: Network, batch_size: int, most_windows: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
         The windows are those of the recipe, or as few as most_windows, whatever batch_size is.
@@ -137,7 +137,7 @@ class Validator:
         num_windows = len(data.validation_windows(self._tokens.length, self._config.seq_length, most))
         return (steps // every - step // every + bool(steps % every)) * -(-num_windows // batch_size)
 
-    def sample(self, model: GPT, step: int) -> str | None:
+    def sample(self, model: Network, step: int) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
         if self.tokenizer is None:
             return None

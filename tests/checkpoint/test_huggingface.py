@@ -103,7 +103,8 @@ def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path
 
 
 @pytest.mark.parametrize(("fields", "reason"), [
-    ({"model_type": "llama"}, "model_type is 'llama', not 'gpt2'"), ({"model_type": ["gpt2"]}, "model_type is"),
+    ({"model_type": "mamba"}, "model_type is 'mamba', not one of 'gpt2', 'qwen3', 'llama'"),
+    ({"model_type": ["gpt2"]}, "model_type is"),
     ({"n_layer": 10**9}, "n_layer is 1000000000, not a whole number from 1 to 1,024"),
     ({"n_layer": 1024, "n_embd": 2**16, "n_head": 1}, "config.json asks for 52,777,"),
     ({"vocab_size": 2**24}, "config.json asks for 5.* parameters, model.safetensors has")], ids=str)

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from architectures.gpt2 import to_hf_config, to_hf_tensors
+from architectures.rotary import RotaryTransformer
+from architectures.table import ARCHITECTURES, Network, architecture_of, create
 from checkpoint.contents import Tensors, model_card
 from checkpoint.save import save
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, Options
 
 
 def make_model(seed: int = 0, **changes) -> GPT:
@@ -23,6 +24,21 @@ def make_model(seed: int = 0, **changes) -> GPT:
             parameter += 0.1 * torch.randn(parameter.shape)
         model.transformer["wte"].weight[config.vocab_size:] = 0.0  # type: ignore[index]
         model.head_weight[config.vocab_size:] = 0.0
+    return model
+
+
+def make_rotary(arch: str, seed: int = 0, **changes) -> RotaryTransformer:
+    """A tiny qwen3 or llama, as make_model's; the heads of keys and values are a third of the queries'."""
+    torch.manual_seed(seed)
+    config = replace(ARCHITECTURES[arch].sized((2, 6, 96), 400, 32), **changes)
+    model = create(config, "cpu", Options()).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+        for name, parameter in model.named_parameters():
+            if name.startswith(("model.embed_tokens", "lm_head")):
+                parameter[config.vocab_size:] = 0.0
+    assert isinstance(model, RotaryTransformer)
     return model
 
 
@@ -41,11 +57,12 @@ def trained_checkpoint(folder: Path, step: int, stays: bool, tokenizer_json: str
     return path, model.eval(), optimizer
 
 
-def write_hugging_face_folder(folder: Path, model: GPT, tokenizer_file: Path) -> Path:
+def write_hugging_face_folder(folder: Path, model: Network, tokenizer_file: Path) -> Path:
     """Writes a model as a folder without training state, also weights that are not finite."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = to_hf_tensors(model.config, model.state_dict())
+    architecture = architecture_of(model.config)
+    tensors = architecture.to_hf_tensors(model.config, model.state_dict())
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(to_hf_config(model.config, 0)))
+    (folder / "config.json").write_text(json.dumps(architecture.to_hf_config(model.config, 0)))
     (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
     return folder

@@ -852,7 +852,7 @@ CONFIGS = [
     ("a config that is a list", "config.json does not hold a JSON object", write(CONFIG, "[]")),
     ("a config without end", "config.json cannot be read", write(CONFIG, deep("list"))),
     ("a config of a gigabyte", "config.json cannot be read (it has 1,073,741,824 bytes", sparse(CONFIG)),
-    ("another kind of model", "model_type is 'llama'", put(CONFIG, "model_type", "llama")),
+    ("another kind of model", "model_type is 'mamba'", put(CONFIG, "model_type", "mamba")),
     ("10^9 layers", "n_layer is 1000000000, not a whole number from 1 to 1,024", put(CONFIG, "n_layer", 10**9)),
     ("10^30 layers", "n_layer is 1000000000", put(CONFIG, "n_layer", 10**30)),
     ("a thousand layers, of which the file has two", "config.json asks for", put(CONFIG, "n_layer", 1000)),

@@ -5,6 +5,7 @@ import torch
 
 import train
 from machine import device
+from model import GPTConfig
 from tests.helpers.training import metrics_of
 from training.sizing import choose_sizing, fitting_size, longest_sequence, sizing_for
 
@@ -40,7 +41,7 @@ def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
 
 
 def test_the_largest_size_that_fits_has_no_more_parameters_than_there_are_tokens():
-    fits = [fitting_size(50_257, 1024, tokens) for tokens in (10**3, 10**7, 10**8, 2 * 10**8, 10**12)]
+    fits = [fitting_size(GPTConfig(50_257, 1024), tokens) for tokens in (10**3, 10**7, 10**8, 2 * 10**8, 10**12)]
     assert fits == ["tiny", "tiny", "mini", "gpt2_small", "gpt2_xl"]
 
 

@@ -1,0 +1,205 @@
+"""The network of today's language models: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+
+Qwen3 and Llama are this network with and without norms of queries and keys; what the program must know of each besides
+the network is in qwen3.py and llama.py. Parameters have the names of Hugging Face's models, except that q, k and v are
+one matrix, qkv_proj, and gate and up another, gate_up_proj: fewer and wider products are faster.
+
+Shapes: B batch, T time, C width, H heads, KV heads of keys and values, K head size, F width inside the MLP, V
+vocabulary, P vocabulary padded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from model import VOCAB_MULTIPLE, Options
+from ops.linear import Embedding, Linear, swiglu
+from ops.loss import output_layer
+from ops.norm import RMSNorm
+from ops.rotary import rotary_tables, rotate
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [T, K/2] each
+
+# ---------------------------------------------------------------- config
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """What the model is: all that decides its parameters and the function it computes.
+
+    qk_norm says whether each head's queries and keys pass an RMSNorm before they are rotated (Henry et al. 2020).
+    """
+
+    vocab_size: int
+    seq_length: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_kv_head: int
+    head_dim: int
+    n_inner: int
+    dropout: float = 0.0
+    tie_weights: bool = True
+    rope_theta: float = 10_000.0
+    rms_norm_epsilon: float = 1e-6
+
+    qk_norm: ClassVar[bool]
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """The rows of qkv_proj that make queries, keys and values."""
+        return self.n_head * self.head_dim, self.n_kv_head * self.head_dim, self.n_kv_head * self.head_dim
+
+    @property
+    def num_block_weights(self) -> int:
+        """Weights of the blocks' matrices: qkv_proj and o_proj of attention, gate_up_proj and down_proj of the MLP."""
+        attention = sum(self.qkv_rows) + self.n_head * self.head_dim
+        return self.n_layer * self.n_embd * (attention + 3 * self.n_inner)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters without the padding of the vocabulary; a tied output layer counts once."""
+        norms = self.n_layer * (2 * self.n_embd + (2 * self.head_dim if self.qk_norm else 0)) + self.n_embd
+        tables = self.vocab_size * (1 if self.tie_weights else 2) * self.n_embd
+        return self.num_block_weights + norms + tables
+
+    @property
+    def flops_per_token(self) -> int:
+        """Floating-point operations of a training step per token, forward and backward, as GPTConfig counts them.
+
+        Grouped keys and values save none in the products of attention: 12 L H K T.
+        """
+        matrices = self.num_block_weights + self.vocab_size * self.n_embd
+        return 6 * matrices + 12 * self.n_layer * self.n_head * self.head_dim * self.seq_length
+
+
+# ---------------------------------------------------------------- blocks
+
+
+class RotaryAttention(nn.Module):
+    def __init__(self, config: RotaryConfig, options: Options):
+        super().__init__()
+        self.config, self.attention = config, options.attention
+        self.qkv_proj = Linear(config.n_embd, sum(config.qkv_rows), bias=False)
+        self.o_proj = Linear(config.n_head * config.head_dim, config.n_embd, bias=False)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        config, dropout = self.config, self.config.dropout if self.training else 0.0
+        B, T, _ = x.shape
+        q_BTHK, k_BTHK, v_BTHK = (part.view(B, T, -1, config.head_dim)
+                                  for part in self.qkv_proj(x).split(config.qkv_rows, -1))
+        if config.qk_norm:
+            q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
+        q_BTHK, k_BTHK = rotate(q_BTHK, *rotation), rotate(k_BTHK, *rotation)
+
+        y_BHTK = self.attention(q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), dropout)
+        y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+        return F.dropout(y, dropout)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, config: RotaryConfig):
+        super().__init__()
+        self.dropout = config.dropout
+        self.gate_up_proj = Linear(config.n_embd, 2 * config.n_inner, bias=False)
+        self.down_proj = Linear(config.n_inner, config.n_embd, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down_proj(swiglu(self.gate_up_proj(x)))
+        return F.dropout(x, self.dropout, self.training)
+
+
+class RotaryBlock(nn.Module):
+    def __init__(self, config: RotaryConfig, options: Options):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
+        self.self_attn = RotaryAttention(config, options)
+        self.post_attention_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
+        self.mlp = GatedMLP(config)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+# ---------------------------------------------------------------- the model
+
+
+class RotaryTransformer(nn.Module):
+    """The language model. Rows of embed_tokens and lm_head beyond the vocabulary are padding: they are zero and stay
+    zero."""
+
+    def __init__(self, config: RotaryConfig, options: Options):
+        super().__init__()
+        self.config, self.options = config, options
+        self.model = nn.ModuleDict({
+            "embed_tokens": Embedding(config.padded_vocab_size, config.n_embd),
+            "layers": nn.ModuleList(RotaryBlock(config, options) for _ in range(config.n_layer)),
+            "norm": RMSNorm(config.n_embd, config.rms_norm_epsilon),
+        })
+        if not config.tie_weights:
+            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        cos_TK2, sin_TK2 = rotary_tables(config.seq_length, config.head_dim, config.rope_theta)
+        self.register_buffer("cos_TK2", cos_TK2, persistent=False)
+        self.register_buffer("sin_TK2", sin_TK2, persistent=False)
+
+    @torch.no_grad()
+    def init_weights(self) -> RotaryTransformer:
+        """normal(0, 0.02), residual projections / sqrt(2 L) as in GPT-2; norms 1."""
+        for name, parameter in self.named_parameters():
+            owner = name.split(".")[-2]
+            if owner.endswith("norm"):
+                nn.init.ones_(parameter)
+            elif owner in ("o_proj", "down_proj"):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer))
+            elif owner in ("embed_tokens", "qkv_proj", "gate_up_proj", "lm_head"):
+                nn.init.normal_(parameter, std=0.02)
+            else:
+                raise AssertionError(f"{name} has no initialisation")
+
+            if owner in ("embed_tokens", "lm_head"):
+                parameter[self.config.vocab_size:] = 0.0
+        return self
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The matrix of the output layer, [P, C]."""
+        head = self.model["embed_tokens"] if self.config.tie_weights else self.lm_head
+        return head.weight  # type: ignore[return-value]
+
+    def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
+        """The final hidden states, [B, T, C]."""
+        T, config = idx_BT.size(1), self.config
+        assert config.seq_length >= T, "more tokens than positions"
+        rotation: Rotation = (self.cos_TK2[:T], self.sin_TK2[:T])  # type: ignore[index]
+
+        x = self.model["embed_tokens"](idx_BT)
+        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), config.dropout, self.training)
+
+        for block in self.model["layers"]:  # type: ignore[union-attr]
+            if self.options.recompute and self.training:
+                x = checkpoint(block, x, rotation, use_reentrant=False, preserve_rng_state=config.dropout > 0)
+            else:
+                x = block(x, rotation)
+        return self.model["norm"](x)
+
+    def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
+                ) -> torch.Tensor:
+        """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
+        options = self.options
+        return output_layer(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
+                            options.loss_chunk, options.fp8_head and self.training)
