@@ -1,6 +1,6 @@
 """What decoding asks of an architecture: a block, and what stands before and after the blocks, on laid-out weights.
 
-Shapes: N rows of the residual stream, C width, H heads, G heads of keys and values, K head size.
+Shapes: N rows of the residual stream x, H heads, G heads of keys and values, K head size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Parts(Protocol):
 class Block(Protocol):
     """One block of a network."""
 
-    def __call__(self, x_NC: torch.Tensor, places: Any, attend: Attend) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, places: Any, attend: Attend) -> torch.Tensor:
         """The residual stream behind the block. places is what Ends.enter returned of the positions."""
         ...
 
@@ -43,10 +43,10 @@ class Block(Protocol):
 class Ends(Protocol):
     """What stands before the first block and behind the last one."""
 
-    def enter(self, x_NC: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The residual stream from the rows of the embedding, and what blocks must know of the positions."""
         ...
 
-    def leave(self, x_NC: torch.Tensor) -> torch.Tensor:
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
         """What the output layer multiplies."""
         ...
