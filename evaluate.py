@@ -100,7 +100,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from architectures.table import architecture_of
+from architectures.table import Network, architecture_of
 from checkpoint.find import read_checkpoint
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
@@ -114,7 +114,6 @@ from evaluation.texts import measure_texts
 from evaluation.token_files import measure_tokens
 from machine import device
 from machine.device import Machine
-from model import GPT
 from pretokenization.blocks import Reading
 from tokens.tokenizer import end_of_text_id, tokenizer_of
 
@@ -188,7 +187,7 @@ def measurements(args: argparse.Namespace, scorer: Scorer, encoder: TextEncoder,
 
 
 def open_model_and_tokenizer(args: argparse.Namespace, machine: Machine,
-                             out: Progress) -> tuple[Path, GPT, Tokenizer]:
+                             out: Progress) -> tuple[Path, Network, Tokenizer]:
     """The folder that --ckpt means, its model on the device, and its tokenizer. Raises UserError (exit 3, 4)."""
     with out.phase("loading the model"):
         folder, model = read_checkpoint(Path(args.ckpt), out.warn,
@@ -206,7 +205,7 @@ def choose_stride(requested: int | None, window: int) -> int:
     return stride
 
 
-def print_header(folder: Path, model: GPT, stride: int | None, machine: Machine, out: Progress) -> None:
+def print_header(folder: Path, model: Network, stride: int | None, machine: Machine, out: Progress) -> None:
     """Prints the lines about model and machine, and starts the progress bar. stride None: no text is measured."""
     shown_stride = "" if stride is None else f", stride {stride:,}"
     out.say(f"model       {printable(str(folder))}\n"
@@ -218,22 +217,19 @@ def print_header(folder: Path, model: GPT, stride: int | None, machine: Machine,
 
 
 @torch.no_grad()
-def prune_blocks(model: GPT, share: float) -> tuple[int, int]:
-    """Sets the smallest share of each matrix of the blocks to zero, by magnitude.
+def prune_blocks(model: Network, share: float) -> tuple[int, int]:
+    """Sets the smallest share of each matrix of the blocks to zero, by magnitude; stacked matrices count as one.
 
     Embeddings, biases and norms stay: the layer-wise magnitude pruning of Han et al. (2015), section 3. Returns the
     number of zeros and the number of weights in these matrices.
     """
     num_zeros = total = 0
-    architecture = architecture_of(model.config)
-    for layer in range(model.config.n_layer):
-        for name, shape in architecture.decoding_layer(model.config, layer).items():
-            if len(shape) == 2:
-                weight = model.get_parameter(f"{name}.weight")
-                smallest = weight.abs().flatten().argsort(stable=True)[:round(share * weight.numel())]
-                weight.view(-1)[smallest] = 0.0
-                num_zeros += len(smallest)
-                total += weight.numel()
+    for name in architecture_of(model.config).hidden_matrices(model.config):
+        weight = model.get_parameter(name)
+        smallest = weight.abs().flatten().argsort(stable=True)[:round(share * weight.numel())]
+        weight.view(-1)[smallest] = 0.0
+        num_zeros += len(smallest)
+        total += weight.numel()
     return num_zeros, total
 
 

@@ -227,24 +227,6 @@ def from_hf_tensors(config: GPTConfig, stored: Mapping[str, torch.Tensor]) -> di
 # ---------------------------------------------------------------- decoding
 
 
-def decoding_layer(config: GPTConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """The parts of a block in the order in which a token passes them, and the shapes of their weights.
-
-    The keys are the parameters' names without .weight and .bias; the shape is (C,) for a norm and (O, I) for a linear
-    layer: norm, attention's q, k and v, its projection, norm, the MLP's two layers.
-    """
-    C = config.n_embd
-    block = f"transformer.h.{layer}"
-    return {
-        f"{block}.ln_1": (C,),
-        f"{block}.attn.c_attn": (3 * C, C),
-        f"{block}.attn.c_proj": (C, C),
-        f"{block}.ln_2": (C,),
-        f"{block}.mlp.c_fc": (4 * C, C),
-        f"{block}.mlp.c_proj": (C, 4 * C),
-    }
-
-
 def head_name(config: GPTConfig) -> str:
     """The name of the output layer's parameters, without .weight; that of the embedding where they are shared."""
     return EMBEDDING if config.tie_weights else UNTIED_HEAD

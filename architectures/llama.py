@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from architectures import shared
 from architectures.rotary import RotaryConfig
+from architectures.rotary_decoding import decoding_block, decoding_ends, kv_heads
 from architectures.shared import (
     EMBEDDING,
     FINAL_NORM,
@@ -19,7 +20,6 @@ from architectures.shared import (
     add_gguf_fields,
     block_bytes,
     build,
-    decoding_layer,
     from_hf_tensors,
     head_name,
     hidden_matrices,
@@ -30,9 +30,10 @@ from architectures.shared import (
 )
 
 __all__ = (
-    "EMBEDDING", "FINAL_NORM", "FLAGS", "GGUF_ARCHITECTURE", "GGUF_KEPT_IN_F32", "NAME", "Config",
-    "add_gguf_fields", "block_bytes", "build", "decoding_layer", "from_hf_config", "from_hf_tensors", "head_name",
-    "hidden_matrices", "shapes", "sized", "to_hf_config", "to_hf_tensors", "unpadded_tensors", "why_no_gguf",
+    "EMBEDDING", "FINAL_NORM", "FLAGS", "GGUF_ARCHITECTURE", "GGUF_KEPT_IN_F32", "NAME", "Config", "add_gguf_fields",
+    "block_bytes", "build", "decoding_block", "decoding_ends", "from_hf_config", "from_hf_tensors", "head_name",
+    "hidden_matrices", "kv_heads", "shapes", "sized", "to_hf_config", "to_hf_tensors", "unpadded_tensors",
+    "why_no_gguf",
 )
 
 NAME: str = "Llama"

@@ -277,22 +277,6 @@ def head_name(config: RotaryConfig) -> str:
     return EMBEDDING if config.tie_weights else UNTIED_HEAD
 
 
-def decoding_layer(config: RotaryConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """The parts of a block in the order in which a token passes them, and the shapes of their weights."""
-    C, F = config.n_embd, config.n_inner
-    block = f"model.layers.{layer}"
-    norms = {f"{block}.self_attn.{name}": (config.head_dim,) for name in ("q_norm", "k_norm") if config.qk_norm}
-    return {
-        f"{block}.input_layernorm": (C,),
-        f"{block}.self_attn.qkv_proj": (sum(config.qkv_rows), C),
-        **norms,
-        f"{block}.self_attn.o_proj": (C, config.n_head * config.head_dim),
-        f"{block}.post_attention_layernorm": (C,),
-        f"{block}.mlp.gate_up_proj": (2 * F, C),
-        f"{block}.mlp.down_proj": (C, F),
-    }
-
-
 # ---------------------------------------------------------------- GGUF (llama.cpp)
 
 GGUF_KEPT_IN_F32: tuple[str, ...] = ()

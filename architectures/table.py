@@ -97,10 +97,6 @@ class Architecture(Protocol[ConfigT]):
         """What stands before and behind the blocks."""
         ...
 
-    def decoding_layer(self, config: ConfigT, layer: int) -> dict[str, tuple[int, ...]]:
-        """The parts of a block in the order in which a token passes them, with the shapes of their weights."""
-        ...
-
     # GGUF, for llama.cpp
 
     GGUF_ARCHITECTURE: str  # of gguf.MODEL_ARCH

@@ -3,8 +3,8 @@
 Each sequence is computed as if it were alone, bit for bit: a prompt is read in a pass of its own, the rows of a batch
 never mix, and attention sums over a number of slots that does not depend on the other rows.
 
-Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, K head size (C / H), T window, S slots of
-it in use, R rows that are computed (B or more), V vocabulary.
+Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q queries that
+share them (H / G), K head size, T window, S slots of it in use, R rows that are computed (B or more), V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from architectures.table import architecture_of
+from architectures.table import ModelConfig, architecture_of
 from generation.weights import WeightLoader
-from model import GPTConfig
 from ops.products import PACKED_ROWS, Dense, Packed
 
 SLOTS = 64  # attention looks at a multiple of this, so that a row's sums do not depend on its neighbours' lengths
@@ -44,12 +43,12 @@ def round_up_to_slots(length: int) -> int:
 class Decoder:
     """A model, and the keys and values of num_rows sequences. A step takes rows 0 to n - 1.
 
-    weights are those of GPT.state_dict(), on any device; the vocabulary's padding may be missing. Dense keeps them as
-    they are if device and dtype are its own; other kinds copy them. Matrices are multiplied in weight_dtype (dtype if
-    None), everything else is computed in dtype.
+    weights are those of the network's state_dict(), on any device; the vocabulary's padding may be missing. Dense keeps
+    them as they are if device and dtype are its own; other kinds copy them. Matrices are multiplied in weight_dtype
+    (dtype if None), everything else is computed in dtype.
     """
 
-    def __init__(self, config: GPTConfig, weights: Mapping[str, torch.Tensor], num_rows: int,
+    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], num_rows: int,
                  device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, kind: type[Dense] = Dense,
                  weight_dtype: torch.dtype | None = None):
         self.config = config

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 
+from architectures.table import Network
 from common.errors import Exit, UserError
 from generation.continuation import DEFAULTS, Continuation, Sampling
 from generation.decoder import Decoder
-from model import GPT
 
 CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
 
@@ -145,7 +145,7 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
     return chosen_B.tolist(), log_probabilities_B.tolist()
 
 
-def sample(model: GPT, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
+def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
            sampling: Sampling = DEFAULTS, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
     """Up to max_new_tokens ids that continue the prompt, computed with the model's weights where they are.
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from architectures.decoding import Block, Ends
-from architectures.table import architecture_of
-from model import GPTConfig
+from architectures.table import ModelConfig, architecture_of
 from ops.products import Dense, Packed
 
 LOADING_THREADS = 2  # PyTorch transposes a matrix with one thread
@@ -35,7 +34,7 @@ class WeightLoader:
     Matrices are kept as the kind says and multiplied in weight_dtype; vectors are in dtype, that of the activations.
     """
 
-    config: GPTConfig
+    config: ModelConfig
     tensors: Mapping[str, torch.Tensor]
     device: torch.device
     dtype: torch.dtype

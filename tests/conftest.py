@@ -107,6 +107,14 @@ def make_model():
 
 
 @pytest.fixture(scope="session")
+def make_any():
+    """A function: a tiny model of an architecture, with the changes to its configuration."""
+    from tests.helpers.models import make_model, make_rotary
+
+    return lambda arch, **changes: make_model(**changes) if arch == "gpt2" else make_rotary(arch, **changes)
+
+
+@pytest.fixture(scope="session")
 def make_checkpoint(tokenizer_file):
     """A function: trains a tiny model one step, saves it as folder/checkpoint-STEP; returns path, model, optimizer."""
     from tests.helpers.models import trained_checkpoint

@@ -76,18 +76,3 @@ def test_a_shorter_model_takes_the_first_positions(make_model):
     found = gpt2.from_hf_tensors(replace(model.config, seq_length=8), gpt2.to_hf_tensors(model.config,
                                                                                          model.state_dict()))
     assert torch.equal(found["transformer.wpe.weight"], model.get_parameter("transformer.wpe.weight")[:8])
-
-
-# ---------------------------------------------------------------- decoding
-
-
-@pytest.mark.parametrize("changes", [{}, {"bias": False, "tie_weights": False}], ids=str)
-def test_the_parts_of_decoding_are_the_networks_weights_each_once(changes):
-    config = replace(CONFIG, **changes)
-    parts = {}
-    for layer in range(config.n_layer):
-        parts |= gpt2.decoding_layer(config, layer)
-    for name in {gpt2.EMBEDDING, gpt2.POSITIONS, gpt2.FINAL_NORM, gpt2.head_name(config)}:
-        parts[name] = tuple(gpt2.shapes(config)[f"{name}.weight"])
-    assert {f"{name}.weight": list(shape) for name, shape in parts.items()} == {
-        name: shape for name, shape in gpt2.shapes(config).items() if name.endswith(".weight")}

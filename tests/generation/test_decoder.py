@@ -27,10 +27,29 @@ def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_model, dtyp
         assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
 
 
-@pytest.mark.parametrize(("dtype", "kind"), EXACT_KINDS)
-def test_a_row_has_the_same_bits_alone_and_among_others(make_model, dtype, kind):
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+@pytest.mark.parametrize(("arch", "changes"), [("qwen3", {}), ("llama", {"tie_weights": False, "n_kv_head": 6})])
+def test_rotated_queries_find_the_keys_that_their_heads_share(make_any, arch, changes, dtype, kind):
     skip_unless_possible(dtype, kind)
-    model = make_model(vocab_size=500, seq_length=256, n_embd=128, n_head=4)
+    model = make_any(arch, **changes)
+    ids = torch.randint(0, 400, (2, 32))
+    with torch.no_grad():
+        whole = model(ids)
+    decoder = decoder_of(model, 2, dtype, kind)
+    for row, length in enumerate((3, 20)):
+        decoder.fill(row, ids[row, :length].tolist())
+    for step in range(12):
+        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((3, 20))])
+        expected = torch.stack([whole[row, step + length] for row, length in enumerate((3, 20))])
+        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), EXACT_KINDS)
+@pytest.mark.parametrize(("arch", "changes"), [("gpt2", {"n_embd": 128, "n_head": 4}), ("qwen3", {}),
+                                               ("llama", {"n_kv_head": 6})])
+def test_a_row_has_the_same_bits_alone_and_among_others(make_any, arch, changes, dtype, kind):
+    skip_unless_possible(dtype, kind)
+    model = make_any(arch, vocab_size=500, seq_length=256, **changes)
     rng = random.Random(0)
     prompts = [[rng.randrange(500) for _ in range(length)] for length in (1, 3, 40, 64, 65, 90, 7)]
 

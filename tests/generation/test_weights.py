@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from architectures.table import ARCHITECTURES
 from checkpoint.huggingface import weights_in
 from generation.decoder import Decoder
 from ops.products import Dense, Int8
@@ -13,6 +14,28 @@ def test_eight_bits_take_half_of_sixteen(make_model):
     model = make_model(n_embd=256, n_head=4)
     whole, small = (decoder_of(model, 1, torch.bfloat16, kind).bytes_per_step for kind in (Dense, Int8))
     assert small < 0.51 * whole
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_decoding_lays_out_every_parameter_of_the_network_once(make_any, arch, tied):
+    model, asked = make_any(arch, tie_weights=tied), []
+
+    class Recorded(dict):
+        def __getitem__(self, name):
+            asked.append(name)
+            return super().__getitem__(name)
+
+    weights = model.state_dict()
+    Decoder(model.config, Recorded(weights), 1)
+    assert sorted(asked) == sorted(weights)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_what_a_step_reads_are_the_blocks_matrices_and_the_output_layer(make_any, arch):
+    model = make_any(arch, vocab_size=384)
+    matrices = model.config.num_block_weights + 384 * model.config.n_embd
+    assert decoder_of(model, 1).bytes_per_step == 4 * matrices
 
 
 def test_a_step_reads_every_matrix_of_the_model_once(make_model):
