@@ -78,13 +78,23 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
     g = parser.group("optimizer: AdamW, decay on matrices and embeddings only")
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
-    g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the cosine", "a hundredth of the peak")
-    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "2% of the steps, at least 2 / (1 - beta2)")
-    g.switch("--use_lr_scheduler", True, "warm-up, then cosine; off: the learning rate stays at its peak")
-    g.flag("--weight_decay", real(0, 10), 0.1, "decoupled weight decay, per step and learning rate")
+    g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
+           "constant, and at the end in a line, so that its plateau can be trained longer", "linear")
+    g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the run", "0, with cosine a hundredth of the "
+           "peak")
+    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10% of the steps, at most 2,000; none with "
+           "constant")
+    g.flag("--decay_share", real(0, 1, above=True), None, "share of the steps in which wsd falls", "0.2")
+    g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
+           "it is to --min_lr: a finished model from any point of a run", "off")
+    g.flag("--cooldown_steps", whole(1), None, "steps of that fall", "a fifth of those done")
+    g.switch("--use_lr_scheduler", None, "the same as --lr_schedule cosine; off: constant, without a warm-up", "on, as "
+             "--lr_schedule says")
+    g.flag("--weight_decay", real(0, 10), None, "decoupled weight decay, per step and learning rate", "0.1")
     g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients")
-    g.flag("--beta2", real(0, 1, below=True), 0.95, "decay of the running mean of squared gradients")
-    g.flag("--grad_clip", real(0, 1e6), 1.0, "largest norm of the gradient; 0: not clipped")
+    g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients", "0.95 at 0.5M "
+           "tokens a step to 0.99 at fewer than 0.1M")
+    g.flag("--grad_clip", real(0, 1e6), None, "largest norm of the gradient; 0: not clipped", "1")
     g.flag("--label_smoothing", real(0, 1, below=True), 0.0, "share of the target spread over all ids in training")
     g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout")
     g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
@@ -151,12 +161,25 @@ def check(args: argparse.Namespace) -> list[str]:
     is_gpt2 = args.arch in (None, "gpt2")
     shape = ("arch", "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta")
     has_size_flags = any(given[name] for name in shape) or args.bias is False or not args.tie_weights
+    resumes = args.resume_from or args.cooldown_from
+    decays = args.cooldown_from or args.config.recorded  # a recorded --min_lr is for the end of a cooldown
+    is_off = args.use_lr_scheduler is False and not decays
+    is_constant = args.lr_schedule == "constant" and not decays
     no_bf16 = args.use_amp is False or args.amp_dtype == "fp16"
     wrong = {
         "--min_lr: is above --learning_rate": given["learning_rate"] and (args.min_lr or 0) > args.learning_rate,
-        "--min_lr: needs --use_lr_scheduler": given["min_lr"] and not args.use_lr_scheduler,
-        "--warmup_steps: needs --use_lr_scheduler": given["warmup_steps"] and not args.use_lr_scheduler,
+        "--min_lr: needs --use_lr_scheduler": given["min_lr"] and is_off,
+        "--min_lr: has no effect with --lr_schedule constant": given["min_lr"] and is_constant,
+        "--warmup_steps: needs --use_lr_scheduler": given["warmup_steps"] and is_off,
+        "--lr_schedule: not with --no-use_lr_scheduler": (
+            args.lr_schedule not in (None, "constant") and args.use_lr_scheduler is False),
+        "--use_lr_scheduler: not with --lr_schedule constant": args.lr_schedule == "constant" and args.use_lr_scheduler,
+        "--decay_share: has no effect without --lr_schedule wsd": given["decay_share"] and args.lr_schedule != "wsd",
         "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
+        "--cooldown_steps: has no effect without --cooldown_from": args.cooldown_steps and not args.cooldown_from,
+        "--max_steps: not with --cooldown_from; give --cooldown_steps": args.max_steps and args.cooldown_from,
+        "--epochs: not with --cooldown_from; give --cooldown_steps": args.epochs and args.cooldown_from,
+        "--init_from: not with --cooldown_from": args.init_from and args.cooldown_from,
         "--n_embd: is not a multiple of --n_head": given["n_embd"] and given["n_head"] and args.n_embd % args.n_head,
         "--init_from: sets the model's shape; drop --arch, --model_size, --n_layer, --n_head, --n_embd, --n_kv_head, "
         "--n_inner, --rope_theta, --no-bias and --no-tie_weights": args.init_from and has_size_flags,
@@ -168,8 +191,8 @@ def check(args: argparse.Namespace) -> list[str]:
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
         "--compile_mode: has no effect with --deterministic": args.compile_mode != "default" and args.deterministic,
         "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
-        "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not args.resume_from,
-        "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not args.resume_from,
+        "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not resumes,
+        "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not resumes,
         "--eval_batches: not with --eval_tokens": given["eval_batches"] and given["eval_tokens"],
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
         "--tokens: has no effect without --check": given["tokens"] and not args.check,
@@ -231,6 +254,7 @@ from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
+from training.cooldown import set_aside
 from training.memory import MemorySetting, most_sequences
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
 from training.monitor import Monitor, mfu, percent
@@ -308,7 +332,8 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
             raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
-        if (args.resume_from or not args.dry_run) and (resumed := choose_resume(args, out)) and corpus and config:
+        resumes = args.resume_from or args.cooldown_from or not args.dry_run
+        if resumes and (resumed := choose_resume(args, out)) and corpus and config:
             config = with_vocabulary_of(config, resumed[1])
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
     problems.stop()
@@ -342,7 +367,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     # The plan: what will be trained, and how.
     options = choose_options(args, machine, parts.attention)
     most = most_sequences(args, sizing, config, options, kind, machine)
-    choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing)
+    choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
+                     settings=stored.get("settings", {}))
     recipe = choose(deadline.horizon)
     if resumed and (state.step >= recipe.total_steps or deadline.is_near(0)):
         out.say(describe_finished(args, state, recipe))
@@ -364,7 +390,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     with explaining_memory(recovery, machine):
         if machine.compile and state.step < recipe.total_steps:
             recovery.compile()
-        step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
+        step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
         pace = measure_pace(args, plan, learner, recovery, step, corpus, deadline, runtime)
         if deadline.is_open:
             plan = plan_until(deadline, args, plan, choose, pace, state.step)
@@ -403,10 +429,13 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig,
     checkpointer.start(folder)
     if args.overwrite:
         delete_other_runs(checkpointer.output_dir, folder, state.step, out)
+    set_aside(checkpointer.output_dir, folder, state.step, out)
     write_run_config(checkpointer.output_dir, flags_now, recipe.reasons)
 
     trackers = Trackers(args, checkpointer.output_dir, state)
     checkpointer.add_earlier_validations(trackers.rows)
+    if recipe.cooldown and not checkpointer.is_on_disk and not args.reset_optimizer:
+        checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
     gc.freeze()  # so that the collector does not look through all there is again and again
     return Monitor(args, recipe, config, state, trackers, runtime)
 
@@ -465,8 +494,8 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
         model = create(config, machine.device, options).train()
-        groups = parameter_groups(model, args.weight_decay)
-        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, args.beta2), parts.adamw)
+        groups = parameter_groups(model, recipe.weight_decay)
+        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2), parts.adamw)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     return Learner(model, optimizer, kind, scaler)
 
@@ -511,7 +540,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
          runtime: Runtime) -> None:
     """Trains from the state's step to the horizon, a signal, the end of --max_minutes, or the end of patience."""
     machine, out, signals, optimizer = runtime.machine, runtime.out, runtime.signals, learner.optimizer
-    step = partial(train_step, learner, machine, args.label_smoothing, args.grad_clip)
+    step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
     losses: list[torch.Tensor] = []  # since the last logged step
     skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
@@ -554,7 +583,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
         # Save, validate, sample: at their intervals, and after the last step.
         is_too_late = deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))
         is_last = is_too_late or state.step == recipe.total_steps
-        stays = is_last or checkpointer.epoch_ended()
+        stays = is_last or checkpointer.epoch_ended() or state.step == recipe.plateau_end
         saves = stays or checkpointer.is_due()
         validates = is_last or state.step % recipe.eval_interval == 0
         samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
@@ -676,7 +705,7 @@ def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> in
         if machine.compile:
             recovery.compile()
         for _ in range(2):
-            loss, _ = train_step(learner, machine, args.label_smoothing, args.grad_clip, recovery.micro_batches(),
+            loss, _ = train_step(learner, machine, args.label_smoothing, recipe.grad_clip, recovery.micro_batches(),
                                  accumulation)
             loss.item()
     except (RuntimeError, MemoryError) as error:

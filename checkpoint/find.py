@@ -259,7 +259,7 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
 
 
 def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
-                ) -> tuple[Path, dict[str, Any]] | None:
+                flag: str = "--resume_from") -> tuple[Path, dict[str, Any]] | None:
     """The verified checkpoint that --resume_from means, with its state; None if 'auto' finds no checkpoint.
 
     requested is a checkpoint, a folder of them (the newest sound one is taken), best or last, alone or after a folder,
@@ -274,7 +274,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         return found
     path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if state is None:
-        raise UserError(Exit.CHECKPOINT, f"--resume_from {printable(str(path))}: {MANIFEST} is missing. Only a "
+        raise UserError(Exit.CHECKPOINT, f"{flag} {printable(str(path))}: {MANIFEST} is missing. Only a "
                                          "checkpoint of train.py can be resumed.")
     if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
         names = printable(", ".join(other.name for other in others[:3]))

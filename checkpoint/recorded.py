@@ -33,15 +33,16 @@ SHAPE_FIELDS = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_the
 
 
 def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
-    """The flags of the run that --resume_from means; asked holds those of the command line and of --config.
+    """The flags of the run that --resume_from means, or else --cooldown_from; asked holds those of the command line and
+    of --config.
 
     They are looked for beside the checkpoints, then in the checkpoint. A run goes on in its own folder unless asked
     names another. None if there is nothing to resume. Raises UserError (exit 2) for a config.toml that is not TOML.
     """
-    if not asked.get("resume_from"):
-        return None
     output_dir = Path(asked.get("output_dir", "out"))
-    folder, checkpoints = _checkpoints_of(asked["resume_from"], output_dir)
+    requested = [path for name in ("resume_from", "cooldown_from") if (path := asked.get(name))]
+    found = (_checkpoints_of(path, output_dir) for path in requested)
+    folder, checkpoints = next((there for there in found if there[1]), (output_dir, []))
     if not checkpoints:
         return None
 

@@ -23,18 +23,22 @@ COMMENT_WIDTH = 79
 # What the network looks like, which --init_from sets too.
 SHAPE = ("arch", "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "bias",
          "tie_weights")
-# A flag as it stands on the command line: the flags of a file that it replaces, because they say the same in other
-# words or make no sense beside it.
+# A flag as it stands on the command line, maybe with a value: the flags of a file that it replaces, because they say
+# the same in other words or make no sense beside it.
 REPLACES: dict[str, tuple[str, ...]] = {
     "data_dir": ("bin_file", "val_bin_file", "tokenizer_file", "metadata_file", "vocab_size"),
     "arch": ("bias", "n_kv_head", "n_inner", "rope_theta"),
     "model_size": ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"),
     "init_from": SHAPE,
-    "epochs": ("max_steps",),
-    "max_steps": ("epochs",),
+    "epochs": ("max_steps", "cooldown_from", "cooldown_steps"),
+    "max_steps": ("epochs", "cooldown_from", "cooldown_steps"),
+    "cooldown_from": ("epochs", "max_steps", "max_minutes", "cooldown_steps"),
     "eval_tokens": ("eval_batches",),
     "eval_batches": ("eval_tokens",),
-    "no-use_lr_scheduler": ("min_lr", "warmup_steps"),
+    "lr_schedule": ("use_lr_scheduler", "decay_share"),
+    "lr_schedule constant": ("min_lr",),
+    "use_lr_scheduler": ("lr_schedule", "decay_share"),
+    "no-use_lr_scheduler": ("lr_schedule", "decay_share", "min_lr", "warmup_steps"),
     "no-use_gpu": ("fp8_head",),
     "no-use_amp": ("amp_dtype", "residual_dtype", "fp8_head"),
     "no-compile": ("compile_mode",),
@@ -46,10 +50,13 @@ DECIDES: dict[str, tuple[str, ...]] = {
     "n_embd": ("n_inner",),
     "n_kv_head": ("n_inner",),
     "learning_rate": ("min_lr",),
-    "batch_size": ("gradient_accumulation_steps", "learning_rate", "min_lr"),
-    "gradient_accumulation_steps": ("learning_rate", "min_lr"),
-    "epochs": ("warmup_steps", "eval_interval", "sample_interval", "log_interval"),
-    "max_steps": ("warmup_steps", "eval_interval", "sample_interval", "log_interval"),
+    "lr_schedule": ("min_lr", "warmup_steps"),
+    "use_lr_scheduler": ("min_lr", "warmup_steps"),
+    "cooldown_from": ("min_lr",),
+    "batch_size": ("gradient_accumulation_steps", "learning_rate", "min_lr", "beta2"),
+    "gradient_accumulation_steps": ("learning_rate", "min_lr", "beta2"),
+    "epochs": ("min_lr", "warmup_steps", "eval_interval", "sample_interval", "log_interval"),
+    "max_steps": ("min_lr", "warmup_steps", "eval_interval", "sample_interval", "log_interval"),
     "max_minutes": ("epochs", "learning_rate", "min_lr", "warmup_steps", "eval_interval", "sample_interval",
                     "log_interval"),
 }
@@ -93,9 +100,10 @@ def laid_over(lower: Layer, upper: Layer) -> Layer:
     before = lower.values
     for name, value in upper.given.items():
         if before.get(name) != value:
-            for replaced in REPLACES.get(f"no-{name}" if value is False else name, ()):
-                given.pop(replaced, None)
-                decided.pop(replaced, None)
+            for said in (f"no-{name}" if value is False else name, f"{name} {value}"):
+                for replaced in REPLACES.get(said, ()):
+                    given.pop(replaced, None)
+                    decided.pop(replaced, None)
             for chosen in DECIDES.get(name, ()):
                 decided.pop(chosen, None)
     for name in upper.values:

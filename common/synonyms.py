@@ -32,6 +32,9 @@ CALLED = {
         "--learning_rate": "lr max_lr peak_lr matrix_lr base_lr",
         "--min_lr": "min_learning_rate end_lr final_lr lr_min",
         "--warmup_steps": "warmup_iters lr_warmup_steps num_warmup_steps warmup_iterations warm_up_steps",
+        "--lr_schedule": "lr_scheduler_type schedule lr_decay_style scheduler_type lr_scheduler_name lr_schedule_type",
+        "--decay_share": "warmdown_ratio cooldown_ratio cooldown_frac decay_frac warmdown_frac decay_ratio",
+        "--cooldown_steps": "warmdown_iters cooldown_iters num_decay_steps warmdown_steps",
         "--use_lr_scheduler": "decay_lr lr_decay lr_scheduler use_scheduler scheduler",
         "--weight_decay": "wd decay",
         "--beta1": "adam_beta1",
@@ -167,10 +170,7 @@ ANSWERS = {
         "start prompt": _FOR_GENERATING,
         "max_new_tokens temperature top_k top_p": _FOR_GENERATING,
         "warmup_ratio warmup_fraction lr_warmup_fraction": _WARMUP_SHARE,
-        "warmdown_ratio lr_decay_iters lr_decay_steps final_lr_frac warmdown_iters": "The cosine ends with the run, at "
-                                                                                     "--max_steps, in --min_lr.",
-        "lr_scheduler_type lr_schedule schedule": "The schedule is a warm-up, then a cosine; --no-use_lr_scheduler "
-                                                  "leaves the rate at its peak.",
+        "lr_decay_iters lr_decay_steps final_lr_frac": "The decay ends with the run, at --max_steps, in --min_lr.",
         "total_batch_size global_batch_size tokens_per_step batch_tokens": _TOKENS_A_STEP,
         "devices num_gpus n_gpus nproc_per_node num_nodes backend ddp fsdp deepspeed local_rank strategy": _ON_ALL_GPUS,
         "do_train do_eval eval_only eval_strategy evaluation_strategy do_predict": _BOTH_ALWAYS,
@@ -220,6 +220,12 @@ ANSWERS = {
 
 # Values that other programs have for a flag of the same meaning.
 VALUES = {
+    "--lr_schedule": {
+        "linear": "linear_with_warmup line polynomial linearlr d2z linear_decay",
+        "cosine": "cosine_with_min_lr cosine_annealing cosineannealinglr cosine_decay cosine_with_warmup cosine_warmup",
+        "wsd": "warmup_stable_decay trapezoidal trapezoid warmup_constant_decay stable wsd_linear",
+        "constant": "constant_with_warmup none constant_warmup off",
+    },
     "--model_size": {
         "gpt2_small": "small 124m 117m gpt2 gpt2_124m base s d12 gpt2_base gpt2small 125m",
         "gpt2_medium": "medium 350m 355m 345m gpt2_350m gpt2_355m m d24 gpt2medium",

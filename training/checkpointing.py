@@ -52,9 +52,10 @@ class SavingPlan:
 
     def for_recipe(self, args: argparse.Namespace, recipe: Recipe) -> SavingPlan:
         """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
-        # The rolling ones, the best, one being written, and those of the ends of epochs.
+        # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
         num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
-        most = min(args.keep_checkpoints + 2 + num_epochs, max(1, recipe.total_steps))  # one a step
+        has_plateau = recipe.plateau_end is not None
+        most = min(args.keep_checkpoints + 2 + has_plateau + num_epochs, max(1, recipe.total_steps))  # one a step
         return replace(self, num_checkpoints=most, num_epochs=num_epochs)
 
     @property
@@ -79,6 +80,7 @@ def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, m
         args.checkpoint_every_minutes > 0
         or (args.checkpoint_every_steps or math.inf) < recipe.total_steps
         or recipe.eval_interval < recipe.total_steps
+        or recipe.plateau_end is not None
         or recipe.passes > args.checkpoint_interval)
     copy_bytes = checkpoint_bytes
     if machine.device.type != "cpu":  # PyTorch hands out pinned memory in powers of two
@@ -171,8 +173,8 @@ class Checkpointer:
             save.save(self.output_dir, step, self.learner.model.config, tensors, fields, self._tokenizer_json,
                       self.corpus.end_of_text_id, card)
             self._written_step = step
-            prune(self.output_dir, step, self._args.keep_checkpoints, {self.state.best_step, self.best_step},
-                  self._args.keep_epochs)
+            prune(self.output_dir, step, self._args.keep_checkpoints,
+                  {self.state.best_step, self.best_step, self.recipe.plateau_end or 0}, self._args.keep_epochs)
             return step, waited, time.perf_counter() - started
 
         self._saver.start(write)

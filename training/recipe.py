@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,11 +21,11 @@ from common.errors import Exit, UserError, warn
 from common.words import count, several
 from machine.device import Machine
 from model import SIZES, Options
+from training import defaults
 from training.parts import Attention
+from training.schedules import AS_EVER, Cooldown, Schedule
 from training.sizing import MOST_EPOCHS, Sizing, config_of_size
 
-FINETUNING = 0.1  # of the learning rate for random weights: about the 6.25e-5 of GPT (Radford et al. 2018, 4.1)
-LONGEST_WARMUP = 2000  # steps
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
 DEFAULT_SIZE, DEFAULT_SEQ_LENGTH = "gpt2_small", 1024
@@ -31,7 +33,7 @@ ENDLESS = 2**40  # epochs, until the horizon of --max_minutes is known
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Schedule):
     """How the model is trained, every default decided; reasons say why, one for each default that was chosen.
 
     usual_learning_rate is the default for this run's model, batch and horizon, whatever was given.
@@ -41,12 +43,10 @@ class Recipe:
     accumulation: int
     windows_per_epoch: int
     epochs: int
-    total_steps: int
-    learning_rate: float
     usual_learning_rate: float
-    min_lr: float
-    warmup_steps: int
-    schedule: str
+    weight_decay: float
+    beta2: float
+    grad_clip: float
     eval_interval: int
     eval_tokens: int
     sample_interval: int
@@ -64,11 +64,21 @@ class Recipe:
 
     def flags(self) -> dict[str, Any]:
         """The values decided, by the names of train.py's flags; max_steps stays as it was given."""
-        schedule = {"min_lr": self.min_lr, "warmup_steps": self.warmup_steps} if self.schedule != "constant" else {}
-        return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, "epochs": self.epochs,
-                "learning_rate": self.learning_rate, **schedule, "eval_interval": self.eval_interval,
+        horizon = {"epochs": self.epochs}
+        if self.cooldown:
+            horizon = {"cooldown_from": self.cooldown.source, "cooldown_steps": self.total_steps - self.cooldown.start}
+        return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **horizon,
+                "learning_rate": self.learning_rate, **self._schedule_flags(), "weight_decay": self.weight_decay,
+                "beta2": self.beta2, "grad_clip": self.grad_clip, "eval_interval": self.eval_interval,
                 "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
                 "log_interval": self.log_interval}
+
+    def _schedule_flags(self) -> dict[str, Any]:
+        """The flags of the schedule, without those that have no effect with it."""
+        decays = bool(self.cooldown) or self.schedule != "constant"
+        return {"lr_schedule": self.schedule, **({"min_lr": self.min_lr} if decays else {}),
+                **({"warmup_steps": self.warmup_steps} if self.schedule != "constant" or self.warmup_steps else {}),
+                **({"decay_share": self.decay_share} if self.schedule == "wsd" else {})}
 
     def eval_windows(self, config: ModelConfig) -> int:
         """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
@@ -80,9 +90,12 @@ class Recipe:
 
     def settings(self) -> dict[str, Any]:
         """What a resumed run is compared with."""
-        return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs,
-                "total_steps": self.total_steps, "learning_rate": self.learning_rate, "min_lr": self.min_lr,
-                "warmup_steps": self.warmup_steps, "use_lr_scheduler": self.schedule != "constant",
+        cooldown = {f"cooldown_{name}": value for name, value in (
+            ("from", self.cooldown.source), ("start", self.cooldown.start), ("rate", self.cooldown.rate),
+        )} if self.cooldown else {}
+        return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs, **cooldown,
+                "total_steps": self.total_steps, "learning_rate": self.learning_rate, **self._schedule_flags(),
+                "weight_decay": self.weight_decay, "beta2": self.beta2, "grad_clip": self.grad_clip,
                 "eval_interval": self.eval_interval, "eval_tokens": self.eval_tokens}
 
 
@@ -148,12 +161,12 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
 
 def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
                   steps_done: int = 0, samples_seen: int = 0, sizing: Sizing | None = None,
-                  horizon: int | None = None) -> Recipe:
+                  horizon: int | None = None, settings: Mapping[str, Any] = MappingProxyType({})) -> Recipe:
     """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
 
     most_batch_size is what fits the memory. horizon is the last step that --max_minutes allows, None while it is not
-    known. Raises UserError (exit 2) for a warm-up longer than the run, or a min_lr
-    above a learning rate that was not given.
+    known. settings are those of the checkpoint to resume from, whose peak and warm-up the run keeps. Raises UserError
+    (exit 2) for a warm-up longer than the run, or a min_lr above a learning rate that was not given.
     """
     reasons: list[str] = []
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
@@ -166,29 +179,40 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         reasons.append(f"batch_size {batch_size}: {why}, {several(batch_size * config.seq_length, 'token')}")
     samples_per_step = batch_size * args.gradient_accumulation_steps
 
+    cooldown = _cooldown(args, settings)
+    most_steps = _most_steps(args, settings, cooldown)
     if args.epochs:
         epochs = args.epochs
-    elif args.max_minutes and not args.max_steps:
+    elif most_steps:
+        epochs = max(1, math.ceil((samples_seen + max(0, most_steps - steps_done) * samples_per_step) / windows))
+    elif args.max_minutes:
         samples = (horizon - steps_done) * samples_per_step if horizon else ENDLESS * windows
         epochs = -(-(samples_seen + samples) // windows)
     else:
-        epochs = _default_epochs(args, config, num_tokens, windows, samples_per_step, sizing, reasons)
+        epochs = _default_epochs(args, config, num_tokens, sizing, reasons)
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
-    total_steps = min(steps_done + steps_left, args.max_steps or 2**62, horizon or 2**62)
+    total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)
 
     usual, why_usual = _default_peak(args, config, total_steps, samples_per_step)
-    learning_rate = args.learning_rate or usual
-    if args.learning_rate is None:
+    same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
+    learning_rate = args.learning_rate or (settings.get("learning_rate") if same_step else None) or usual
+    if args.learning_rate is None and learning_rate == usual:
         reasons.append(f"learning_rate {usual:.2e}: {why_usual}")
-    min_lr = learning_rate / 100 if args.min_lr is None else args.min_lr
-    if min_lr > learning_rate:
-        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
-                                    "--learning_rate.")
+
+    def chosen(name: str, given: float | None, default: float) -> float:
+        """The value of a flag that was given; else the default, with its reason."""
+        if given is not None:
+            return given
+        reasons.append(f"{name} {default:.6g}: {defaults.REASONS[name]}")
+        return default
 
     return Recipe(
-        batch_size, args.gradient_accumulation_steps, windows, epochs, total_steps, learning_rate, usual, min_lr,
-        warmup_steps=_warmup_steps(args, total_steps, reasons),
-        schedule="cosine" if args.use_lr_scheduler else "constant",
+        **_schedule(args, learning_rate, total_steps, settings, cooldown, reasons), batch_size=batch_size,
+        accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
+        usual_learning_rate=usual,
+        weight_decay=chosen("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
+        beta2=chosen("beta2", args.beta2, defaults.default_beta2(samples_per_step * config.seq_length)),
+        grad_clip=chosen("grad_clip", args.grad_clip, defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args, total_steps),
         eval_tokens=args.eval_tokens or _default_eval_tokens(args, epochs, num_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
@@ -201,11 +225,25 @@ def eval_interval_of(args: argparse.Namespace, total_steps: int) -> int:
     return args.eval_interval or max(1, min(1000, total_steps // 10))
 
 
-def _default_epochs(args: argparse.Namespace, config: ModelConfig, num_tokens: int, windows: int, samples_per_step: int,
-                    sizing: Sizing | None, reasons: list[str]) -> int:
-    """Epochs where --epochs is not given: those of --max_steps, few for trained weights, else 20 tokens a parameter."""
-    if args.max_steps:
-        return max(1, math.ceil(args.max_steps * samples_per_step / windows))
+def _cooldown(args: argparse.Namespace, settings: Mapping[str, Any]) -> Cooldown | None:
+    """The cooldown in the settings of the checkpoint to resume from, unless the flags have left it."""
+    if not args.cooldown_from or "cooldown_from" not in settings:
+        return None
+    return Cooldown(settings["cooldown_start"], settings["cooldown_rate"], settings["cooldown_from"])
+
+
+def _most_steps(args: argparse.Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
+    """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
+    if cooldown:
+        return cooldown.start + (args.cooldown_steps or max(1, round(defaults.DECAY_SHARE * cooldown.start)))
+    if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
+        return settings.get("total_steps")  # of a run that was cooled down, an earlier checkpoint
+    return args.max_steps
+
+
+def _default_epochs(args: argparse.Namespace, config: ModelConfig, num_tokens: int, sizing: Sizing | None,
+                    reasons: list[str]) -> int:
+    """Epochs where no flag gives the horizon: few for trained weights, else 20 tokens a parameter."""
     if args.init_from:
         reasons.append("epochs 3: trained weights need few passes over the corpus, and overfit with more")
         return 3
@@ -224,41 +262,56 @@ def _default_peak(args: argparse.Namespace, config: ModelConfig, total_steps: in
                   ) -> tuple[float, str]:
     """The peak learning rate where --learning_rate is not given, and the reason."""
     tokens_per_step = samples_per_step * config.seq_length
-    peak = default_learning_rate(config, max(1, total_steps) * tokens_per_step, tokens_per_step)
+    peak = defaults.peak_rate("adamw", config, tokens_per_step, max(1, total_steps) * tokens_per_step)
     share = ""
     if args.init_from:
-        peak, share = FINETUNING * peak, f"; {FINETUNING:g} of what random weights get"
+        peak, share = defaults.FINETUNING * peak, f"; {defaults.FINETUNING:g} of what random weights get"
     return peak, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and "
                   f"{count(total_steps * tokens_per_step)} in all{share}")
 
 
-def default_learning_rate(config: ModelConfig, total_tokens: int, tokens_per_step: int) -> float:
-    """The peak for AdamW: the lower of two published laws. Embeddings and output layer count in neither.
-
-    By compute C in FLOP: 0.3118 C^-0.125 at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1),
-    less for smaller steps by the square root of their share (Malladi et al. 2022). By parameters N, which restrains
-    short runs of small models: 0.003239 - 0.0001395 ln N (Kaplan et al. 2020, appendix D.6).
-    """
-    parameters = config.num_block_weights
-    compute = (6 * parameters + 12 * config.n_layer * config.n_embd * config.seq_length) * total_tokens
-    share = min(1.0, tokens_per_step / (0.2920 * compute**0.3271))
-    by_compute = 0.3118 * compute**-0.125 * share**0.5
-    by_parameters = 0.003239 - 0.0001395 * math.log(parameters)
-    return max(1e-6, min(by_compute, by_parameters))
+def schedule_name(args: argparse.Namespace) -> str:
+    """The name of the schedule; --use_lr_scheduler given, but no --lr_schedule, means the cosine that it always did."""
+    if args.lr_schedule:
+        return args.lr_schedule
+    if args.use_lr_scheduler is None:
+        return defaults.LR_SCHEDULE
+    return AS_EVER if args.use_lr_scheduler else "constant"
 
 
-def _warmup_steps(args: argparse.Namespace, total_steps: int, reasons: list[str]) -> int:
-    """The warm-up requested, or the default one."""
+def _schedule(args: argparse.Namespace, learning_rate: float, total_steps: int, settings: Mapping[str, Any],
+              cooldown: Cooldown | None, reasons: list[str]) -> dict[str, Any]:
+    """The fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
+    name = schedule_name(args)
+    if args.lr_schedule is None and args.use_lr_scheduler is None:
+        reasons.append(f"lr_schedule {name}: {defaults.REASONS['lr_schedule']}")
+    min_lr = args.min_lr
+    if min_lr is None:
+        min_lr = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
+    if min_lr > learning_rate:
+        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
+                                    "--learning_rate.")
+    if args.decay_share is None and name == "wsd":
+        reasons.append(f"decay_share {defaults.DECAY_SHARE:g}: {defaults.REASONS['decay_share']}")
+    return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,
+            "warmup_steps": _warmup_steps(args, name, total_steps, settings, reasons),
+            "decay_share": args.decay_share or defaults.DECAY_SHARE, "cooldown": cooldown}
+
+
+def _warmup_steps(args: argparse.Namespace, name: str, total_steps: int, settings: Mapping[str, Any],
+                  reasons: list[str]) -> int:
+    """The warm-up requested, that of a resumed run, which would else begin anew in a longer one, or the default one."""
     if args.warmup_steps is not None:
-        if args.warmup_steps >= total_steps:
+        if args.warmup_steps >= total_steps and not args.cooldown_from:
             raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has "
                                         f"{several(total_steps, 'step')}. Lower it.")
         return args.warmup_steps
-    longest = min(total_steps // 5, LONGEST_WARMUP)
-    warmup_steps = min(max(math.ceil(2 / (1 - args.beta2)), total_steps // 50), longest)
-    if args.use_lr_scheduler:
-        reasons.append(f"warmup_steps {warmup_steps}: 2% of the steps, at least 2 / (1 - beta2) (Ma and Yarats 2019), "
-                       "at most a fifth")
+    if name == "constant":
+        return 0
+    if settings.get("warmup_steps", total_steps) < total_steps:
+        return settings["warmup_steps"]
+    warmup_steps = defaults.default_warmup(total_steps)
+    reasons.append(f"warmup_steps {warmup_steps}: {defaults.REASONS['warmup_steps']}")
     return warmup_steps
 
 

@@ -21,6 +21,7 @@ from machine.device import Machine
 from model import Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
+from training.cooldown import before_decay, choose_cooldown
 from training.recipe import Recipe
 from training.state import Learner, TrainState
 
@@ -118,9 +119,12 @@ def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[s
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
     output_dir = Path(args.output_dir)
     there = find.steps_in(output_dir)
-    if args.resume_from is not None:
+    if args.resume_from is not None or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
-            found = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+            if args.cooldown_from is not None:
+                found = choose_cooldown(args, out)
+            elif found := find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn):
+                found = before_decay(args, found, out)
         if found is None:
             out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
         elif not find.is_inside(found[0], output_dir):
@@ -181,7 +185,7 @@ def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options:
                 ) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     chosen = {name: getattr(args, name) for name in (
-        "weight_decay", "beta1", "beta2", "grad_clip", "label_smoothing", "dropout", "seed", "fp8_head", "max_minutes")}
+        "beta1", "label_smoothing", "dropout", "seed", "fp8_head", "max_minutes")}
     threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
                    "precision": machine.precision, "compile": machine.compile,

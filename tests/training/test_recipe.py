@@ -5,7 +5,7 @@ import pytest
 import train
 from model import SIZES, GPTConfig
 from tests.helpers.training import TINY
-from training.recipe import choose_config, choose_recipe, default_learning_rate, fix_eval_tokens
+from training.recipe import choose_config, choose_recipe, fix_eval_tokens
 
 
 @pytest.mark.parametrize(
@@ -14,10 +14,17 @@ from training.recipe import choose_config, choose_recipe, default_learning_rate,
         ([], {"epochs": 3}),  # 20 tokens for each of 4,752 parameters, 32,008 tokens a pass
         (["--epochs", "2"], {"epochs": 2, "total_steps": 2000}),
         (["--max_steps", "5000"], {"epochs": 5, "total_steps": 5000}),  # not held back by a default
-        (["--max_steps", "50"], {"total_steps": 50, "warmup_steps": 10, "log_interval": 1}),
+        (["--max_steps", "50"], {"total_steps": 50, "warmup_steps": 5, "log_interval": 1}),
+        (["--max_steps", "90000"], {"warmup_steps": 2000}),
         (["--epochs", "1", "--gradient_accumulation_steps", "5"], {"total_steps": 200, "accumulation": 5}),
-        (["--learning_rate", "1e-3"], {"learning_rate": 1e-3, "min_lr": 1e-5}),
-        (["--no-use_lr_scheduler"], {"schedule": "constant"}),
+        (["--learning_rate", "1e-3"], {"learning_rate": 1e-3, "min_lr": 0.0, "schedule": "linear"}),
+        (["--learning_rate", "1e-3", "--use_lr_scheduler"], {"min_lr": 1e-3 / 100, "schedule": "cosine"}),
+        (["--learning_rate", "1e-3", "--lr_schedule", "cosine"], {"min_lr": 1e-5, "schedule": "cosine"}),
+        (["--use_lr_scheduler", "--lr_schedule", "wsd"], {"schedule": "wsd", "decay_share": 0.2, "min_lr": 0.0}),
+        (["--no-use_lr_scheduler"], {"schedule": "constant", "warmup_steps": 0}),
+        (["--lr_schedule", "constant", "--warmup_steps", "7"], {"schedule": "constant", "warmup_steps": 7}),
+        (["--weight_decay", "0.3", "--beta2", "0.9", "--grad_clip", "0"],
+         {"weight_decay": 0.3, "beta2": 0.9, "grad_clip": 0.0}),
     ],
 )
 def test_defaults_fill_in_what_the_flags_leave_open(flags, expected):
@@ -26,15 +33,7 @@ def test_defaults_fill_in_what_the_flags_leave_open(flags, expected):
     found = choose_recipe(args, config, 8 * 4001, 4)
     assert {key: getattr(found, key) for key in expected} == expected
     assert 0 <= found.warmup_steps <= max(1, found.total_steps // 5)
-    assert 0 < found.min_lr <= found.learning_rate
-
-
-def test_the_default_learning_rate_falls_with_size_and_rises_with_the_batch():
-    rates = [default_learning_rate(GPTConfig(50257, 1024, *SIZES[name]), 10**10, 2**19) for name in SIZES]
-    assert rates == sorted(rates, reverse=True)
-    small = GPTConfig(50257, 1024, *SIZES["gpt2_small"])
-    assert default_learning_rate(small, 3 * 10**11, 2**19) == pytest.approx(6e-4, rel=0.2)  # nanoGPT's, by hand
-    assert default_learning_rate(small, 10**10, 2**14) < default_learning_rate(small, 10**10, 2**19)
+    assert 0 <= found.min_lr <= found.learning_rate
 
 
 def test_model_sizes_are_those_of_the_table():
@@ -64,3 +63,27 @@ def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
         assert eval_tokens(*flags, settings={"batch_size": 2, "eval_tokens": 555}, batch_size=16) == expected
     assert eval_tokens(settings={"batch_size": 2}, batch_size=16) == 50 * 2 * 8  # of a program before --eval_tokens
     assert eval_tokens("--eval_batches", "3", settings={"batch_size": 2}, batch_size=16) == 3 * 2 * 8
+
+
+def test_every_default_is_given_with_its_reason_and_no_other_value():
+    config, names = GPTConfig(70, 8, 1, 2, 16), ["learning_rate", "lr_schedule", "warmup_steps", "weight_decay",
+                                                 "beta2", "grad_clip"]
+    open_ends = choose_recipe(train.read_flags(["--batch_size", "4", "--max_steps", "50"]), config, 8 * 4001, 4)
+    assert [reason.split(" ")[0] for reason in open_ends.reasons] == names
+    assert all(len(reason.partition(": ")[2]) > 20 for reason in open_ends.reasons)
+    words = "--batch_size 4 --max_steps 50 --learning_rate 1e-3 --lr_schedule linear --warmup_steps 3 --weight_decay 0 "
+    given = train.read_flags([*words.split(), "--beta2", "0.9", "--grad_clip", "0"])
+    assert choose_recipe(given, config, 8 * 4001, 4).reasons == ()
+
+
+def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
+    config, settings = GPTConfig(70, 8, 1, 2, 16), {"batch_size": 4, "accumulation": 1, "learning_rate": 3e-4,
+                                                    "warmup_steps": 6}
+
+    def resumed(*flags: str):
+        return choose_recipe(train.read_flags(["--max_steps", "5000", *flags]), config, 8 * 4001, 4, 100, 400,
+                             settings=settings)
+
+    assert (resumed().learning_rate, resumed().warmup_steps) == (3e-4, 6)
+    assert (resumed("--learning_rate", "1e-3").learning_rate, resumed("--warmup_steps", "9").warmup_steps) == (1e-3, 9)
+    assert resumed("--batch_size", "8").learning_rate == resumed().usual_learning_rate  # another step, another peak

@@ -1,0 +1,161 @@
+"""Decays that begin at a checkpoint or are left: --cooldown_from, and a wsd run that is made longer."""
+
+import json
+import shutil
+
+import pytest
+
+from checkpoint.find import steps_in
+from common.errors import Exit
+from tests.helpers.training import metrics_of, same_tensors
+from training.monitor import Monitor
+
+EVERY = ["--log_interval", "1", "--checkpoint_every_steps", "5", "--keep_checkpoints", "99", "--learning_rate", "1e-3"]
+
+
+@pytest.fixture
+def killed(run, monkeypatch):
+    """A function: as run, but the run is killed after the step; what it has saved until then stays."""
+
+    def call(step: int, *flags: str, out: str):
+        log_step = Monitor.log_step
+
+        def dying(monitor, *rest):
+            log_step(monitor, *rest)
+            if monitor.state.step == step:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Monitor, "log_step", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(*flags, out=out)
+        monkeypatch.setattr(Monitor, "log_step", log_step)
+
+    return call
+
+
+def rates_of(folder) -> dict[int, float]:
+    return {row["step"]: row["lr"] for row in metrics_of(folder) if "lr" in row}
+
+
+def settings_of(folder) -> dict:
+    return json.loads((folder / "trainer_state.json").read_text())["settings"]
+
+
+# ---------------------------------------------------------------- the plateau
+
+
+def test_the_checkpoint_of_the_plateau_stays_and_a_longer_run_equals_one_planned_so_long(run):
+    flags = ["--lr_schedule", "wsd", "--log_interval", "1", "--learning_rate", "1e-3", "--warmup_steps", "2",
+             "--keep_checkpoints", "1", "--keep_epochs", "1", "--checkpoint_every_steps", "3"]
+    assert run(*flags, "--max_steps", "20")[0] == 0
+    out = run.folder / "out"
+    assert 16 in steps_in(out)
+    assert rates_of(out)[16] == 1e-3 > rates_of(out)[17] > rates_of(out)[20] > 0
+
+    code, text = run(*flags, "--max_steps", "30", "--resume_from", "auto")
+    assert code == 0
+    assert "resume      checkpoint-20 belongs to a decay; a longer run goes on from checkpoint-16, before it" in text
+    assert "resume      from checkpoint-16, step 16 of 30" in text
+    assert f"checkpoint-20 is kept as {out}/decayed-from-16/checkpoint-20" in text
+    assert list(steps_in(out / "decayed-from-16")) == [20, 18]
+    assert run(*flags, "--max_steps", "30", out="whole")[0] == 0
+    assert metrics_of(out) == metrics_of(run.folder / "whole")
+    assert same_tensors(out / "checkpoint-30", run.folder / "whole/checkpoint-30")
+
+
+def test_a_run_killed_in_its_decay_goes_on_in_it(run, killed):
+    flags = ["--lr_schedule", "wsd", "--max_steps", "20", *EVERY]
+    killed(18, *flags, "--checkpoint_every_steps", "1", out="out")
+    code, text = run("--resume_from", "auto")
+    assert code == 0
+    assert "belongs to a decay" not in text
+    assert run(*flags, out="whole")[0] == 0
+    assert same_tensors(run.folder / "out/checkpoint-20", run.folder / "whole/checkpoint-20")
+
+
+def test_a_decayed_checkpoint_that_is_named_itself_is_taken_with_a_warning(run):
+    flags = ["--lr_schedule", "wsd", "--max_steps", "10", *EVERY]
+    run(*flags)
+    code, text = run("--resume_from", str(run.folder / "out/checkpoint-10"), "--max_steps", "20")
+    assert code == 0
+    assert "resume      from checkpoint-10, step 10 of 20" in text
+    assert "the learning rate of checkpoint-10 has fallen to" in text
+    assert "give a checkpoint up to step 8." in text
+
+
+# ---------------------------------------------------------------- a cooldown
+
+
+@pytest.fixture
+def plateau(run):
+    """The folder of a run of 20 steps at a constant rate, with a checkpoint every 5 steps."""
+    assert run("--no-use_lr_scheduler", "--max_steps", "20", "--dropout", "0.1", *EVERY)[0] == 0
+    return run.folder / "out"
+
+
+@pytest.mark.parametrize("out", ["out", "elsewhere"])
+@pytest.mark.parametrize("kills", [(21,), (22, 24, 27)], ids=["before its first checkpoint", "thrice"])
+def test_a_cooldown_that_was_killed_and_resumed_equals_one_that_was_not(run, killed, plateau, out, kills):
+    shutil.copytree(plateau, run.folder / "whole")
+    cool = ["--cooldown_steps", "8"]
+    assert run("--cooldown_from", str(run.folder / "whole/checkpoint-20"), *cool, out="whole")[0] == 0
+    begin, again = ["--cooldown_from", str(plateau / "checkpoint-20"), *cool], ["--resume_from", "auto"]
+    for start, kill in enumerate(kills):
+        killed(kill, *(again if start else begin), out=out)
+    code, text = run(*again, out=out)
+    assert code == 0, text
+    cooled = run.folder / out
+    assert max(steps_in(cooled)) == 28
+    assert same_tensors(cooled / "checkpoint-28", run.folder / "whole/checkpoint-28")
+    rates = rates_of(cooled)
+    assert [rates[step] for step in range(21, 29)] == pytest.approx([1e-3 * (9 - n) / 9 for n in range(1, 9)])
+    assert settings_of(cooled / "checkpoint-28")["cooldown_start"] == 20
+
+
+@pytest.mark.parametrize("flags", [["--lr_schedule", "linear"], ["--use_lr_scheduler"], ["--lr_schedule", "wsd"],
+                                   ["--lr_schedule", "constant"]], ids=" ".join)
+def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags):
+    assert run(*flags, "--max_steps", "20", *EVERY)[0] == 0
+    code, text = run("--cooldown_from", str(run.folder / "out/checkpoint-15"), "--verbose", out="new")
+    assert code == 0, text
+    rate = rates_of(run.folder / "out")[15]
+    assert f"\nschedule    cooldown over 3 steps, from {rate:.2e} at step 15 in a line to zero" in text
+    rates = rates_of(run.folder / "new")
+    assert [rates[step] for step in (16, 17, 18)] == pytest.approx([rate * share for share in (0.75, 0.5, 0.25)])
+    assert max(steps_in(run.folder / "new")) == 18
+    assert max(steps_in(run.folder / "out")) == 20
+
+
+def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
+    assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
+    code, text = run("--resume_from", "auto", "--max_steps", "30")
+    assert code == 0
+    assert "a longer run goes on from checkpoint-20, before it" in text
+    assert list(steps_in(plateau / "decayed-from-20")) == [24]
+    assert rates_of(plateau)[30] == 1e-3
+    assert run("--no-use_lr_scheduler", "--max_steps", "30", "--dropout", "0.1", *EVERY, out="whole")[0] == 0
+    assert same_tensors(plateau / "checkpoint-30", run.folder / "whole/checkpoint-30")
+
+
+def test_an_earlier_checkpoint_of_a_cooled_run_is_resumed_without_the_cooldown(run, plateau):
+    assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
+    code, text = run("--resume_from", str(plateau / "checkpoint-15"), out="other")
+    assert code == 0
+    assert "without the cooldown" in text
+    assert same_tensors(plateau / "checkpoint-20", run.folder / "other/checkpoint-20")
+
+
+def test_a_cooldown_has_minutes_of_its_own(run, plateau):
+    code, _ = run("--cooldown_from", str(plateau), "--cooldown_steps", "100000", "--max_minutes", "0.02")
+    assert code == 0
+    horizon = settings_of(plateau / f"checkpoint-{max(steps_in(plateau))}")["total_steps"]
+    assert 20 < horizon < 100_000
+
+
+def test_a_cooldown_that_is_not_possible_is_refused(run, plateau):
+    assert run("--cooldown_from", str(plateau / "checkpoint-10"))[0].code == Exit.CHECKPOINT  # later ones are there
+    code, _ = run("--cooldown_from", str(plateau / "checkpoint-10"), "--min_lr", "0.001", out="new")
+    assert code.code == Exit.FLAGS
+    assert "its learning rate has fallen to 0.001 already, and --min_lr is 0.001. Give an earlier" in str(code)
+    code, _ = run("--cooldown_from", "auto", out="new")
+    assert code.code == Exit.CHECKPOINT

@@ -1,0 +1,54 @@
+"""The numbers of the default recipe: sane for every size and every step."""
+
+import itertools
+
+import pytest
+
+from model import SIZES, GPTConfig
+from training.defaults import MUON_PEAKS, default_beta2, default_warmup, peak_rate, published_rate
+
+STEPS = (2**10, 2**14, 2**19)  # tokens
+
+
+def shape(name: str) -> GPTConfig:
+    return GPTConfig(50257, 1024, *SIZES[name])
+
+
+def test_the_published_rate_falls_with_size_and_rises_with_the_batch():
+    rates = [published_rate(shape(name), 2**19, 10**10) for name in SIZES]
+    assert rates == sorted(rates, reverse=True)
+    small = shape("gpt2_small")
+    assert published_rate(small, 2**19, 3 * 10**11) == pytest.approx(6e-4, rel=0.2)  # nanoGPT's, by hand
+    assert published_rate(small, 2**14, 10**10) < published_rate(small, 2**19, 10**10)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("name", SIZES)
+def test_the_peak_is_sane_for_every_size_and_step(optimizer, name):
+    config = shape(name)
+    for tokens_per_step in STEPS:
+        for total_tokens in (tokens_per_step, 10**6, 20 * config.num_parameters, 10**12):
+            assert 1e-5 < peak_rate(optimizer, config, tokens_per_step, total_tokens) < 8e-3
+    assert peak_rate(optimizer, config, 2**19, 20 * config.num_parameters) > 2e-4
+
+
+def test_muons_peak_meets_its_table_and_falls_smoothly_with_the_width():
+    def peak(width: int) -> float:
+        return peak_rate("muon", GPTConfig(70, 8, 1, 1, width), 2**14, 10**8)
+
+    assert [peak(width) for width in MUON_PEAKS] == pytest.approx([*MUON_PEAKS.values()])
+    rates = [peak(width) for width in range(16, 4097, 16)]
+    assert rates == sorted(rates, reverse=True)
+    assert all(a / b < 1.05 for a, b in itertools.pairwise(rates))
+    assert 5e-4 < rates[-1] < min(MUON_PEAKS.values())
+
+
+def test_beta2_forgets_half_in_as_many_tokens_whatever_the_step():
+    assert default_beta2(2**19) == pytest.approx(0.95, abs=1e-3)
+    assert default_beta2(2**18) == 0.5 ** (2**18 / 7_000_000)
+    assert [default_beta2(tokens) for tokens in (1, 2**10, 2**16)] == [0.99] * 3
+    assert default_beta2(2**22) == 0.95
+
+
+def test_the_warm_up_is_a_tenth_of_the_steps_and_at_most_2000():
+    assert [default_warmup(steps) for steps in (1, 9, 10, 50, 1300, 20_000, 10**6)] == [0, 0, 1, 5, 130, 2000, 2000]

@@ -1,0 +1,149 @@
+"""Decays that begin or are left: --cooldown_from, and a run that goes on from its plateau because it is made longer.
+
+Once the learning rate has fallen, a model trains badly at a high rate again. So a longer run goes on from the last
+checkpoint before the decay, and the checkpoints of the decay are kept in a folder of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from architectures.fields import InvalidCheckpoint
+from checkpoint import find
+from checkpoint.contents import MANIFEST
+from checkpoint.verify import read_state, verify
+from common.errors import Exit, UserError
+from common.progress import Progress
+from common.words import printable
+from training.schedules import Schedule, learning_rate_at, schedule_of
+
+Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
+
+# ---------------------------------------------------------------- --cooldown_from
+
+
+def choose_cooldown(args: argparse.Namespace, out: Progress) -> Found:
+    """The checkpoint that a run with --cooldown_from goes on from: of its cooldown, or the one at which that begins.
+
+    With --resume_from the cooldown goes on, if it has a checkpoint. Raises UserError: exit 4 as find_resume does, exit
+    2 for a learning rate that is at --min_lr already.
+    """
+    output_dir, requested = Path(args.output_dir), args.cooldown_from
+    if args.resume_from:
+        there = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+        if there and "cooldown_from" in _settings(there) and _is_same(requested, _settings(there)["cooldown_from"]):
+            return there
+        if there and args.resume_from != "auto" and not _is_same(requested, str(there[0])):
+            out.say(f"resume      without the cooldown from {printable(requested)}")
+            return there
+    found = find.find_resume(requested, output_dir, args.overwrite, out.warn, "--cooldown_from")
+    if found is None:
+        raise UserError(Exit.CHECKPOINT, f"--cooldown_from {printable(requested)}: holds no checkpoint. Give the "
+                                         "folder of one.")
+    return _beginning(found, args.min_lr or 0.0)
+
+
+def _settings(found: Found) -> dict[str, Any]:
+    settings = found[1].get("settings")
+    return settings if isinstance(settings, dict) else {}
+
+
+def _is_same(requested: str, source: str) -> bool:
+    """False if a request names another checkpoint than source; a folder of checkpoints meant whichever was taken."""
+    return not (Path(requested) / MANIFEST).is_file() or Path(requested).resolve() == Path(source).resolve()
+
+
+def _beginning(found: Found, min_lr: float) -> Found:
+    """The checkpoint with the cooldown that begins at it among its settings, as if it were recorded there."""
+    folder, stored = found
+    schedule = _recorded_schedule(stored)
+    if schedule is None:
+        raise UserError(Exit.CHECKPOINT, f"--cooldown_from {printable(str(folder))}: its learning rate is not "
+                                         "recorded. Give another checkpoint.")
+    rate = learning_rate_at(stored["step"], schedule)
+    if rate <= min_lr:
+        raise UserError(Exit.FLAGS, f"--cooldown_from {printable(str(folder))}: its learning rate has fallen to "
+                                    f"{rate:.3g} already, and --min_lr is {min_lr:g}. Give an earlier checkpoint.")
+    settings = {name: value for name, value in stored["settings"].items() if name != "max_minutes"}  # has its own
+    cooldown = {"cooldown_from": str(folder), "cooldown_start": stored["step"], "cooldown_rate": rate}
+    return folder, {**stored, "settings": {**settings, **cooldown}}
+
+
+def _recorded_schedule(stored: dict[str, Any]) -> Schedule | None:
+    """The schedule in a trainer_state.json; None if somebody or something has changed it into none."""
+    try:
+        schedule = schedule_of(stored["settings"])
+        learning_rate_at(stored["step"], schedule)
+    except (KeyError, TypeError, AttributeError, ArithmeticError):
+        return None
+    return schedule
+
+
+# ---------------------------------------------------------------- a longer run
+
+
+def before_decay(args: argparse.Namespace, found: Found, out: Progress) -> Found:
+    """The checkpoint to go on from: if the run is made longer and found has decayed, the last one before the decay.
+
+    A checkpoint that --resume_from names itself is taken as it is.
+    """
+    folder, stored = found
+    schedule = _recorded_schedule(stored)
+    if schedule is None or schedule.plateau_end is None or stored["step"] <= schedule.plateau_end:
+        return found
+    if args.cooldown_from or not (schedule.cooldown or _is_longer(args, stored["settings"])):
+        return found
+    is_named = args.resume_from != "auto" and Path(args.resume_from).resolve() == folder.resolve()
+    earlier = None if is_named else _newest_until(schedule.plateau_end, folder.parent)
+    if earlier is None:
+        rate = learning_rate_at(stored["step"], schedule)
+        out.warn(f"the learning rate of {folder.name} has fallen to {rate:.2g}, and rises again now. To go on from the "
+                 f"plateau, give a checkpoint up to step {schedule.plateau_end:,}.")
+        return found
+    path, state = earlier
+    out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before it")
+    if args.max_minutes:  # the horizon of these minutes is planned anew
+        state = {**state, "settings": {**state["settings"], "total_steps": state["step"]}}
+    return path, state
+
+
+def _is_longer(args: argparse.Namespace, settings: dict[str, Any]) -> bool:
+    """True if the flags lead beyond the horizon of the settings."""
+    if args.max_steps:
+        return args.max_steps > settings["total_steps"]
+    if args.max_minutes:
+        return args.max_minutes > (settings.get("max_minutes") or 0)
+    return (args.epochs or 0) > settings.get("epochs", 0)
+
+
+def _newest_until(step: int, folder: Path) -> Found | None:
+    """The newest sound checkpoint of a folder up to a step."""
+    for other, path in find.steps_in(folder).items():
+        if other <= step:
+            try:
+                return path, verify(path, to_train=True)
+            except InvalidCheckpoint:
+                continue
+    return None
+
+
+def set_aside(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
+    """Moves the checkpoints of a decay that the run does not take part in out of its way, into a folder in output_dir.
+
+    Were they left, a run killed before its next checkpoint would be resumed from them.
+    """
+    for path in find.not_leading_to(output_dir, resumed, step):
+        try:
+            schedule = _recorded_schedule(read_state(path))
+        except InvalidCheckpoint:
+            continue
+        if schedule and schedule.plateau_end is not None and schedule.plateau_end >= step:
+            aside, number = output_dir / f"decayed-from-{schedule.plateau_end}", 1
+            while (aside / path.name).exists():
+                number += 1
+                aside = output_dir / f"decayed-from-{schedule.plateau_end}-{number}"
+            aside.mkdir(exist_ok=True)
+            path.rename(aside / path.name)
+            out.say(f"resume      {path.name} is kept as {printable(str(aside / path.name))}")

@@ -1,0 +1,96 @@
+"""The numbers of the default recipe, each with its source; training/recipe.py says when they apply.
+
+Rates are those of Recipe.learning_rate: of every parameter for AdamW, of the matrices inside blocks for Muon, whose
+update is scaled so that both optimizers' rates have one unit (Liu et al. 2025, Moonlight, section 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from architectures.table import ModelConfig
+
+# ---------------------------------------------------------------- the table
+
+# The peak for AdamW, in units of the published laws below: they are about half of what trains best.
+ADAMW_TIMES_LAW = 2.0
+# The peak for Muon by width, a line on logarithmic scales in between; from the last width on it falls as before it.
+MUON_PEAKS = {128: 5e-3, 384: 5e-3, 768: 4.5e-3, 1024: 3.5e-3, 1280: 3.1e-3, 1600: 2.8e-3}
+# The rate of embeddings, output layer, norms and biases, in units of the peak.
+EMBEDDING_RATE = {"adamw": 1.0, "muon": 1.0}
+# Of the peak, for trained weights: about the 6.25e-5 of GPT (Radford et al. 2018, section 4.1).
+FINETUNING = 0.05
+
+# Decoupled decay per step and rate (Brown et al. 2020, GPT-3, appendix B); norms and biases have none.
+WEIGHT_DECAY = 0.1
+EMBEDDING_WEIGHT_DECAY = 0.1
+
+BETA1 = 0.9
+# beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
+HALF_LIFE_TOKENS = 7_000_000
+LEAST_BETA2, MOST_BETA2 = 0.95, 0.99
+
+LR_SCHEDULE = "linear"
+WARMUP_SHARE, LONGEST_WARMUP = 0.1, 2000  # of the steps; steps (Touvron et al. 2023, Llama, section 2.3)
+DECAY_SHARE = 0.2  # of the steps, at the end of wsd and of a cooldown (Haegele et al. 2024, section 4)
+COSINE_FALL = 100  # times, from the peak to the end, where the schedule is a cosine and --min_lr is not given
+
+GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
+
+# Why, for the plan and config.toml; the learning rate's reason is made where its figures are known.
+REASONS = {
+    "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
+    "warmup_steps": f"{WARMUP_SHARE:.0%} of the steps, at most {LONGEST_WARMUP:,} (Touvron et al. 2023)",
+    "beta2": f"the average forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within {LEAST_BETA2:g} to "
+             f"{MOST_BETA2:g} (Marek et al. 2025)",
+    "decay_share": "a decay over a fifth of the steps is enough (Haegele et al. 2024)",
+    "weight_decay": "as GPT-3 (Brown et al. 2020, appendix B)",
+    "beta1": "as GPT-3 (Brown et al. 2020, appendix B)",
+    "grad_clip": "as GPT-3 (Brown et al. 2020, appendix B)",
+}
+
+# ---------------------------------------------------------------- the laws
+
+
+def peak_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
+    """The peak learning rate for random weights, where --learning_rate is not given."""
+    if optimizer == "muon":
+        return _muon_peak(config.n_embd)
+    return ADAMW_TIMES_LAW * published_rate(config, tokens_per_step, total_tokens)
+
+
+def published_rate(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
+    """AdamW's peak by the lower of two published laws. Embeddings and output layer count in neither.
+
+    By compute C in FLOP: 0.3118 C^-0.125 at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1),
+    less for smaller steps by the square root of their share (Malladi et al. 2022). By parameters N, which restrains
+    short runs of small models: 0.003239 - 0.0001395 ln N (Kaplan et al. 2020, appendix D.6).
+    """
+    parameters = config.num_block_weights
+    compute = (6 * parameters + 12 * config.n_layer * config.n_embd * config.seq_length) * total_tokens
+    share = min(1.0, tokens_per_step / (0.2920 * compute**0.3271))
+    by_compute = 0.3118 * compute**-0.125 * share**0.5
+    by_parameters = 0.003239 - 0.0001395 * math.log(parameters)
+    return max(1e-6, min(by_compute, by_parameters))
+
+
+def _muon_peak(width: int) -> float:
+    points = list(MUON_PEAKS.items())
+    if width <= points[0][0]:
+        return points[0][1]
+    (low, rate), (high, next_rate) = next(
+        (pair for pair in pairwise(points) if width <= pair[1][0]), (points[-2], points[-1]))
+    return rate * (width / low) ** (math.log(next_rate / rate) / math.log(high / low))
+
+
+def default_beta2(tokens_per_step: int) -> float:
+    """The decay of the mean of squared gradients: half forgotten in HALF_LIFE_TOKENS, within its limits."""
+    return min(MOST_BETA2, max(LEAST_BETA2, 0.5 ** (tokens_per_step / HALF_LIFE_TOKENS)))
+
+
+def default_warmup(total_steps: int) -> int:
+    """The steps of the warm-up."""
+    return min(LONGEST_WARMUP, int(WARMUP_SHARE * total_steps))
