@@ -149,7 +149,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     tokens_per_batch = args.batch_size * T if args.batch_size else TOKENS_PER_BATCH[machine.device.type]
     scorer = Scorer(model, machine.autocast, tokens_per_batch, out, signals)
     encoder = TextEncoder(tokenizer, end_of_text_id(tokenizer))
-    if encoder.end_of_text_id is None:
+    if encoder.start_id is None:
         out.warn("the tokenizer has no end-of-text id: the first token of each document is not scored.")
     print_header(folder, model, stride if args.text or args.tokens else None, machine, out)
     signals.promise(lambda: f"stopping (now: {out.doing or 'preparing'})", lambda: NOTHING)

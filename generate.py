@@ -40,6 +40,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "a newline")
     g.flag("--prompt_file", text(), None, "file whose whole text is continued; - is standard input", "none")
     g.switch("--prompt_lines", False, "continue each line of --prompt_file, or its JSON field prompt or text")
+    g.switch("--special_tokens", False, "special tokens in a prompt, <|im_start|> for example, are not taken "
+                                        "as text")
     g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands")
     g = parser.group("how far and how often")
     g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of each prompt")
@@ -106,10 +108,9 @@ import sys
 from collections.abc import Iterator
 
 import torch
-from tokenizers import Tokenizer
 
 from checkpoint.find import read_checkpoint
-from checkpoint.huggingface import open_model
+from checkpoint.huggingface import end_ids, open_model
 from common.errors import Exit, UserError, warn
 from common.files import cache_folder
 from common.progress import Progress
@@ -117,7 +118,7 @@ from common.signals import USUALLY_SECONDS, Signals, print_line
 from common.words import printable, several
 from generation.conversation import Conversation
 from generation.decoder import Decoder
-from generation.prompts import encode_prompt, read_prompts
+from generation.prompts import Language, encode_prompt, read_prompts
 from generation.sampling import decode
 from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedText
 from machine import device
@@ -125,7 +126,6 @@ from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import is_out_of_memory
 from ops.products import INT8_ROWS, fastest_kind
-from tokens.tokenizer import end_of_text_id as find_end_of_text_id
 from tokens.tokenizer import tokenizer_of
 
 # ---------------------------------------------------------------- the command
@@ -144,18 +144,19 @@ def main(argv: Sequence[str]) -> int:
             "loading and compiling the model" if args.compile else "loading the model"):
         folder, decoder = read_checkpoint(Path(args.ckpt), warn,
                                           lambda folder: (folder, load_decoder(args, folder, num_rows)))
-    tokenizer = tokenizer_of(folder, args.tokenizer_file, decoder.config.vocab_size, all_ids=False)
-    end_of_text_id = find_end_of_text_id(tokenizer)
+    vocab_size = decoder.config.vocab_size
+    tokenizer = tokenizer_of(folder, args.tokenizer_file, vocab_size, all_ids=False)
+    tokenizer.encode_special_tokens = not args.special_tokens
+    language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
                         repetition_penalty=args.repetition_penalty, no_repeat_ngram_size=args.no_repeat_ngram_size)
 
     if args.interactive:
-        conversation = Conversation(decoder, tokenizer, end_of_text_id, sampling, args.seed, args.max_new_tokens,
-                                    args.stop or ())
+        conversation = Conversation(decoder, language, sampling, args.seed, args.max_new_tokens, args.stop or ())
         conversation.hold()
         return Exit.DONE
     with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:  # stdout may be within a line
-        write_samples(args, decoder, tokenizer, end_of_text_id, prompts, sampling, signals)
+        write_samples(args, decoder, language, prompts, sampling, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
@@ -221,13 +222,13 @@ def compile_step(decoder: Decoder) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def write_samples(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, end_of_text_id: int | None,
-                  prompts: Sequence[str], sampling: Sampling, signals: Signals) -> None:
+def write_samples(args: argparse.Namespace, decoder: Decoder, language: Language, prompts: Sequence[str],
+                  sampling: Sampling, signals: Signals) -> None:
     """Continues every prompt num_samples times and writes the samples in that order, then the line of timing.
 
     The first sample that is not finished appears as it comes. A signal ends the work; what is there is written.
     """
-    prompt_ids = [encode_prompt(prompt, tokenizer, end_of_text_id, decoder.config.vocab_size) for prompt in prompts]
+    prompt_ids = [encode_prompt(prompt, language) for prompt in prompts]
     warn_of_long_prompts(prompt_ids, decoder.window)
     output = OrderedOutput(args.json)
 
@@ -235,12 +236,12 @@ def write_samples(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokeniz
         for number in range(len(prompts) * args.num_samples):
             place, index = divmod(number, args.num_samples)
             sample = Sample(number, index, prompts[place], prompt_ids[place], args.max_new_tokens, args.seed + index,
-                            StreamedText(tokenizer, args.stop or ()))
+                            StreamedText(language.tokenizer, args.stop or ()))
             output.begin(sample)
             yield sample
 
     clock = DecodingClock(decoder)
-    for sample in decode(decoder, begun_samples(), sampling, end_of_text_id):
+    for sample in decode(decoder, begun_samples(), sampling, language.end_ids):
         if sample.finish != "end_of_text":
             clock.count()
             output.add(sample, sample.extend_text())

@@ -35,7 +35,7 @@ class Parts(Protocol):
 class Block(Protocol):
     """One block of a network."""
 
-    def __call__(self, x: torch.Tensor, places: Any, attend: Attend) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, places: Any, attend: Attend, /) -> torch.Tensor:
         """The residual stream behind the block. places is what Ends.enter returned of the positions."""
         ...
 

@@ -63,7 +63,7 @@ def our_sampler(folder: str, flags: list[str], prompts: list[list[int]], num_tok
 
     def run() -> None:
         texts = [Continuation(prompt, num_tokens, seed) for seed, prompt in enumerate(prompts)]
-        for _ in decode(decoder, texts, SAMPLING, None):
+        for _ in decode(decoder, texts, SAMPLING, ()):
             pass
 
     return run

@@ -19,6 +19,7 @@ import torch
 from architectures.table import ModelConfig, Network, architecture_of, name_of
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
@@ -26,7 +27,7 @@ CARD = "README.md"
 MANIFEST = "manifest.json"
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a checkpoint's
 # What is published of a model besides its weights: ours, and what folders of others have.
-PUBLISHED = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+PUBLISHED = (CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
 WHAT_OPENS = "a checkpoint of train.py or a Hugging Face GPT-2 folder"  # the cure in messages
@@ -108,7 +109,7 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
                   "max_new_tokens": min(MOST_NEW_TOKENS, max(1, config.seq_length // 2))}
     files = {
         CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
-        "generation_config.json": _json(generation),
+        GENERATION: _json(generation),
         STATE: state_text({**about, **state}),
     }
     if tokenizer_json is not None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from architectures.fields import InvalidCheckpoint
+from architectures.fields import InvalidCheckpoint, check_whole
 from architectures.table import ModelConfig, Network, architecture_of, by_model_type
-from checkpoint.contents import CONFIG, WEIGHTS, WHAT_OPENS
+from checkpoint.contents import CONFIG, GENERATION, WEIGHTS, WHAT_OPENS
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
 from common.words import printable
@@ -26,6 +26,26 @@ def read_config(folder: Path) -> ModelConfig:
     """
     fields = read_json(folder / CONFIG)
     return by_model_type(fields.get("model_type")).from_hf_config(fields)
+
+
+def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids of which each ends a text, as transformers finds them; none if the folder names none.
+
+    generation_config.json may name several, for models that were tuned to converse; config.json is asked after it.
+    Raises UserError (exit 4).
+    """
+    try:
+        for name in (GENERATION, CONFIG):
+            value = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+            if value is not None:
+                ids = value if isinstance(value, list) else [value]
+                for index in ids:
+                    check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
+                return tuple(ids)
+    except InvalidCheckpoint as error:
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Correct the file, or delete "
+                                         "the field.") from error
+    return ()
 
 
 def weights_file(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
 from common.words import duration
+from tokens.tokenizer import opening_ids
 
 READ_AHEAD = 1024  # windows among which those of similar length are put together
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary
@@ -39,6 +41,12 @@ class TextEncoder:
 
     tokenizer: Tokenizer
     end_of_text_id: int | None
+
+    @cached_property
+    def start_id(self) -> int | None:
+        """The id before a text: what the tokenizer itself puts there (Llama's), else the end of the one before."""
+        opening = opening_ids(self.tokenizer)
+        return opening[-1] if opening else self.end_of_text_id
 
     def encode(self, content: str) -> list[int]:
         """The ids of a text, special tokens never among them; lone surrogates, which JSON can spell, become ?."""

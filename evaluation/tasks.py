@@ -76,12 +76,12 @@ def window_of(encoder: TextEncoder, seq_length: int, context: str, continuation:
     """A context and its continuation as ids. The ids that the whole has more than the context alone are scored.
 
     As in lm-evaluation-harness, spaces at the end of the context belong to the continuation, what is longer than T + 1
-    loses its beginning, and the end-of-text id stands for an empty context. Raises UserError (exit 3).
+    loses its beginning, and the id before texts stands for an empty context. Raises UserError (exit 3).
     """
     ids = encoder.encode(context + continuation)
     num_scored = len(ids) - len(encoder.encode(context.rstrip()))
-    if num_scored == len(ids) and encoder.end_of_text_id is not None:
-        ids = [encoder.end_of_text_id, *ids]
+    if num_scored == len(ids) and encoder.start_id is not None:
+        ids = [encoder.start_id, *ids]
     if not 0 <= num_scored <= min(seq_length, len(ids) - 1):
         raise UserError(Exit.DATA, f"{flag}: item {item + 1:,} has an answer of {num_scored:,} tokens, the model sees "
                                    f"{seq_length:,}. Give a model with a longer window.")

@@ -111,20 +111,20 @@ class DocumentWindows:
         return num_scored * self._share_read / max(1, self.figures.num_tokens)
 
     def _windows_of_document(self, parts: Sequence[bytes]) -> Iterator[Window]:
-        """A document's windows. Without an end-of-text id its first token is context for all others, never scored."""
+        """A document's windows. Without an id before texts its first token is context for all others, never scored."""
         encoder = self._encoder
         encoded = []
         for part in parts:  # of a long document there are many
             self._scorer.signals.look()
             encoded.append(np.array(encoder.encode(part.decode()), np.int32))
-        has_end = encoder.end_of_text_id is not None
-        first = np.array([encoder.end_of_text_id] if has_end else [], np.int32)
+        has_start = encoder.start_id is not None
+        first = np.array([encoder.start_id] if has_start else [], np.int32)
         ids_N = np.concatenate([first, *encoded])
 
         self.figures.num_documents += 1
         self.figures.num_tokens += max(0, len(ids_N) - 1)
         self.figures.num_bytes += sum(map(len, parts))
-        if not has_end and len(ids_N):
+        if not has_start and len(ids_N):
             not_scored = encoder.tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False)
             self.figures.num_bytes -= len(not_scored.encode())
         return windows_of(ids_N, self._scorer.seq_length, self._stride)

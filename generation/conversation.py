@@ -7,8 +7,6 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 
-from tokenizers import Tokenizer
-
 from common import flags
 from common.errors import Exit, UserError
 from common.files import cache_folder
@@ -16,7 +14,7 @@ from common.signals import USUALLY_SECONDS, Signals
 from common.words import printable
 from generation.continuation import Continuation, Sampling
 from generation.decoder import Decoder
-from generation.prompts import encode_prompt, without_surrogates
+from generation.prompts import Language, encode_prompt, without_surrogates
 from generation.sampling import decode
 from generation.streaming import DecodingClock, StreamedText, show
 
@@ -33,11 +31,10 @@ Anything else is added to the text so far as a line of its own, and the model co
 class Conversation:
     """The text so far, and how it is continued: the next seed and the settings, which the user can change."""
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, end_of_text_id: int | None, sampling: Sampling,
-                 seed: int, max_new_tokens: int, stops: Sequence[str]):
+    def __init__(self, decoder: Decoder, language: Language, sampling: Sampling, seed: int, max_new_tokens: int,
+                 stops: Sequence[str]):
         self._decoder = decoder
-        self._tokenizer = tokenizer
-        self._end_of_text_id = end_of_text_id
+        self._language = language
         self._sampling = sampling
         self._seed = seed
         self._max_new_tokens = max_new_tokens
@@ -83,14 +80,13 @@ class Conversation:
 
     def _answer(self, line: str) -> None:
         """Adds the line to the text and shows how the model continues it."""
-        added = encode_prompt(("\n" if self._ids else "") + line, self._tokenizer, self._end_of_text_id,
-                              self._decoder.config.vocab_size)
+        added = encode_prompt(("\n" if self._ids else "") + line, self._language, opens=not self._ids)
         continuation = Continuation(self._ids + added, self._max_new_tokens, self._seed)
-        text = StreamedText(self._tokenizer, self._stops)
+        text = StreamedText(self._language.tokenizer, self._stops)
         clock = DecodingClock(self._decoder)
 
         with Signals(patience=USUALLY_SECONDS) as signals:
-            for _ in decode(self._decoder, [continuation], self._sampling, self._end_of_text_id):
+            for _ in decode(self._decoder, [continuation], self._sampling, self._language.end_ids):
                 if continuation.finish != "end_of_text":
                     clock.count()
                     show(text.add(continuation.ids[-1]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import json
 import sys
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
 from common.errors import Exit, UserError, warn
 from common.waiting import read_open_when_there, read_when_there
 from common.words import printable
+from tokens.tokenizer import end_of_text_id, opening_ids
 
 MAX_PROMPT_BYTES = 2**20
 
@@ -97,21 +99,43 @@ def prompt_in_json(line: str) -> str | None:
     return without_surrogates(prompt) if isinstance(prompt, str) else None
 
 
-def encode_prompt(prompt: str, tokenizer: Tokenizer, end_of_text_id: int | None, vocab_size: int) -> list[int]:
+@dataclass(frozen=True)
+class Language:
+    """What a model reads and writes: its tokenizer, the number of its ids, and how a text begins and ends in them."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    opening_ids: list[int]  # before every text, as the tokenizer puts them there
+    empty_id: int | None  # what stands for a text of nothing, where nothing opens one
+    end_ids: tuple[int, ...]  # each of them ends a text
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> Language:
+        """The language of a tokenizer; end_ids are those that the model's folder names, if it names any."""
+        end = end_of_text_id(tokenizer)
+        ends = end_ids or (() if end is None else (end,))
+        return cls(tokenizer, vocab_size, opening_ids(tokenizer), ends[0] if end is None and ends else end, ends)
+
+
+def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[int]:
     """The ids of a prompt, at least one, all below vocab_size. An empty prompt starts a new document.
 
-    Raises UserError (exit 3).
+    opens: the prompt begins a text, instead of going on with one. Raises UserError (exit 3).
     """
+    vocab_size = language.vocab_size
     try:
-        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+        ids = language.tokenizer.encode(prompt, add_special_tokens=False).ids
     except Exception as error:  # from a vocabulary of words that has no token for unknown ones
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(str(error))[:120]}). Give the "
                                    "model's own --tokenizer_file, or another --prompt.") from error
+    opening = language.opening_ids
+    if opens and ids[:len(opening)] != opening:  # unless the prompt has them itself, by --special_tokens
+        ids = [*opening, *ids]
     if not ids:
-        if end_of_text_id is None:
+        if language.empty_id is None:
             raise UserError(Exit.DATA, "an empty prompt starts with the end-of-text id, and the tokenizer has none. "
                                        "Give --prompt.")
-        ids = [end_of_text_id]
+        ids = [language.empty_id]
     if max(ids) >= vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer gives the prompt an id {max(ids):,}, the model has {vocab_size:,} "
                                    "ids. Give the model's own --tokenizer_file.")

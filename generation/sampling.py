@@ -5,7 +5,7 @@ Shapes: B rows, V vocabulary, M candidates of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -83,11 +83,11 @@ def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float])
 # ---------------------------------------------------------------- the loop
 
 
-def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling: Sampling, end_of_text_id: int | None,
+def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling: Sampling, end_ids: Container[int],
            ) -> Iterator[AnyContinuation]:
     """Makes the texts, several at a time in the decoder's rows; yields a text each time it got an id or ended.
 
-    A text ends after max_new_tokens, at the end-of-text id, which is not added, or when the caller sets finish. The
+    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets finish. The
     next one is taken from continuations when a row is free. When a window of T positions is full, its older half is
     dropped and the newer half is read again. Raises UserError (exit 6) for logits that are not finite.
     """
@@ -107,7 +107,7 @@ def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling:
 
         new_ids, log_probabilities = _next_ids(decoder, active, sampling)
         for text, new_id, log_probability in zip(list(active), new_ids, log_probabilities, strict=True):
-            if new_id == end_of_text_id:
+            if new_id in end_ids:
                 text.finish = "end_of_text"
             else:
                 text.add(new_id, log_probability)
@@ -153,7 +153,7 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
     """
     text = Continuation(prompt, max_new_tokens, seed)
     decoder = Decoder(model.config, model.state_dict(), 1, next(model.parameters()).device)
-    for _ in decode(decoder, [text], sampling, end_of_text_id):
+    for _ in decode(decoder, [text], sampling, () if end_of_text_id is None else (end_of_text_id,)):
         if should_stop():
             break
     return text.new_ids

@@ -186,6 +186,17 @@ def end_of_text_id(tokenizer: Tokenizer) -> int | None:
     return found[1] if found else None
 
 
+def opening_ids(tokenizer: Tokenizer) -> list[int]:
+    """The special ids that the tokenizer itself puts before every text: <|begin_of_text|> of Llama 3, none of GPT-2."""
+    try:
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        whole = tokenizer.encode("a", add_special_tokens=True).ids
+    except Exception:  # from a vocabulary of words that has no token for unknown ones
+        return []
+    starts = (at for at in range(len(whole) - len(plain) + 1) if whole[at:at + len(plain)] == plain)
+    return whole[:next(starts, 0)]
+
+
 def is_byte_level(tokenizer: Tokenizer) -> bool:
     """True if each character of a token stands for one byte, as in GPT-2's vocabulary."""
     from tokenizers import decoders

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import Exit, UserError
-from generation.prompts import encode_prompt, prompts_in_lines, read_prompt_file, read_prompts
+from generation.prompts import Language, encode_prompt, prompts_in_lines, read_prompt_file, read_prompts
 
 
 def test_without_a_prompt_a_newline_is_continued():
@@ -34,10 +34,32 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path):
 
 
 def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
-    assert encode_prompt("", tokenizer, 0, 400) == [0]
+    assert encode_prompt("", Language.of(tokenizer, 400, ())) == [0]
     with pytest.raises(UserError, match="an empty prompt") as caught:
-        encode_prompt("", tokenizer, None, 400)
+        encode_prompt("", Language(tokenizer, 400, [], None, ()))
     assert caught.value.code == Exit.DATA
+
+
+def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    plain = tokenizer.encode("the cat").ids
+    gpt2 = Language.of(tokenizer, 400, ())
+    assert (gpt2.opening_ids, gpt2.empty_id, gpt2.end_ids) == ([], 0, (0,))
+    assert encode_prompt("the cat", gpt2) == plain
+
+    tokenizer.add_special_tokens(["<bos>"])
+    bos = tokenizer.token_to_id("<bos>")
+    tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", bos)])
+    llama = Language.of(tokenizer, 500, (7, 8))
+    assert (llama.opening_ids, llama.end_ids) == ([bos], (7, 8))
+    assert encode_prompt("the cat", llama) == [bos, *plain]
+    assert encode_prompt("the cat", llama, opens=False) == plain
+    assert encode_prompt("", llama) == [bos]
+
+    assert bos not in encode_prompt("<bos>a", llama, opens=False)
+    tokenizer.encode_special_tokens = False
+    assert encode_prompt("<bos>the cat", llama) == [bos, *plain]
 
 
 def test_a_closed_standard_input_is_said(monkeypatch):

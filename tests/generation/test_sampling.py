@@ -104,7 +104,7 @@ def test_greedy_ids_are_those_of_transformers(make_checkpoint, tmp_path):
     prompts = [[rng.randrange(400) for _ in range(rng.randrange(1, 40))] for _ in range(50)]
     texts = [Continuation(prompt, 14, 0) for prompt in prompts]
     kind = fastest_kind(torch.device("cpu"), torch.float32, False, False)
-    for _ in decode(decoder_of(model, 7, torch.float32, kind), texts, GREEDY, None):
+    for _ in decode(decoder_of(model, 7, torch.float32, kind), texts, GREEDY, ()):
         pass
 
     whole = torch.nn.utils.rnn.pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True)
@@ -162,7 +162,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, 
 
     def made_by(num_rows: int) -> list[tuple[list[int], list[float], str]]:
         texts = [Continuation(*job) for job in jobs]
-        for _ in decode(decoder_of(model, num_rows, dtype, kind), texts, Sampling(1.0, 50), 17):
+        for _ in decode(decoder_of(model, num_rows, dtype, kind), texts, Sampling(1.0, 50), (17,)):
             pass
         return [(text.ids, text.log_probabilities, text.finish) for text in texts]
 
@@ -174,7 +174,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, 
 def test_log_probabilities_are_the_models_own(make_model):
     model = make_model(seq_length=32)
     text = Continuation([1, 2, 3], 20, 0)
-    for _ in decode(decoder_of(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), None):
+    for _ in decode(decoder_of(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), ()):
         pass
     with torch.no_grad():
         all_BTV = model(torch.tensor([text.ids])).log_softmax(-1)
@@ -203,7 +203,7 @@ def test_it_ends_at_the_end_of_text(make_model):
     model = make_model()
     ids = take(model, [1, 2, 3], 10)
     text = Continuation([1, 2, 3], 10, 0)
-    yielded = list(decode(decoder_of(model, 1), [text], GREEDY, ids[4]))
+    yielded = list(decode(decoder_of(model, 1), [text], GREEDY, (399, ids[4])))
     assert text.new_ids == ids[:ids.index(ids[4])]
     assert len(yielded) == len(text.new_ids) + 1
     assert text.finish == "end_of_text"
