@@ -149,6 +149,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--json", text("FILE"), None, "file for the figures of --check", "none")
     g.switch("--verbose", False, "print the whole plan, not only size, time and disk")
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
+    g.flag("--overfit", whole(1), None, "batches to learn again and again, without dropout, until their loss is near "
+           "zero: can this set-up learn at all? exit 6 if not; writes nothing", "off")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
     g.switch("--debug", False, "show the traceback of an error")
@@ -195,6 +197,9 @@ def check(args: argparse.Namespace) -> list[str]:
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not resumes,
         "--eval_batches: not with --eval_tokens": given["eval_batches"] and given["eval_tokens"],
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
+        "--overfit: begins at step 0 and writes nothing; not with --check, --dry_run, --resume_from, --cooldown_from, "
+        "--max_minutes or --patience": args.overfit and (args.check or args.dry_run or resumes or args.max_minutes
+                                                         or args.patience),
         "--tokens: has no effect without --check": given["tokens"] and not args.check,
         "--json: has no effect without --check": given["json"] and not args.check,
         "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
@@ -255,6 +260,7 @@ from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
 from training.cooldown import set_aside
+from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, most_sequences
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
 from training.monitor import Monitor, mfu, percent
@@ -294,6 +300,8 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     if argv[:1] == [TRIAL]:
         return measure_trial(int(argv[1]), int(argv[2]), argv[3:])
     began, args = time.monotonic(), read_flags(argv)
+    if args.overfit:
+        args = without_noise(args)
     with contextlib.closing(Progress()) as out, Signals(out.note) as signals, contextlib.ExitStack() as held:
         signals.at_once = NOTHING_LOST
         if args.check:
@@ -322,7 +330,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         if args.fp8_head and (reason := device.why_no_fp8()):
             raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
     with problems.catch():
-        if not args.dry_run:
+        if not (args.dry_run or args.overfit):
             held.enter_context(owned(Path(args.output_dir)))
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
@@ -332,7 +340,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
             raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
-        resumes = args.resume_from or args.cooldown_from or not args.dry_run
+        resumes = args.resume_from or args.cooldown_from or not (args.dry_run or args.overfit)
         if resumes and (resumed := choose_resume(args, out)) and corpus and config:
             config = with_vocabulary_of(config, resumed[1])
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
@@ -383,7 +391,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     learner = build_learner(args, parts, config, options, plan.recipe, kind, runtime)
     with out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device)
-        batches = parts.batches(windows, plan.recipe.batch_size, machine.device, runtime.processes)
+        drawn_from = few_windows(windows, args.overfit, plan.recipe) if args.overfit else windows
+        batches = parts.batches(drawn_from, plan.recipe.batch_size, machine.device, runtime.processes)
     recovery = Recovery(args, learner, state, plan.recipe, batches, runtime)
 
     # The time: steps are measured and undone, and the horizon of --max_minutes is fixed.
@@ -396,7 +405,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
             plan = plan_until(deadline, args, plan, choose, pace, state.step)
     recipe = plan.recipe
     forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
-    say_rest(args, plan, pace, sizing, corpus, state, runtime)
+    if not args.overfit:
+        say_rest(args, plan, pace, sizing, corpus, state, runtime)
 
     # The start: random weights, those of --init_from, or a checkpoint.
     validator = Validator(args, recipe, config, corpus, runtime)
@@ -413,6 +423,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     with explaining_memory(recovery, machine), explaining_divergence(recipe, checkpointer):
         if args.dry_run:
             return dry_run(args, plan, pace, learner, state, recovery, validator, checkpointer, runtime)
+        if args.overfit:
+            return memorize(args, plan, pace, learner, recovery, batches, step, state, runtime)
         monitor = open_output(args, flags_now, config, recipe, state, checkpointer, folder, runtime)
         try:
             loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)

@@ -28,6 +28,7 @@ CALLED = {
         "--epochs": "num_train_epochs num_epochs n_epochs epoch max_epochs",
         "--max_steps": "max_iters num_iterations iters steps num_steps iterations n_steps total_steps max_iterations "
                        "num_iters train_steps train_iters max_step",
+        "--overfit": "overfit_batches overfit_one_batch overfit_single_batch overfit_batch",
         "--patience": "early_stopping early_stop early_stopping_patience",
         "--learning_rate": "lr max_lr peak_lr matrix_lr base_lr",
         "--min_lr": "min_learning_rate end_lr final_lr lr_min",

@@ -231,6 +231,7 @@ VARIANTS = {
     "--log_interval": "2",
     "--tensorboard": "",
     "--dry_run": "",
+    "--overfit": "2",
     "--gpu_cost_per_hour": "2 | --dry_run",
     "--budget": "1 | --dry_run --gpu_cost_per_hour 2",
 }
