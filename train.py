@@ -76,8 +76,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "no limit")
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
 
-    g = parser.group("optimizer: AdamW, decay on matrices and embeddings only")
+    g = parser.group("optimizer: decay on matrices and embeddings only")
+    g.flag("--optimizer", one_of("adamw", "muon"), "adamw", "muon updates the matrices inside blocks by Muon, all else "
+           "by AdamW; adamw all by AdamW")
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
+    g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of embeddings, output layer, norms and "
+           "biases", "--learning_rate")
     g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
            "constant, and at the end in a line, so that its plateau can be trained longer", "linear")
     g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the run", "0, with cosine a hundredth of the "
@@ -91,6 +95,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--use_lr_scheduler", None, "the same as --lr_schedule cosine; off: constant, without a warm-up", "on, as "
              "--lr_schedule says")
     g.flag("--weight_decay", real(0, 10), None, "decoupled weight decay, per step and learning rate", "0.1")
+    g.flag("--embedding_weight_decay", real(0, 10), None, "the same of embeddings and output layer", "--weight_decay")
     g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients")
     g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients", "0.95 at 0.5M "
            "tokens a step to 0.99 at fewer than 0.1M")
@@ -264,7 +269,7 @@ from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, most_sequences
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
 from training.monitor import Monitor, mfu, percent
-from training.optimizers import OPTIMIZERS, OptimizerKind, parameter_groups
+from training.optimizers import OPTIMIZERS, OptimizerKind, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
@@ -370,7 +375,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     machine, out = runtime.machine, runtime.out
     folder, stored = resumed or (None, {})
     state = TrainState.from_stored(stored)
-    kind = OPTIMIZERS["adamw"]
+    kind = OPTIMIZERS[args.optimizer]
 
     # The plan: what will be trained, and how.
     options = choose_options(args, machine, parts.attention)
@@ -477,7 +482,7 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     machine = runtime.machine
     where, why = choose_place(args, corpus, machine)
     if args.batch_size == "auto":
-        setting = MemorySetting.of(machine, options, recipe.samples_per_step > 1, True, kind.memory_bytes)
+        setting = MemorySetting.of(machine, options, recipe.samples_per_step > 1, True, kind.memory_bytes(config))
         shape = [] if args.init_from else [
             f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
         recipe = find_micro_batch(args, config, setting, recipe, runtime, lambda batch_size, accumulation: [
@@ -486,8 +491,9 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
 
     weights = 4 * config.num_parameters if machine.device.type == "cpu" else 0
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = plan_saving(args, config, recipe, machine, kind.memory_bytes, held_bytes)
-    setting = MemorySetting.of(machine, options, recipe.accumulation > 1, saving.copies, kind.memory_bytes)
+    saving = plan_saving(args, config, recipe, machine, kind.memory_bytes(config), held_bytes)
+    setting = MemorySetting.of(machine, options, recipe.accumulation > 1, saving.copies,
+                               kind.memory_bytes(config))
     return Plan(config, options, recipe, setting, saving, where, why)
 
 
@@ -506,8 +512,10 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
         model = create(config, machine.device, options).train()
-        groups = parameter_groups(model, recipe.weight_decay)
-        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2), parts.adamw)
+        lr_scale = (args.embedding_learning_rate or recipe.learning_rate) / recipe.learning_rate
+        groups = parameter_groups(model, kind, recipe.weight_decay, args.embedding_weight_decay, lr_scale)
+        dtype = dtype_of_products(machine)
+        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2), parts.adamw, dtype)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     return Learner(model, optimizer, kind, scaler)
 
@@ -564,7 +572,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
         # Learning rate: a pure function of the step.
         out.now(f"step {state.step + 1:,}")
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(state.step + 1, recipe)
+            group["lr"] = group["lr_scale"] * learning_rate_at(state.step + 1, recipe)
 
         # Forward, backward, clip, update; again in smaller micro-batches where memory runs out.
         try:
@@ -697,7 +705,8 @@ def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> in
 
     With --check it compiles a small function instead.
     """
-    args, kind = read_flags(argv), OPTIMIZERS["adamw"]
+    args = read_flags(argv)
+    kind = OPTIMIZERS[args.optimizer]
     out = Progress(open(os.devnull, "w"))  # noqa: SIM115
     machine = choose_machine(args, out)
     if args.check:

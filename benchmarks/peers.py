@@ -24,7 +24,6 @@ from machine.memory import forget_peak, peak_memory
 from machine.timing import synchronize
 from model import GPT, SIZES, GPTConfig
 from tokens.corpus import open_corpus
-from training.optimizers import parameter_groups
 
 WEIGHT_DECAY = 0.1  # train.py's defaults, and nanoGPT's
 BETAS = (0.9, 0.95)
@@ -155,7 +154,9 @@ def make_transformers(config: GPTConfig, weights: dict[str, torch.Tensor], where
     net.load_state_dict({name: tensor.t() if name.endswith(transposed) else tensor for name, tensor in weights.items()})
     net.to(where).train()  # type: ignore[arg-type]
 
-    groups: Any = parameter_groups(net, WEIGHT_DECAY)
+    parameters = list(net.parameters())
+    groups: Any = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+                   {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, LEARNING_RATE, BETAS, fused=True)
     compiled = torch.compile(net)
     return Peer(net, lambda inputs_BT, targets_BT: compiled(

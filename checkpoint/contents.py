@@ -10,6 +10,7 @@ No file is a pickle: tensors are in safetensors files, the rest is JSON or Markd
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -35,13 +36,26 @@ WHAT_OPENS = "a checkpoint of train.py or a Hugging Face GPT-2 folder"  # the cu
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 MOST_NEW_TOKENS = 256  # as transformers' own default; half of T where that is less, so that a prompt has room
+DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of the types that are written
 ALIGNMENT = 64  # bytes, of a tensor in a copy of the state
 
-# The tensors that an optimizer keeps for each parameter: names, and a parameter's shape of each.
-StateShapes: TypeAlias = Mapping[str, Callable[[torch.Tensor], list[int]]]
-
-
 # ---------------------------------------------------------------- tensors
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """Shape and type of a tensor that an optimizer keeps for a parameter."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+# For each parameter, the tensors that are kept for it by their names.
+StateSchema: TypeAlias = Callable[[torch.Tensor], dict[str, StateTensor]]
 
 
 @dataclass(frozen=True)
@@ -79,10 +93,10 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def bytes_needed(config: ModelConfig, optimizer_bytes: int = 8) -> int:
+def bytes_needed(config: ModelConfig, optimizer_bytes: float = 8) -> int:
     """Bytes of a checkpoint on disk: fp32 weights, optimizer_bytes for each parameter (AdamW: two fp32), 1 MiB of text.
     """
-    return (4 + optimizer_bytes) * config.num_parameters + 2**20
+    return int((4 + optimizer_bytes) * config.num_parameters) + 2**20
 
 
 # ---------------------------------------------------------------- files

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig, Network
-from checkpoint.contents import OPTIMIZER, WEIGHTS, WHAT_OPENS, StateShapes
+from checkpoint.contents import DTYPES, OPTIMIZER, WEIGHTS, WHAT_OPENS, StateSchema
 from checkpoint.find import resolve
 from checkpoint.huggingface import load_weights, read_config, weights_file
 from checkpoint.verify import MAX_COUNT
@@ -61,11 +61,11 @@ def _check_finite(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> No
 # ---------------------------------------------------------------- --resume_from
 
 
-def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer, state_shapes: StateShapes,
+def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer, schema: StateSchema,
                   reset_optimizer: bool = False) -> list[str]:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
-    state_shapes names the tensors that the optimizer keeps for a parameter, with their shapes. Returns in words what
+    schema names the tensors that the optimizer keeps for a parameter, with shapes and types. Returns in words what
     was not restored; reset_optimizer leaves the optimizer as it is. Raises UserError (exit 4) if the state belongs to
     another model, or holds NaN or infinity.
     """
@@ -77,9 +77,10 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
             if reset_optimizer:
                 notes.append("the optimizer starts without its state (--reset_optimizer)")
             else:
-                states = _optimizer_state(file, model, state_shapes)
-                _check_finite(folder / OPTIMIZER, ((f"{key}.{name}", states[parameter][key]) for key in state_shapes
-                                                   for name, parameter in model.named_parameters()))
+                states = _optimizer_state(file, model, schema)
+                kept = ((f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
+                        for key, tensor in states[parameter].items())
+                _check_finite(folder / OPTIMIZER, kept)
                 optimizer.state.update(states)
             notes += _restore_generators(file, next(model.parameters()).device)
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
@@ -88,28 +89,27 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
     return notes
 
 
-def _optimizer_state(file: Any, model: Network, state_shapes: StateShapes,
-                     ) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+def _optimizer_state(file: Any, model: Network, schema: StateSchema) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """The optimizer's state of every parameter. All of it is checked before any is used. Raises InvalidCheckpoint."""
-    _check_optimizer_state(file, model, state_shapes)
+    _check_optimizer_state(file, model, schema)
     states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for name, parameter in model.named_parameters():
-        states[parameter] = {key: file.get_tensor(f"{key}.{name}").to(parameter.device) for key in state_shapes}
+        states[parameter] = {key: file.get_tensor(f"{key}.{name}").to(parameter.device) for key in schema(parameter)}
     return states
 
 
-def _check_optimizer_state(file: Any, model: Network, state_shapes: StateShapes) -> None:
-    """Raises InvalidCheckpoint unless each tensor is there in fp32 and its shape, and each scalar is a count."""
+def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> None:
+    """Raises InvalidCheckpoint unless each tensor is there in its type and shape, and each scalar is a count."""
     stored, problems, scalars = set(file.keys()), [], []
     for parameter_name, parameter in model.named_parameters():
-        for key, shape_of in state_shapes.items():
-            name, shape = f"{key}.{parameter_name}", shape_of(parameter)
+        for key, expected in schema(parameter).items():
+            name, shape, dtype = f"{key}.{parameter_name}", list(expected.shape), DTYPES[expected.dtype]
             if name not in stored:
                 problems.append(f"{name} is missing")
             elif (found := file.get_slice(name)).get_shape() != shape:
                 problems.append(f"{name} has shape {found.get_shape()}, the model {shape}")
-            elif found.get_dtype() != "F32":
-                problems.append(f"{name} holds {found.get_dtype()}, not F32")
+            elif found.get_dtype() != dtype:
+                problems.append(f"{name} holds {found.get_dtype()}, not {dtype}")
             elif not shape:
                 scalars.append(name)
     if problems:

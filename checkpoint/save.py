@@ -27,6 +27,7 @@ from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig
 from checkpoint.contents import (
     CARD,
+    DTYPES,
     MANIFEST,
     STATE,
     Tensors,
@@ -40,7 +41,6 @@ from checkpoint.folder import REPLACED, TEMPORARY, put_back
 from checkpoint.verify import manifest_entries, read_state, verify
 from common.files import sync, write_all
 
-DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of the types that are written
 BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time
 
 

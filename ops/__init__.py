@@ -2,6 +2,7 @@
 
 attention  causal attention
 linear     matrix products with a weight, and the layers that hold the weights
+orthogonal the nearest orthogonal matrix, for Muon
 loss       cross-entropy, whole and in chunks
 norm       RMSNorm
 rotary     rotary position embedding

@@ -41,7 +41,7 @@ from tests.helpers.training import (
 from tokens.layouts import Part
 from tokens.stream import TokenStream
 from training.monitor import Monitor
-from training.optimizers import parameter_groups
+from training.optimizers import OPTIMIZERS, parameter_groups
 from training.pace import WARM_STEPS
 from training.state import Learner
 from training.validation import Validator
@@ -70,7 +70,8 @@ def test_a_step_equals_plain_adamw_with_clipping(clip):
     ours = small_model()
     theirs = copy.deepcopy(ours)
     learner = learner_of(ours, learning_rate=1e-3)
-    reference = torch.optim.AdamW(parameter_groups(theirs, 0.1), lr=1e-3, betas=(0.9, 0.95), foreach=False, fused=False)
+    groups = parameter_groups(theirs, OPTIMIZERS["adamw"], 0.1)
+    reference = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), foreach=False, fused=False)
     for seed in range(5):
         x, y = small_batch(4, seed)
         loss, norm = step_with(learner, [(x, y)], clip)
@@ -203,7 +204,10 @@ VARIANTS = {
     "--cooldown_from": "nowhere",
     "--warmup_steps": "1",
     "--no-use_lr_scheduler": "",
+    "--optimizer": "muon",
+    "--embedding_learning_rate": "0.1",
     "--weight_decay": "5",
+    "--embedding_weight_decay": "5",
     "--beta1": "0.5",
     "--beta2": "0.5",
     "--grad_clip": "0.01",

@@ -26,11 +26,13 @@ from common.words import printable, several, shell_line, shell_word, size
 from machine.device import Machine
 from machine.memory import available_ram
 from tokens.corpus import Corpus
+from training.optimizers import state_bytes
 from training.recipe import Recipe
 from training.starting import Settings
 from training.state import Learner, Runtime, TrainState
 from training.trackers import sync_metrics
 
+SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too
 LARGEST_FIGURE = 1e9  # in metrics.jsonl, which somebody may have edited; no loss comes near it
 
 # ---------------------------------------------------------------- what saving will take
@@ -72,7 +74,7 @@ class SavingPlan:
         return f"in the background, from a copy of {size(self.copy_bytes)} in RAM"
 
 
-def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, machine: Machine, optimizer_bytes: int,
+def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, machine: Machine, optimizer_bytes: float,
                 held_bytes: int) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
@@ -135,9 +137,9 @@ class Checkpointer:
         """Takes the memory for a copy of the state."""
         if self._snapshot is not None:
             weights = contents.Tensors(dict(self.learner.model.state_dict()), {})
-            share = (4 + self.learner.kind.memory_bytes) / 4  # the optimizer's state is not there yet
+            num_bytes = weights.num_bytes + state_bytes(self.learner.optimizer)  # the latter is not there yet
             is_cuda = next(self.learner.model.parameters()).is_cuda
-            self._snapshot.reserve(int(share * weights.num_bytes) + 2**16, is_cuda)
+            self._snapshot.reserve(num_bytes + SPARE_BYTES, is_cuda)
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due, by steps or by minutes."""

@@ -79,7 +79,7 @@ def estimate(args: argparse.Namespace, config: ModelConfig, machine: Machine, me
     options = choose_options(argparse.Namespace(**{**vars(args), "residual_dtype": "auto"}), machine, FAST.attention)
     room = (1 - MARGIN) * memory_bytes - (CUDA_CONTEXT if machine.device.type == "cuda" else 0)
     for recomputes in (False, True):
-        setting = MemorySetting.of(machine, options, True, True, OPTIMIZERS["adamw"].memory_bytes)
+        setting = MemorySetting.of(machine, options, True, True, OPTIMIZERS["adamw"].memory_bytes(config))
         setting = replace(setting, checkpointing=setting.checkpointing or recomputes)
         if peak_bytes(memory_parts(config, 1, setting), True) <= room:
             break

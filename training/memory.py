@@ -43,10 +43,11 @@ class MemorySetting:
     logit_rows: int | None = None  # rows of logits that exist at a time; None: those of all N tokens
     checkpointing: bool = False  # only the input of a block is kept for the backward pass
     copies: bool = False  # the state is copied to the RAM, to be saved from there
-    optimizer_bytes: int = 8  # of optimizer state per parameter
+    optimizer_bytes: float = 8  # of optimizer state per parameter
 
     @staticmethod
-    def of(machine: Machine, options: Options, accumulates: bool, copies: bool, optimizer_bytes: int) -> MemorySetting:
+    def of(machine: Machine, options: Options, accumulates: bool, copies: bool, optimizer_bytes: float,
+           ) -> MemorySetting:
         """The setting of a run."""
         return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates,
                              2 if options.residual_dtype else 4, options.loss_chunk or None, options.recompute,
@@ -62,7 +63,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     C = config.n_embd
     table = config.padded_vocab_size * C
     parameters = config.num_parameters + (config.padded_vocab_size - config.vocab_size) * C
-    weights, optimizer = 4 * parameters, setting.optimizer_bytes * parameters
+    weights, optimizer = 4 * parameters, int(setting.optimizer_bytes * parameters)
 
     activations = _activation_bytes(config, batch_size, setting, table)
     logits = _logit_bytes(config, batch_size, setting, table)
@@ -139,7 +140,8 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: Mode
     """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy."""
     most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
     memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
-    setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, True, kind.memory_bytes)
+    setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, True,
+                               kind.memory_bytes(config))
     return default_micro_batch(config, memory_bytes, setting, most)
 
 

@@ -24,6 +24,7 @@ from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_m
 from machine.timing import synchronize
 from tokens.watch import TokensChanged
 from training.micro_batch import divisors
+from training.optimizers import is_complete
 from training.recipe import Recipe
 from training.state import Learner, Runtime, TrainState
 
@@ -95,7 +96,7 @@ class Recovery:
         optimizer, scaler = self._learner.optimizer, self._learner.scaler
         optimizer.zero_grad(set_to_none=True)
         device.set_rng_state(self._runtime.machine, rng)
-        for parameter in [p for p, state in optimizer.state.items() if not self._learner.kind.is_complete(state)]:
+        for parameter in [p for p in optimizer.state if not is_complete(optimizer, p)]:
             del optimizer.state[parameter]
         if scaler.is_enabled():
             # Before its first use the scaler has no scale that could be kept.

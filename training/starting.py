@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from model import Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training.cooldown import before_decay, choose_cooldown
+from training.optimizers import expected_state
 from training.recipe import Recipe
 from training.state import Learner, TrainState
 
@@ -157,7 +159,8 @@ def resume(folder: Path, stored: dict[str, Any], learner: Learner, settings: Set
 
     Raises UserError (exit 4).
     """
-    notes = load.load_training(folder, learner.model, learner.optimizer, learner.kind.state, reset_optimizer)
+    notes = load.load_training(folder, learner.model, learner.optimizer,
+                               partial(expected_state, learner.optimizer), reset_optimizer)
     if learner.scaler.is_enabled() and stored.get("scaler"):
         learner.scaler.load_state_dict(stored["scaler"])
     out.say(f"resume      from {folder.name}, step {stored['step']:,} of {total_steps:,}")
@@ -185,6 +188,7 @@ def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options:
                 ) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     chosen = {name: getattr(args, name) for name in (
+        "optimizer", "embedding_learning_rate", "embedding_weight_decay",
         "beta1", "label_smoothing", "dropout", "seed", "fp8_head", "max_minutes")}
     threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,

@@ -9,9 +9,9 @@ import torch
 
 from common.errors import UserError
 from common.files import sha256_of
-from training.optimizers import OPTIMIZERS
+from training.optimizers import RULES
 
-ADAMW_STATE = OPTIMIZERS["adamw"].state
+ADAMW_STATE = RULES["adamw"].state
 
 
 def no_warning(message: str) -> None:

@@ -47,9 +47,10 @@ def small_batch(rows: int, seed: int = 0) -> Batch:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def learner_of(model: GPT, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2) -> Learner:
-    kind = OPTIMIZERS["adamw"]
-    optimizer = kind.build(parameter_groups(model, 0.1), learning_rate, (0.9, 0.95))
+def learner_of(model: GPT, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
+               name: str = "adamw") -> Learner:
+    kind = OPTIMIZERS[name]
+    optimizer = kind.build(parameter_groups(model, kind, 0.1), learning_rate, (0.9, 0.95))
     return Learner(model, optimizer, kind, scaler or torch.amp.GradScaler("cpu", enabled=False))
 
 

@@ -4,39 +4,55 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from tests.helpers.training import small_batch, small_model
-from training.optimizers import OPTIMIZERS, parameter_groups
+from tests.helpers.training import learner_of, small_batch, small_model
+from training.optimizers import OPTIMIZERS, expected_state, is_complete, parameter_groups, state_bytes
+
+KINDS = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay():
+@KINDS
+def test_every_parameter_is_in_exactly_one_group_with_its_decay_and_rate(name):
     with torch.device("meta"):
         model = GPT(GPTConfig(tie_weights=False))
-    decay, plain = parameter_groups(model, 0.1)
+    groups = parameter_groups(model, OPTIMIZERS[name], 0.1, 0.02, lr_scale=3.0)
     names = {id(p): name for name, p in model.named_parameters()}
-    grouped = [id(p) for group in (decay, plain) for p in group["params"]]
-    assert sorted(grouped) == sorted(names)
-    assert {names[id(p)].rsplit(".", 2)[-2] for p in decay["params"]} == {
-        "wte",
-        "wpe",
-        "c_attn",
-        "c_proj",
-        "c_fc",
-        "lm_head",
-    }
-    assert all(names[id(p)].endswith(".bias") or ".ln_" in names[id(p)] for p in plain["params"])
-    assert (decay["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    grouped = [[names[id(p)] for p in group["params"]] for group in groups]
+    assert sorted(name for group in grouped for name in group) == sorted(names.values())
+    hidden, embeddings, vectors = grouped
+    assert {name.split(".", 3)[3] for name in hidden} == {
+        "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"}
+    assert set(embeddings) == {"transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"}
+    assert all(name.endswith(".bias") or ".ln_" in name for name in vectors)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.02, 0.0]
+    assert [group["lr_scale"] for group in groups] == [1.0, 3.0, 3.0]
+    assert groups[0]["rows"][:2] == [(768, 768, 768), (768,)]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=lambda kind: kind.name)
-def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(kind):
-    model = small_model()
-    optimizer = kind.build(parameter_groups(model, 0.1), 1e-3, (0.9, 0.95))
+def test_embeddings_decay_as_matrices_unless_their_own_decay_is_given():
+    groups = parameter_groups(small_model(), OPTIMIZERS["adamw"], 0.1)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0]
+
+
+@KINDS
+def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
+    learner = learner_of(model := small_model(vocab_size=128), name=name)
+    optimizer = learner.optimizer
     model(*small_batch(2)).backward()
-    assert not kind.is_complete({})
+    assert not any(is_complete(optimizer, parameter) for parameter in model.parameters())
     optimizer.step()
-    for parameter in model.parameters():
-        state = optimizer.state[parameter]
-        assert {name: list(tensor.shape) for name, tensor in state.items()} == {
-            name: shape(parameter) for name, shape in kind.state.items()}
-        assert kind.is_complete(state)
-        assert sum(tensor.nbytes for tensor in state.values()) == kind.memory_bytes * parameter.numel() + 4  # its step
+    made = {parameter: dict(optimizer.state[parameter]) for parameter in model.parameters()}
+    for parameter, state in made.items():
+        assert {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in state.items()} == {
+            key: (kept.shape, kept.dtype) for key, kept in expected_state(optimizer, parameter).items()}
+        assert is_complete(optimizer, parameter)
+    num_bytes = sum(tensor.nbytes for state in made.values() for tensor in state.values())
+    assert num_bytes == state_bytes(optimizer)
+    scalars = sum(tensor.nbytes for state in made.values() for tensor in state.values() if tensor.dim() == 0)
+    expected = learner.kind.memory_bytes(model.config) * model.config.num_parameters
+    assert num_bytes - scalars == pytest.approx(expected, rel=0.02)
+
+
+def test_muon_keeps_12_bytes_of_a_hidden_parameter_with_weight_and_gradient_where_adamw_keeps_16():
+    xl = GPTConfig(n_layer=48, n_head=25, n_embd=1600)
+    assert OPTIMIZERS["adamw"].memory_bytes(xl) == 8
+    assert 4.2 < OPTIMIZERS["muon"].memory_bytes(xl) < 4.3

@@ -1,0 +1,118 @@
+"""Muon, against PyTorch's own; what a step must not touch; the moments in a checkpoint."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.helpers.training import learner_of, small_batch, small_model
+from training import muon
+from training.muon import Muon
+from training.state import Learner
+
+ROWS = ((16,), (16, 16, 16), (64,), (16,))
+SHAPES = ((16, 16), (48, 16), (64, 16), (16, 64))
+
+
+def weights_of(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, requires_grad=True) for shape in SHAPES]
+
+
+def group_of(weights: list[torch.Tensor], **changes) -> dict:
+    return {"params": weights, "rows": list(ROWS), "rule": "muon", "weight_decay": 0.1, "lr": 0.02, **changes}
+
+
+def no_adamw(groups: list[dict]) -> torch.optim.Optimizer:
+    assert not groups
+    return torch.optim.AdamW([torch.zeros(1, requires_grad=True)], fused=True)
+
+
+def give_gradients(weights: list[torch.Tensor], seed: int, factor: float = 1.0) -> list[torch.Tensor]:
+    gradients = [factor * gradient.detach() for gradient in weights_of(seed)]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    return gradients
+
+
+@pytest.mark.parametrize("at_a_time", [2**26, 16 * 64], ids=["all of a shape at a time", "one at a time"])
+def test_it_equals_pytorchs_muon_where_each_stacked_matrix_is_a_parameter(at_a_time, monkeypatch):
+    monkeypatch.setattr(muon, "MOST_ELEMENTS", at_a_time)
+    ours = weights_of(0)
+    theirs = [part.detach().clone().requires_grad_() for weight, rows in zip(ours, ROWS, strict=True)
+              for part in weight.split(rows)]
+    optimizer = Muon([group_of(ours)], 0.02, no_adamw, torch.bfloat16)
+    reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for seed in range(1, 6):
+        gradients = give_gradients(ours, seed)
+        parts = [part for gradient, rows in zip(gradients, ROWS, strict=True) for part in gradient.split(rows)]
+        for weight, part in zip(theirs, parts, strict=True):
+            weight.grad = part.clone()
+        optimizer.step()
+        reference.step()
+    flat = [part for weight, rows in zip(ours, ROWS, strict=True) for part in weight.split(rows)]
+    for a, b in zip(flat, theirs, strict=True):
+        moved = 5 * 0.02 * 0.2 * max(a.shape)**0.5
+        assert (a - b).abs().max() < 0.01 * moved  # bf16 rounds to 1 in 256, and sums are taken in another order
+
+
+def test_the_gradient_is_divided_by_grad_scale():
+    once, scaled = weights_of(0), weights_of(0)
+    for weights, scale in ((once, None), (scaled, torch.tensor(64.0))):
+        optimizer = Muon([group_of(weights)], 0.02, no_adamw, torch.float32)
+        give_gradients(weights, 1, 1.0 if scale is None else float(scale))
+        optimizer.grad_scale = scale
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(once, scaled, strict=True))
+    assert not torch.equal(once[0], weights_of(0)[0])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_with_found_inf_changes_no_bit(bad):
+    learner = learner_of(model := small_model(), name="muon")
+    optimizer = learner.optimizer
+
+    def step(found_inf: float, factor: float) -> None:
+        (factor * model(*small_batch(2))).backward()
+        optimizer.found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined]
+        optimizer.grad_scale = torch.tensor(factor)  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def bits() -> list[bytes]:
+        tensors = [*model.parameters(), *(value for p in model.parameters() for value in optimizer.state[p].values())]
+        return [tensor.detach().numpy().tobytes() for tensor in tensors]
+
+    step(0.0, 1.0)
+    before = bits()
+    step(1.0, bad)
+    assert bits() == before
+    step(0.0, 1.0)
+    assert all(a != b for a, b in zip(bits(), before, strict=True))
+
+
+def test_q_k_and_v_are_made_orthogonal_apart():
+    whole, parts = weights_of(0)[1:2], weights_of(0)[1:2]
+    for weights, rows in ((whole, (48,)), (parts, (16, 16, 16))):
+        weights[0].grad = torch.cat([scale * weights_of(1)[1][:16].detach() for scale in (1.0, 1e-3, 1e3)])
+        Muon([group_of(weights, rows=[rows], weight_decay=0.0)], 0.02, no_adamw, torch.float32).step()
+    q, k, v = (parts[0] - weights_of(0)[1]).detach().split(16)
+    assert torch.allclose(q, k, atol=1e-6)
+    assert torch.allclose(q, v, atol=1e-6)
+    assert not torch.allclose(whole[0], parts[0], atol=1e-4)
+
+
+def test_a_copy_of_the_state_goes_on_bit_for_bit():
+    def steps(each: Learner, *seeds: int) -> None:
+        for seed in seeds:
+            each.model(*small_batch(2, seed)).backward()
+            each.optimizer.step()
+            each.optimizer.zero_grad()
+
+    steps(learner := learner_of(small_model(), name="muon"), 0, 1)
+    other = learner_of(copy.deepcopy(learner.model), name="muon")
+    for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True):
+        other.optimizer.state[b] = {key: value.clone() for key, value in learner.optimizer.state[a].items()}
+    steps(learner, 2, 3)
+    steps(other, 2, 3)
+    assert all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True))

@@ -1,0 +1,112 @@
+"""Muon (Jordan et al. 2024): the momentum of a hidden matrix, made orthogonal, is its update.
+
+Only matrices inside blocks are updated so, each of several that are stacked in one parameter on its own; embeddings,
+the output layer and vectors are AdamW's. The update has the size of AdamW's, 0.2 for each element (Liu et al. 2025,
+Moonlight, section 2.2), so that both take the same learning rates and weight decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ops.orthogonal import orthogonalized
+
+MOMENTUM = 0.95
+UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
+MOST_ELEMENTS = 2**26  # orthogonalized at a time, so that the working memory stays at some hundred MiB
+
+Matrices = tuple[int, ...]  # the rows of each matrix that is stacked in a parameter
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the groups whose rule is 'muon', and adamw for the others, in one optimizer.
+
+    A group of Muon's has 'rows' besides 'params': for each parameter the rows of its matrices. found_inf and grad_scale
+    are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1 changes no bit. The
+    orthogonalization is computed in dtype.
+    """
+
+    found_inf: torch.Tensor | None = None
+    grad_scale: torch.Tensor | None = None
+
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: float,
+                 adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], dtype: torch.dtype = torch.bfloat16):
+        super().__init__(groups, {"lr": learning_rate})
+        self._hidden = [group for group in self.param_groups if group["rule"] == "muon"]
+        self._adamw: Any = adamw([group for group in self.param_groups if group["rule"] != "muon"])
+        self._adamw.state = self.state  # one place for all that a checkpoint holds
+        self._dtype = dtype
+        device = self._hidden[0]["params"][0].device
+        self._rates = [torch.zeros((), device=device) for _ in self._hidden]  # filled at each step, without a wait
+        self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
+        self._update = update_matrices
+
+    def compile_step(self) -> None:
+        """Makes every later step of the hidden matrices one compiled graph."""
+        self._update = torch.compile(update_matrices, dynamic=False, fullgraph=True)
+
+    def run_eagerly(self) -> None:
+        """Undoes compile_step."""
+        self._update = update_matrices
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of all groups."""
+        self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
+        self._adamw.step()
+        for group, rate in zip(self._hidden, self._rates, strict=True):
+            rate.fill_(group["lr"])
+            parameters: list[torch.Tensor] = group["params"]
+            for parameter in parameters:
+                if "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            self._update(
+                parameters, [parameter.grad for parameter in parameters if parameter.grad is not None],
+                [self.state[parameter]["momentum_buffer"] for parameter in parameters], group["rows"], rate,
+                group["weight_decay"], self._finite if self.found_inf is None else self.found_inf,
+                self._unscaled if self.grad_scale is None else self.grad_scale, self._dtype)
+
+
+def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor],
+                    rows: Sequence[Matrices], rate: torch.Tensor, weight_decay: float, found_inf: torch.Tensor,
+                    grad_scale: torch.Tensor, dtype: torch.dtype) -> None:
+    """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
+
+    rate, found_inf and grad_scale are fp32 []. Where found_inf is 1 weights and momenta stay as they are.
+    """
+    stays = found_inf > 0
+    directions: list[torch.Tensor] = []
+    for gradient, momentum, parts in zip(gradients, momenta, rows, strict=True):
+        unscaled = gradient / grad_scale
+        averaged = momentum.lerp(unscaled, 1 - MOMENTUM)
+        directions += unscaled.lerp(averaged, MOMENTUM).to(dtype).split(parts)
+        momentum.copy_(torch.where(stays, momentum, averaged))
+
+    updates = iter(orthogonalized_by_shape(directions))
+    for weight, parts in zip(weights, rows, strict=True):
+        scaled = [UPDATE_SIZE * math.sqrt(max(update.shape)) * update.float() for update in islice(updates, len(parts))]
+        update = torch.cat(scaled) if len(scaled) > 1 else scaled[0]
+        moved = weight * (1 - rate * weight_decay) - rate * update
+        weight.copy_(torch.where(stays, weight, moved))
+
+
+def orthogonalized_by_shape(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """orthogonalized() of each matrix, as many of one shape as MOST_ELEMENTS allows in one product at a time.
+
+    A matrix and one of its transposed shape count as of one shape.
+    """
+    wide = [matrix.mT if matrix.size(0) > matrix.size(1) else matrix for matrix in matrices]
+    found: list[torch.Tensor] = list(matrices)
+    for shape in dict.fromkeys(matrix.shape for matrix in wide):
+        same = [i for i, matrix in enumerate(wide) if matrix.shape == shape]
+        at_a_time = max(1, MOST_ELEMENTS // shape.numel())
+        for start in range(0, len(same), at_a_time):
+            chosen = same[start:start + at_a_time]
+            for i, update in zip(chosen, orthogonalized(torch.stack([wide[i] for i in chosen])), strict=True):
+                found[i] = update.mT if matrices[i].size(0) > matrices[i].size(1) else update
+    return found
