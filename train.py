@@ -381,7 +381,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     options = choose_options(args, machine, parts.attention)
     most = most_sequences(args, sizing, config, options, kind, machine)
     choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
-                     settings=stored.get("settings", {}))
+                     settings=stored.get("settings", {}), optimizer=kind.name)
     recipe = choose(deadline.horizon)
     if resumed and (state.step >= recipe.total_steps or deadline.is_near(0)):
         out.say(describe_finished(args, state, recipe))

@@ -40,9 +40,14 @@ COSINE_FALL = 100  # times, from the peak to the end, where the schedule is a co
 
 GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 
-# Why, for the plan and config.toml; the learning rate's reason is made where its figures are known.
+# Why, for the plan and config.toml; the reason of the learning rate begins with its figures.
+PEAK_REASONS = {
+    "adamw": f"{ADAMW_TIMES_LAW:g} times the lower of two laws (Bi et al. 2024, Kaplan et al. 2020)",
+    "muon": "by width, of matrices inside blocks (Liu et al. 2025)",
+}
 REASONS = {
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
+    "min_lr": "the lower the end, the lower the loss (Bergsma et al. 2025)",
     "warmup_steps": f"{WARMUP_SHARE:.0%} of the steps, at most {LONGEST_WARMUP:,} (Touvron et al. 2023)",
     "beta2": f"the average forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within {LEAST_BETA2:g} to "
              f"{MOST_BETA2:g} (Marek et al. 2025)",

@@ -161,7 +161,8 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
 
 def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
                   steps_done: int = 0, samples_seen: int = 0, sizing: Sizing | None = None,
-                  horizon: int | None = None, settings: Mapping[str, Any] = MappingProxyType({})) -> Recipe:
+                  horizon: int | None = None, settings: Mapping[str, Any] = MappingProxyType({}),
+                  optimizer: str = "adamw") -> Recipe:
     """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
 
     most_batch_size is what fits the memory. horizon is the last step that --max_minutes allows, None while it is not
@@ -193,7 +194,9 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)
 
-    usual, why_usual = _default_peak(args, config, total_steps, samples_per_step)
+    if "beta1" not in args.config.given:
+        reasons.append(f"beta1 {args.beta1:g}: {defaults.REASONS['beta1']}")
+    usual, why_usual = _default_peak(args, config, optimizer, total_steps, samples_per_step)
     same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
     learning_rate = args.learning_rate or (settings.get("learning_rate") if same_step else None) or usual
     if args.learning_rate is None and learning_rate == usual:
@@ -258,16 +261,16 @@ def _default_epochs(args: argparse.Namespace, config: ModelConfig, num_tokens: i
     return epochs
 
 
-def _default_peak(args: argparse.Namespace, config: ModelConfig, total_steps: int, samples_per_step: int,
-                  ) -> tuple[float, str]:
+def _default_peak(args: argparse.Namespace, config: ModelConfig, optimizer: str, total_steps: int,
+                  samples_per_step: int) -> tuple[float, str]:
     """The peak learning rate where --learning_rate is not given, and the reason."""
     tokens_per_step = samples_per_step * config.seq_length
-    peak = defaults.peak_rate("adamw", config, tokens_per_step, max(1, total_steps) * tokens_per_step)
+    peak = defaults.peak_rate(optimizer, config, tokens_per_step, max(1, total_steps) * tokens_per_step)
     share = ""
     if args.init_from:
         peak, share = defaults.FINETUNING * peak, f"; {defaults.FINETUNING:g} of what random weights get"
     return peak, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and "
-                  f"{count(total_steps * tokens_per_step)} in all{share}")
+                  f"{count(total_steps * tokens_per_step)} in all; {defaults.PEAK_REASONS[optimizer]}{share}")
 
 
 def schedule_name(args: argparse.Namespace) -> str:
@@ -288,6 +291,8 @@ def _schedule(args: argparse.Namespace, learning_rate: float, total_steps: int, 
     min_lr = args.min_lr
     if min_lr is None:
         min_lr = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
+        if not min_lr and (cooldown or name != "constant"):
+            reasons.append(f"min_lr 0: {defaults.REASONS['min_lr']}")
     if min_lr > learning_rate:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
                                     "--learning_rate.")

@@ -63,6 +63,7 @@ def test_the_checkpoint_of_the_plateau_stays_and_a_longer_run_equals_one_planned
     assert same_tensors(out / "checkpoint-30", run.folder / "whole/checkpoint-30")
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_its_decay_goes_on_in_it(run, killed):
     flags = ["--lr_schedule", "wsd", "--max_steps", "20", *EVERY]
     killed(18, *flags, "--checkpoint_every_steps", "1", out="out")
@@ -73,6 +74,7 @@ def test_a_run_killed_in_its_decay_goes_on_in_it(run, killed):
     assert same_tensors(run.folder / "out/checkpoint-20", run.folder / "whole/checkpoint-20")
 
 
+@pytest.mark.slow
 def test_a_decayed_checkpoint_that_is_named_itself_is_taken_with_a_warning(run):
     flags = ["--lr_schedule", "wsd", "--max_steps", "10", *EVERY]
     run(*flags)
@@ -93,8 +95,11 @@ def plateau(run):
     return run.folder / "out"
 
 
-@pytest.mark.parametrize("out", ["out", "elsewhere"])
-@pytest.mark.parametrize("kills", [(21,), (22, 24, 27)], ids=["before its first checkpoint", "thrice"])
+@pytest.mark.parametrize(("out", "kills"), [
+    pytest.param("out", (21,), id="in its folder, before its first checkpoint"),
+    pytest.param("elsewhere", (22, 24, 27), id="elsewhere, thrice"),
+    pytest.param("out", (22, 24, 27), id="in its folder, thrice", marks=pytest.mark.slow),
+    pytest.param("elsewhere", (21,), id="elsewhere, before its first checkpoint", marks=pytest.mark.slow)])
 def test_a_cooldown_that_was_killed_and_resumed_equals_one_that_was_not(run, killed, plateau, out, kills):
     shutil.copytree(plateau, run.folder / "whole")
     cool = ["--cooldown_steps", "8"]
@@ -112,8 +117,10 @@ def test_a_cooldown_that_was_killed_and_resumed_equals_one_that_was_not(run, kil
     assert settings_of(cooled / "checkpoint-28")["cooldown_start"] == 20
 
 
-@pytest.mark.parametrize("flags", [["--lr_schedule", "linear"], ["--use_lr_scheduler"], ["--lr_schedule", "wsd"],
-                                   ["--lr_schedule", "constant"]], ids=" ".join)
+@pytest.mark.parametrize("flags", [
+    pytest.param(["--lr_schedule", "linear"], id="linear"),
+    *(pytest.param(words, id=" ".join(words), marks=pytest.mark.slow) for words in (
+        ["--use_lr_scheduler"], ["--lr_schedule", "wsd"], ["--lr_schedule", "constant"]))])
 def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags):
     assert run(*flags, "--max_steps", "20", *EVERY)[0] == 0
     code, text = run("--cooldown_from", str(run.folder / "out/checkpoint-15"), "--verbose", out="new")
@@ -126,6 +133,7 @@ def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags
     assert max(steps_in(run.folder / "out")) == 20
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
     code, text = run("--resume_from", "auto", "--max_steps", "30")
@@ -137,6 +145,7 @@ def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert same_tensors(plateau / "checkpoint-30", run.folder / "whole/checkpoint-30")
 
 
+@pytest.mark.slow
 def test_an_earlier_checkpoint_of_a_cooled_run_is_resumed_without_the_cooldown(run, plateau):
     assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
     code, text = run("--resume_from", str(plateau / "checkpoint-15"), out="other")
@@ -145,6 +154,7 @@ def test_an_earlier_checkpoint_of_a_cooled_run_is_resumed_without_the_cooldown(r
     assert same_tensors(plateau / "checkpoint-20", run.folder / "other/checkpoint-20")
 
 
+@pytest.mark.slow
 def test_a_cooldown_has_minutes_of_its_own(run, plateau):
     code, _ = run("--cooldown_from", str(plateau), "--cooldown_steps", "100000", "--max_minutes", "0.02")
     assert code == 0

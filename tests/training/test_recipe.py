@@ -66,13 +66,13 @@ def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
 
 
 def test_every_default_is_given_with_its_reason_and_no_other_value():
-    config, names = GPTConfig(70, 8, 1, 2, 16), ["learning_rate", "lr_schedule", "warmup_steps", "weight_decay",
-                                                 "beta2", "grad_clip"]
+    config, names = GPTConfig(70, 8, 1, 2, 16), ["beta1", "learning_rate", "lr_schedule", "min_lr",
+                                                 "warmup_steps", "weight_decay", "beta2", "grad_clip"]
     open_ends = choose_recipe(train.read_flags(["--batch_size", "4", "--max_steps", "50"]), config, 8 * 4001, 4)
     assert [reason.split(" ")[0] for reason in open_ends.reasons] == names
     assert all(len(reason.partition(": ")[2]) > 20 for reason in open_ends.reasons)
     words = "--batch_size 4 --max_steps 50 --learning_rate 1e-3 --lr_schedule linear --warmup_steps 3 --weight_decay 0 "
-    given = train.read_flags([*words.split(), "--beta2", "0.9", "--grad_clip", "0"])
+    given = train.read_flags([*words.split(), "--beta1", "0.9", "--beta2", "0.9", "--grad_clip", "0", "--min_lr", "0"])
     assert choose_recipe(given, config, 8 * 4001, 4).reasons == ()
 
 
