@@ -78,7 +78,8 @@ def from_hf_config(fields: Mapping[str, Any]) -> Qwen3Config:
 
     Raises InvalidCheckpoint, naming the field, for a Qwen3 that rotary.py does not compute exactly.
     """
-    if fields.get("layer_types") is not None and set(map(str, fields["layer_types"])) - {"full_attention"}:
-        raise InvalidCheckpoint(f"config.json: layer_types is {shown(fields['layer_types'])}; only 'full_attention' is "
-                                "supported")
+    layer_types = fields.get("layer_types")
+    if layer_types and layer_types != ["full_attention"] * fields.get("num_hidden_layers", 0):
+        raise InvalidCheckpoint(f"config.json: layer_types is {shown(layer_types)}; only 'full_attention' in all "
+                                "layers is supported")
     return shared.config_from(Qwen3Config, fields, DEFAULTS, COMPUTED)

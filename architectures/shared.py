@@ -15,7 +15,7 @@ from architectures.fields import InvalidCheckpoint, check_whole, is_number, show
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, UserError
 from model import Options
-from ops.attention import attention_bytes
+from ops.attention import attention_bytes, attends_in_blocks
 
 ConfigT = TypeVar("ConfigT", bound=RotaryConfig)
 
@@ -36,6 +36,7 @@ STALE_TABLES = ".rotary_emb.inv_freq"  # buffers that old versions of transforme
 BOUNDS = {"vocab_size": 2**24, "max_position_embeddings": 2**24, "num_hidden_layers": 1024,
           "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 2**12, "hidden_size": 2**16,
           "intermediate_size": 2**20}
+MOST_ANGLES = 2**28  # positions x head size: their cosines and sines take 1 GiB
 
 
 # ---------------------------------------------------------------- the network
@@ -80,15 +81,20 @@ def block_bytes(config: RotaryConfig, device_type: str, dtype: torch.dtype, resi
     """Bytes per token that autograd keeps of one block for the backward pass.
 
     dtype is autocast's (float32: none) and e the size of its elements; residual_bytes is the size of an element of the
-    residual stream. Kept are the inputs of both norms (residual stream), then e times 2 C outputs of norms, q, k and v
-    before and after they are rotated, H K of attention, 2 F of gate and up, F of their product.
+    residual stream. Kept are the inputs of both norms (residual stream), then e times: 2 C outputs of norms; q, k and v
+    as qkv_proj made them, which their norms need and v is a part of; q and k rotated, and v where it is copied into
+    blocks; H K of attention; 2 F of gate and up, F of their product. To these come the norms' statistics, and what
+    attention keeps of its matrix. Dropout adds two masks of a byte an element.
     """
     e = dtype.itemsize
     C, F, T = config.n_embd, config.n_inner, config.seq_length
     q, k, v = config.qkv_rows
-    kept = 2 * C * residual_bytes + e * (2 * C + 2 * (q + k) + v + q + 3 * F)
-    return kept + attention_bytes(device_type, dtype, config.n_head, T, config.dropout > 0) + (
-        2 * C if config.dropout > 0 else 0)
+    copies_v = attends_in_blocks(device_type, dtype, T)
+    made = q + k + v if config.qk_norm or not copies_v else 0
+    kept = 2 * C * residual_bytes + e * (2 * C + made + q + k + (v if copies_v else 0) + q + 3 * F)
+    kept += 4 * (2 + (config.n_head + config.n_kv_head if config.qk_norm else 0))
+    drops = config.dropout > 0
+    return kept + attention_bytes(device_type, dtype, config.n_head, T, drops) + (2 * C if drops else 0)
 
 
 # ---------------------------------------------------------------- config.json, there and back
@@ -171,6 +177,9 @@ def _shape(fields: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, 
     if H % numbers["num_key_value_heads"]:
         raise InvalidCheckpoint(f"config.json: num_attention_heads {H} is not a multiple of num_key_value_heads "
                                 f"{numbers['num_key_value_heads']}")
+    if numbers["max_position_embeddings"] * numbers["head_dim"] > MOST_ANGLES:
+        raise InvalidCheckpoint(f"config.json: max_position_embeddings {numbers['max_position_embeddings']:,} with "
+                                f"head_dim {numbers['head_dim']:,} needs tables of more than 1 GiB")
     if numbers["head_dim"] % 2:
         raise InvalidCheckpoint(f"config.json: head_dim is {numbers['head_dim']}, and an odd number of dimensions "
                                 "cannot be rotated in pairs")

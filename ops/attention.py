@@ -73,14 +73,18 @@ def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torc
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
     """causal_attention by matrix products, block_rows queries at a time."""
     B, H, T, K = q_BHTK.shape
-    k_BHTK, v_BHTK = for_all_heads(q_BHTK, k_BHTK), for_all_heads(q_BHTK, v_BHTK)
-    q, k, v = (x.reshape(B * H, T, K) for x in (q_BHTK, k_BHTK, v_BHTK))
+    KV = k_BHTK.size(1)
+    groups = H // KV
+    q = q_BHTK.reshape(B * KV, groups, T, K)  # heads that share keys are rows of one product
+    k, v = k_BHTK.reshape(B * KV, T, K), v_BHTK.reshape(B * KV, T, K)
 
     rows = []
     for start in range(0, T, block_rows):
         end = min(start + block_rows, T)  # a block of queries needs no keys beyond its end
-        future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1)
-        scores = torch.baddbmm(future, q[:, start:end], k[:, :end].transpose(1, 2), alpha=K**-0.5)
-        rows.append(torch.bmm(F.dropout(scores.softmax(-1), dropout), v[:, :end]))
+        future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1).repeat(groups, 1)
+        queries = q[:, :, start:end].reshape(B * KV, -1, K)
+        scores = torch.baddbmm(future, queries, k[:, :end].transpose(1, 2), alpha=K**-0.5)
+        found = torch.bmm(F.dropout(scores.softmax(-1), dropout), v[:, :end])
+        rows.append(found.view(B * KV, groups, end - start, K))
 
-    return torch.cat(rows, 1).view(B, H, T, K)
+    return torch.cat(rows, 2).view(B, H, T, K)

@@ -1,5 +1,5 @@
-"""Linear layers, embeddings, GELU and SwiGLU: PyTorch's, computed faster on a CPU. The plain forms are F.linear and
-F.gelu.
+"""Linear layers, embeddings, GELU and SwiGLU: PyTorch's, computed faster on a CPU. The plain forms are F.linear, F.gelu
+and plain_swiglu.
 
 Shapes: I inputs, O outputs, N rows.
 """
@@ -52,10 +52,30 @@ def gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return (u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * u**3))).to(x.dtype)
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def plain_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) up, where gate is the first half of the last dimension (Shazeer 2020, section 2)."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """plain_swiglu, of which autograd keeps the input alone, as the compiler does by itself."""
+    if torch.compiler.is_compiling():
+        return plain_swiglu(gate_up)
+    return _SwiGLU.apply(gate_up)  # type: ignore[return-value]
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(gate_up)
+        return plain_swiglu(gate_up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        gate, up = ctx.saved_tensors[0].chunk(2, -1)
+        dgate = torch.ops.aten.silu_backward(dy * up, gate)
+        return torch.cat([dgate, F.silu(gate) * dy], -1)
 
 
 def is_compiling_for_cpu(x: torch.Tensor) -> bool:

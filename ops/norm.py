@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 
@@ -15,7 +17,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return plain_rms_norm(x, self.weight, self.epsilon)
+        return rms_norm(x, self.weight, self.epsilon)
 
 
 def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -26,3 +28,32 @@ def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tor
     u = x.float()
     u = u * torch.rsqrt(u.pow(2).mean(-1, keepdim=True) + epsilon)
     return (u * weight).to(x.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """plain_rms_norm, of which autograd keeps the input alone: eager it would keep five tensors of that size.
+
+    The compiler finds out by itself what need not be kept.
+    """
+    if torch.compiler.is_compiling():
+        return plain_rms_norm(x, weight, epsilon)
+    return _RMSNorm.apply(x, weight, epsilon)  # type: ignore[return-value]
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:  # type: ignore[override]
+        u = x.float()
+        scale = torch.rsqrt(torch.linalg.vecdot(u, u).div_(x.size(-1)).add_(epsilon)).unsqueeze(-1)
+        ctx.save_for_backward(x, weight, scale)
+        return (u * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        x, weight, scale = ctx.saved_tensors
+        dy = dy.float()
+        normed = x.float() * scale
+        dweight = (dy * normed).flatten(0, -2).sum(0)
+        du = dy * weight
+        mean = torch.linalg.vecdot(du, normed).div_(x.size(-1)).unsqueeze(-1)
+        return du.addcmul_(normed, mean, value=-1).mul_(scale).to(x.dtype), dweight.to(weight.dtype), None
