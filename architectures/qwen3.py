@@ -78,8 +78,8 @@ def from_hf_config(fields: Mapping[str, Any]) -> Qwen3Config:
 
     Raises InvalidCheckpoint, naming the field, for a Qwen3 that rotary.py does not compute exactly.
     """
-    layer_types = fields.get("layer_types")
-    if layer_types and layer_types != ["full_attention"] * fields.get("num_hidden_layers", 0):
+    layer_types = fields.get("layer_types", [])
+    if not isinstance(layer_types or [], list) or any(kind != "full_attention" for kind in layer_types or []):
         raise InvalidCheckpoint(f"config.json: layer_types is {shown(layer_types)}; only 'full_attention' in all "
                                 "layers is supported")
     return shared.config_from(Qwen3Config, fields, DEFAULTS, COMPUTED)

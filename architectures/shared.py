@@ -15,7 +15,7 @@ from architectures.fields import InvalidCheckpoint, check_whole, is_number, show
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, UserError
 from model import Options
-from ops.attention import attention_bytes, attends_in_blocks
+from ops.attention import attends_in_blocks, attention_bytes
 
 ConfigT = TypeVar("ConfigT", bound=RotaryConfig)
 

@@ -1,12 +1,14 @@
-"""architectures/rotary.py: loss, gradients and logits of transformers' Qwen3 and Llama, in fp32."""
+"""architectures/rotary.py: loss, gradients and logits of transformers' Qwen3 and Llama; memory, causality, one graph."""
+
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from architectures.table import ARCHITECTURES, architecture_of
-from model import SIZES
-from tests.helpers.models import make_rotary
+from architectures.table import ARCHITECTURES, architecture_of, create
+from model import SIZES, Options
+from tests.helpers.models import kept_by_autograd, make_rotary
 
 VARIANTS = [{}, {"tie_weights": False}, {"n_kv_head": 1}, {"n_kv_head": 6, "rope_theta": 1e6}, {"n_inner": 80}]
 
@@ -66,3 +68,87 @@ def test_the_parameters_counted_are_those_there_are_and_the_blocks_are_as_large_
     assert all(sum(rows) == shapes[name][0] for name, rows in matrices.items())
     of_gpt2 = ARCHITECTURES["gpt2"].sized(SIZES[size], 50_257, 1024).num_block_weights
     assert abs(config.num_block_weights / of_gpt2 - 1) < 0.02
+
+
+# ---------------------------------------------------------------- the network itself
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_a_logit_depends_on_the_past_and_on_all_of_it(arch):
+    model = make_rotary(arch)
+    ids = torch.randint(0, 400, (1, 32))
+    embedded = model.model["embed_tokens"](ids).detach().requires_grad_()
+    model.model["embed_tokens"].forward = lambda _: embedded
+    for position in (0, 7, 31):
+        gradient, = torch.autograd.grad(model(ids)[0, position].square().sum(), embedded)
+        reached = gradient[0].abs().sum(-1) > 0
+        assert reached.tolist() == [place <= position for place in range(32)]
+
+
+def test_the_initial_weights_are_as_wide_as_said():
+    config = ARCHITECTURES["qwen3"].sized((3, 6, 192), 1000, 64, tie_weights=False)
+    torch.manual_seed(0)
+    model = create(config, "cpu", Options())
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            assert parameter.equal(torch.ones_like(parameter)), name
+            continue
+        std = 0.02 / math.sqrt(2 * 3) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+        assert parameter[:1000].std().item() == pytest.approx(std, rel=0.05), name
+        assert not parameter[1000:].any() or not name.startswith(("lm_head", "model.embed"))
+    again = torch.manual_seed(0) and create(config, "cpu", Options(residual_dtype=torch.bfloat16))
+    assert all(a.equal(b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+@pytest.mark.parametrize("options", [Options(loss_chunk=24), Options(recompute=True)], ids=["chunks", "recomputed"])
+def test_what_saves_memory_changes_neither_loss_nor_gradients(arch, options):
+    model = make_rotary(arch, vocab_size=300).train()
+    other = create(model.config, "cpu", options).train()
+    other.load_state_dict(model.state_dict())
+    ids, targets = torch.randint(0, 300, (2, 3, 32))
+    loss, other_loss = model(ids, targets, 0.1), other(ids, targets, 0.1)
+    torch.testing.assert_close(loss, other_loss)
+    loss.backward()
+    other_loss.backward()
+    for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert largest_difference(ours.grad, theirs.grad) < 1e-5, name
+        assert not name.startswith(("lm_head", "model.embed")) or not ours.grad[300:].any()
+
+
+def test_a_bf16_residual_stream_stays_close_to_the_loss_in_fp32():
+    model = make_rotary("qwen3").train()
+    other = create(model.config, "cpu", Options(residual_dtype=torch.bfloat16)).train()
+    other.load_state_dict(model.state_dict())
+    ids, targets = torch.randint(0, 400, (2, 3, 32))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert other(ids, targets).item() == pytest.approx(model(ids, targets).item(), rel=0.02)
+        assert other.trunk(ids).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+@pytest.mark.parametrize(("dtype", "seq_length"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 600)])
+def test_a_blocks_activations_are_what_autograd_keeps_of_it(arch, dtype, seq_length):
+    architecture = ARCHITECTURES[arch]
+    shallow, deep = (architecture.sized((layers, 6, 96), 256, seq_length) for layers in (1, 3))
+    found = (kept_by_autograd(deep, 4, dtype) - kept_by_autograd(shallow, 4, dtype)) / 2
+    if dtype == torch.bfloat16:
+        found -= 2 * shallow.num_block_weights  # the copies of the matrices
+    assert 4 * seq_length * architecture.block_bytes(deep, "cpu", dtype, 4) == pytest.approx(found, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_compiled_it_is_one_graph_with_the_same_loss_and_gradients(arch):
+    model = make_rotary(arch).train()
+    ids, targets = torch.randint(0, 400, (2, 3, 32))
+    loss = model(ids, targets)
+    loss.backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model.compile(dynamic=False, fullgraph=True)
+    compiled = model(ids, targets)
+    torch.testing.assert_close(compiled, loss)
+    compiled.backward()
+    for name, parameter in model.named_parameters():
+        assert largest_difference(parameter.grad, expected[name]) < 1e-4, name

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from architectures.rotary import RotaryTransformer
-from architectures.table import ARCHITECTURES, Network, architecture_of, create
+from architectures.table import ARCHITECTURES, ModelConfig, Network, architecture_of, create
 from checkpoint.contents import Tensors, model_card
 from checkpoint.save import save
 from model import GPT, GPTConfig, Options
@@ -40,6 +40,28 @@ def make_rotary(arch: str, seed: int = 0, **changes) -> RotaryTransformer:
                 parameter[config.vocab_size:] = 0.0
     assert isinstance(model, RotaryTransformer)
     return model
+
+
+def kept_by_autograd(config: ModelConfig, batch_size: int, dtype: torch.dtype) -> int:
+    """Bytes of all tensors, other than parameters, that the backward of an eager forward on the CPU will need."""
+    model = create(config, "cpu", Options()).train()
+    ids = torch.randint(0, config.vocab_size, (batch_size, config.seq_length))
+    parameters = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    kept, alive = {}, []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)  # so that no other tensor gets its address
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
+    ):
+        model(ids, ids)
+    return sum(kept.values())
 
 
 def trained_checkpoint(folder: Path, step: int, stays: bool, tokenizer_json: str, **changes,

@@ -6,24 +6,27 @@ import torch
 from ops.attention import attends_in_blocks, attention_in_blocks, causal_attention, plain_attention
 
 
-def outputs_and_gradients(attention, seq_length: int) -> list[torch.Tensor]:
+def outputs_and_gradients(attention, seq_length: int, num_heads: int = 3, num_kv_heads: int = 3,
+                          ) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    qkv = [torch.randn(2, 3, seq_length, 8, requires_grad=True) for _ in range(3)]
+    qkv = [torch.randn(2, heads, seq_length, 8, requires_grad=True)
+           for heads in (num_heads, num_kv_heads, num_kv_heads)]
     y_BHTK = attention(*qkv, 0.0)
-    direction = torch.randn(2, 3, seq_length, 8)
+    direction = torch.randn(2, num_heads, seq_length, 8)
     return [y_BHTK, *torch.autograd.grad((y_BHTK * direction).sum(), qkv)]
 
 
 @pytest.mark.parametrize("seq_length", [1, 4, 5, 11])
-def test_attention_by_the_fused_kernel_and_in_blocks_is_the_plain_one(seq_length):
-    plain = outputs_and_gradients(plain_attention, seq_length)
+@pytest.mark.parametrize("heads", [(3, 3), (4, 2), (3, 1)], ids=str)
+def test_attention_by_the_fused_kernel_and_in_blocks_is_the_plain_one(seq_length, heads):
+    plain = outputs_and_gradients(plain_attention, seq_length, *heads)
     assert not attends_in_blocks("cpu", torch.float32, seq_length)
 
     def in_blocks_of_five(q, k, v, dropout):
         return attention_in_blocks(q, k, v, dropout, block_rows=5)
 
     for attention in (causal_attention, in_blocks_of_five):
-        for found, expected in zip(outputs_and_gradients(attention, seq_length), plain, strict=True):
+        for found, expected in zip(outputs_and_gradients(attention, seq_length, *heads), plain, strict=True):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -1,11 +1,11 @@
-"""Linear layers and GELU against PyTorch's and transformers' own."""
+"""Linear layers, GELU and SwiGLU against PyTorch's and transformers' own."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ops import linear as linear_room
-from ops.linear import ACTIVATIONS, linear, onednn_linear
+from ops.linear import ACTIVATIONS, linear, onednn_linear, swiglu
 
 
 def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -51,3 +51,23 @@ def test_an_activation_is_the_one_transformers_calls_by_that_name(name):
 
     x = torch.linspace(-6, 6, 1001)
     torch.testing.assert_close(F.gelu(x, approximate=ACTIVATIONS[name]), ACT2FN[name](x), atol=1e-6, rtol=0)
+
+
+def test_swiglu_is_that_of_transformers_and_keeps_its_input_alone():
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    theirs = modeling.LlamaMLP(transformers.LlamaConfig(hidden_size=12, intermediate_size=20, num_attention_heads=2))
+    x = torch.randn(5, 12, requires_grad=True)
+    stacked = torch.cat([theirs.gate_proj.weight, theirs.up_proj.weight])
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        hidden = swiglu(F.linear(x, stacked))
+    y, expected = F.linear(hidden, theirs.down_proj.weight), theirs(x)
+    torch.testing.assert_close(y, expected)
+    assert [tensor.numel() for tensor in kept if tensor.dim() == 2 and len(tensor) == 5] == [5 * 12, 5 * 40]
+
+    direction = torch.randn_like(y)
+    found = torch.autograd.grad(y, [x, theirs.gate_proj.weight, theirs.up_proj.weight], direction, retain_graph=True)
+    reference = torch.autograd.grad(expected, [x, theirs.gate_proj.weight, theirs.up_proj.weight], direction)
+    for gradient, other in zip(found, reference, strict=True):
+        torch.testing.assert_close(gradient, other)

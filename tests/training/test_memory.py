@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from architectures import gpt2
-from model import GPT, GPTConfig
+from model import GPTConfig
+from tests.helpers.models import kept_by_autograd
 from training.memory import (
     GIB,
     MemorySetting,
@@ -26,28 +27,6 @@ SETTINGS = [HALF, FULL, MemorySetting("cpu", torch.bfloat16, compiled=True, accu
 
 
 # ---------------------------------------------------------------- memory
-
-
-def kept_by_autograd(config: GPTConfig, batch_size: int, dtype: torch.dtype) -> int:
-    """Bytes of all tensors, other than parameters, that the backward of an eager forward on the CPU will need."""
-    model = GPT.create(config).train()
-    ids = torch.randint(0, config.vocab_size, (batch_size, config.seq_length))
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept, alive = {}, []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # so that no other tensor gets its address
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
-    ):
-        model(ids, ids)
-    return sum(kept.values())
 
 
 @pytest.mark.parametrize(
