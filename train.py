@@ -512,8 +512,8 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
         model = create(config, machine.device, options).train()
-        lr_scale = (args.embedding_learning_rate or recipe.learning_rate) / recipe.learning_rate
-        groups = parameter_groups(model, kind, recipe.weight_decay, args.embedding_weight_decay, lr_scale)
+        lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
+        groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
         dtype = dtype_of_products(machine)
         optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2), parts.adamw, dtype)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")

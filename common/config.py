@@ -49,16 +49,18 @@ DECIDES: dict[str, tuple[str, ...]] = {
     "n_head": ("n_kv_head", "n_inner"),
     "n_embd": ("n_inner",),
     "n_kv_head": ("n_inner",),
-    "learning_rate": ("min_lr",),
+    "learning_rate": ("min_lr", "embedding_learning_rate"),
+    "weight_decay": ("embedding_weight_decay",),
+    "optimizer": ("learning_rate", "min_lr", "embedding_learning_rate"),
     "lr_schedule": ("min_lr", "warmup_steps"),
     "use_lr_scheduler": ("min_lr", "warmup_steps"),
     "cooldown_from": ("min_lr",),
-    "batch_size": ("gradient_accumulation_steps", "learning_rate", "min_lr", "beta2"),
-    "gradient_accumulation_steps": ("learning_rate", "min_lr", "beta2"),
+    "batch_size": ("gradient_accumulation_steps", "learning_rate", "embedding_learning_rate", "min_lr", "beta2"),
+    "gradient_accumulation_steps": ("learning_rate", "embedding_learning_rate", "min_lr", "beta2"),
     "epochs": ("min_lr", "warmup_steps", "eval_interval", "sample_interval", "log_interval"),
     "max_steps": ("min_lr", "warmup_steps", "eval_interval", "sample_interval", "log_interval"),
-    "max_minutes": ("epochs", "learning_rate", "min_lr", "warmup_steps", "eval_interval", "sample_interval",
-                    "log_interval"),
+    "max_minutes": ("epochs", "learning_rate", "embedding_learning_rate", "min_lr", "warmup_steps", "eval_interval",
+                    "sample_interval", "log_interval"),
 }
 
 

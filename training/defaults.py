@@ -46,6 +46,8 @@ PEAK_REASONS = {
     "muon": "by width, of matrices inside blocks (Liu et al. 2025)",
 }
 REASONS = {
+    "embedding_learning_rate": "of embeddings, output layer, norms and biases",
+    "embedding_weight_decay": "as GPT-3 (Brown et al. 2020, appendix B)",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
     "min_lr": "the lower the end, the lower the loss (Bergsma et al. 2025)",
     "warmup_steps": f"{WARMUP_SHARE:.0%} of the steps, at most {LONGEST_WARMUP:,} (Touvron et al. 2023)",

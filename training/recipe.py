@@ -44,7 +44,9 @@ class Recipe(Schedule):
     windows_per_epoch: int
     epochs: int
     usual_learning_rate: float
+    embedding_learning_rate: float
     weight_decay: float
+    embedding_weight_decay: float
     beta2: float
     grad_clip: float
     eval_interval: int
@@ -68,10 +70,14 @@ class Recipe(Schedule):
         if self.cooldown:
             horizon = {"cooldown_from": self.cooldown.source, "cooldown_steps": self.total_steps - self.cooldown.start}
         return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **horizon,
-                "learning_rate": self.learning_rate, **self._schedule_flags(), "weight_decay": self.weight_decay,
-                "beta2": self.beta2, "grad_clip": self.grad_clip, "eval_interval": self.eval_interval,
+                **self._optimizer_flags(), **self._schedule_flags(), "eval_interval": self.eval_interval,
                 "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
                 "log_interval": self.log_interval}
+
+    def _optimizer_flags(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, "embedding_learning_rate": self.embedding_learning_rate,
+                "weight_decay": self.weight_decay, "embedding_weight_decay": self.embedding_weight_decay,
+                "beta2": self.beta2, "grad_clip": self.grad_clip}
 
     def _schedule_flags(self) -> dict[str, Any]:
         """The flags of the schedule, without those that have no effect with it."""
@@ -94,8 +100,7 @@ class Recipe(Schedule):
             ("from", self.cooldown.source), ("start", self.cooldown.start), ("rate", self.cooldown.rate),
         )} if self.cooldown else {}
         return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs, **cooldown,
-                "total_steps": self.total_steps, "learning_rate": self.learning_rate, **self._schedule_flags(),
-                "weight_decay": self.weight_decay, "beta2": self.beta2, "grad_clip": self.grad_clip,
+                "total_steps": self.total_steps, **self._optimizer_flags(), **self._schedule_flags(),
                 "eval_interval": self.eval_interval, "eval_tokens": self.eval_tokens}
 
 
@@ -202,6 +207,8 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
     if args.learning_rate is None and learning_rate == usual:
         reasons.append(f"learning_rate {usual:.2e}: {why_usual}")
 
+    decay = args.embedding_weight_decay  # without it a --weight_decay that is given holds for embeddings too
+
     def chosen(name: str, given: float | None, default: float) -> float:
         """The value of a flag that was given; else the default, with its reason."""
         if given is not None:
@@ -213,7 +220,10 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         **_schedule(args, learning_rate, total_steps, settings, cooldown, reasons), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         usual_learning_rate=usual,
+        embedding_learning_rate=_embedding_rate(args, learning_rate, optimizer, settings, reasons),
         weight_decay=chosen("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
+        embedding_weight_decay=chosen(
+            "embedding_weight_decay", args.weight_decay if decay is None else decay, defaults.EMBEDDING_WEIGHT_DECAY),
         beta2=chosen("beta2", args.beta2, defaults.default_beta2(samples_per_step * config.seq_length)),
         grad_clip=chosen("grad_clip", args.grad_clip, defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args, total_steps),
@@ -271,6 +281,19 @@ def _default_peak(args: argparse.Namespace, config: ModelConfig, optimizer: str,
         peak, share = defaults.FINETUNING * peak, f"; {defaults.FINETUNING:g} of what random weights get"
     return peak, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and "
                   f"{count(total_steps * tokens_per_step)} in all; {defaults.PEAK_REASONS[optimizer]}{share}")
+
+
+def _embedding_rate(args: argparse.Namespace, learning_rate: float, optimizer: str, settings: Mapping[str, Any],
+                    reasons: list[str]) -> float:
+    """The peak of embeddings, output layer, norms and biases; that of all others in a run of before the flag."""
+    if args.embedding_learning_rate is not None:
+        return args.embedding_learning_rate
+    is_older = "learning_rate" in settings and "embedding_learning_rate" not in settings
+    times = 1.0 if is_older or args.init_from else defaults.EMBEDDING_RATE[optimizer]
+    if not is_older:
+        reasons.append(f"embedding_learning_rate {times * learning_rate:.2e}: {times:g} times --learning_rate; "
+                       f"{defaults.REASONS['embedding_learning_rate']}")
+    return times * learning_rate
 
 
 def schedule_name(args: argparse.Namespace) -> str:

@@ -5,6 +5,7 @@ import pytest
 import train
 from model import SIZES, GPTConfig
 from tests.helpers.training import TINY
+from training.defaults import EMBEDDING_RATE
 from training.recipe import choose_config, choose_recipe, fix_eval_tokens
 
 
@@ -67,12 +68,14 @@ def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
 
 def test_every_default_is_given_with_its_reason_and_no_other_value():
     config, names = GPTConfig(70, 8, 1, 2, 16), ["beta1", "learning_rate", "lr_schedule", "min_lr",
-                                                 "warmup_steps", "weight_decay", "beta2", "grad_clip"]
+                                                 "warmup_steps", "embedding_learning_rate", "weight_decay",
+                                                 "embedding_weight_decay", "beta2", "grad_clip"]
     open_ends = choose_recipe(train.read_flags(["--batch_size", "4", "--max_steps", "50"]), config, 8 * 4001, 4)
     assert [reason.split(" ")[0] for reason in open_ends.reasons] == names
     assert all(len(reason.partition(": ")[2]) > 20 for reason in open_ends.reasons)
     words = "--batch_size 4 --max_steps 50 --learning_rate 1e-3 --lr_schedule linear --warmup_steps 3 --weight_decay 0 "
-    given = train.read_flags([*words.split(), "--beta1", "0.9", "--beta2", "0.9", "--grad_clip", "0", "--min_lr", "0"])
+    given = train.read_flags([*words.split(), "--beta1", "0.9", "--beta2", "0.9", "--grad_clip", "0", "--min_lr", "0",
+                             "--embedding_learning_rate", "1e-3"])
     assert choose_recipe(given, config, 8 * 4001, 4).reasons == ()
 
 
@@ -87,3 +90,19 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
     assert (resumed().learning_rate, resumed().warmup_steps) == (3e-4, 6)
     assert (resumed("--learning_rate", "1e-3").learning_rate, resumed("--warmup_steps", "9").warmup_steps) == (1e-3, 9)
     assert resumed("--batch_size", "8").learning_rate == resumed().usual_learning_rate  # another step, another peak
+
+
+def test_embeddings_have_a_rate_and_a_decay_of_their_own(monkeypatch):
+    config = GPTConfig(70, 8, 1, 2, 16)
+
+    def rates(*flags: str, settings: dict | None = None) -> tuple[float, float]:
+        args = train.read_flags(["--batch_size", "4", "--max_steps", "50", "--learning_rate", "1e-3", *flags])
+        found = choose_recipe(args, config, 8 * 4001, 4, settings=settings or {})
+        return found.embedding_learning_rate, found.embedding_weight_decay
+
+    monkeypatch.setitem(EMBEDDING_RATE, "adamw", 2.0)
+    assert rates() == (2e-3, 0.1)
+    assert rates("--embedding_learning_rate", "5e-3", "--embedding_weight_decay", "0") == (5e-3, 0.0)
+    assert rates("--weight_decay", "0.3") == (2e-3, 0.3)  # the flag has always meant embeddings too
+    assert rates(settings={"learning_rate": 1e-3}) == (1e-3, 0.1)  # a run of before the flag had one rate
+    assert rates(settings={"learning_rate": 1e-3, "embedding_learning_rate": 3e-3}) == (2e-3, 0.1)
