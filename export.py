@@ -5,7 +5,7 @@
     python export.py --ckpt out --output my-gpt2 --format huggingface --dtype bf16
 
 llama.cpp's own converter recognizes a tokenizer by a hash of some ids, so it refuses every newly trained one. This
-program writes the file directly, with the names and types that the converter uses for GPT-2. The Hugging Face folder is
+program writes the file directly, with the names and types that the converter uses. The Hugging Face folder is
 the checkpoint without the files that only resuming needs. Either is written under a temporary name, read back, and then
 renamed.
 """
@@ -68,27 +68,25 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 
-from architectures.table import architecture_of
+from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import CONFIG, PUBLISHED, WEIGHTS
 from checkpoint.find import resolve
-from checkpoint.huggingface import open_model
+from checkpoint.huggingface import chat_template, end_ids, open_model
 from common.errors import Exit, UserError
 from common.files import sync
 from common.outputs import KINDS, cannot_write, kind_of, place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
-from model import GPTConfig
-from tokens.tokenizer import tokenizer_of, vocabulary_of
+from tokens.llama_cpp import GGUFVocabulary, gguf_vocabulary
+from tokens.tokenizer import tokenizer_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -123,8 +121,13 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         with out.phase(f"writing {printable(target.name)}"):
             if args.format == "gguf":
                 tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
-                vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
-                num_tensors = write_gguf(config, weights, vocabulary, source.resolve().name, temporary, args.dtype)
+                vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
+                if vocabulary.normalizes:
+                    out.warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in "
+                             "another form gets other ids.")
+                template = chat_template(source)
+                num_tensors = write_gguf(config, weights, vocabulary, template, source.resolve().name, temporary,
+                                         args.dtype)
             else:
                 num_tensors = write_folder(source, temporary, args.dtype)
         signals.look()
@@ -189,39 +192,9 @@ def check_dtype(tensor: torch.Tensor, dtype: str, name: str) -> None:
 # ---------------------------------------------------------------- GGUF
 
 
-@dataclass(frozen=True)
-class GGUFVocabulary:
-    """A byte-level BPE as llama.cpp stores it: a token and its kind for each id, and the merges in order."""
-
-    tokens: list[str]
-    kinds: list[str]  # names of gguf.TokenType
-    merges: list[str]
-    end_of_text_id: int
-
-
-def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> GGUFVocabulary:
-    """The tokenizer's vocabulary, filled up to the model's with unused ids as convert_hf_to_gguf.py does.
-
-    Raises UserError (exit 3) for a tokenizer that llama.cpp's "gpt-2" would not imitate exactly.
-    """
-    vocabulary = vocabulary_of(tokenizer)
-    if not vocabulary.is_known_kind:
-        raise UserError(Exit.DATA, "the tokenizer is not of GPT-2's kind (byte-level BPE with GPT-2's pattern, no "
-                                   "normalizer), so llama.cpp would split text differently. Give --format huggingface.")
-    fields = json.loads(vocabulary.content)
-    tokens = [f"[PAD{index}]" for index in range(vocab_size)]
-    kinds = ["UNUSED"] * vocab_size
-    for token, index in fields["model"]["vocab"].items():
-        tokens[index], kinds[index] = token, "NORMAL"
-    for token in fields["added_tokens"]:
-        tokens[token["id"]], kinds[token["id"]] = token["content"], "CONTROL"
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in fields["model"]["merges"]]
-    return GGUFVocabulary(tokens, kinds, merges, vocabulary.end_id)
-
-
-def write_gguf(config: GPTConfig, weights: Mapping[str, torch.Tensor], vocabulary: GGUFVocabulary, name: str,
-               path: Path, dtype: str) -> int:
-    """Writes the file, reads it back, and returns the number of tensors.
+def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], vocabulary: GGUFVocabulary,
+               template: str | None, name: str, path: Path, dtype: str) -> int:
+    """Writes the file, reads it back, and returns the number of tensors. template is that of a conversation.
 
     Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, and as check_dtype.
     """
@@ -237,6 +210,8 @@ def write_gguf(config: GPTConfig, weights: Mapping[str, torch.Tensor], vocabular
     types = gguf.LlamaFileType
     writer.add_file_type({"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype])
     add_vocabulary(gguf, writer, vocabulary)
+    if template is not None:
+        writer.add_chat_template(template)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, (array, array_type) in tensors.items():
         writer.add_tensor(key, array, raw_dtype=array_type)
@@ -249,9 +224,9 @@ def write_gguf(config: GPTConfig, weights: Mapping[str, torch.Tensor], vocabular
     return len(tensors)
 
 
-def gguf_tensors(gguf: Any, config: GPTConfig, weights: Mapping[str, torch.Tensor], dtype: str,
+def gguf_tensors(gguf: Any, config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: str,
                  ) -> dict[str, tuple[np.ndarray, Any]]:
-    """The weights by llama.cpp's names as [out, in], and their GGUF types. Raises UserError as check_dtype.
+    """The weights by llama.cpp's names, and their GGUF types. Raises UserError as check_dtype.
 
     Matrices are stored in the requested type. Vectors and positions stay f32, as in convert_hf_to_gguf.py, because
     llama.cpp's kernels add them to f32. A tied output layer is not stored: where output.weight is missing, llama.cpp
@@ -260,7 +235,7 @@ def gguf_tensors(gguf: Any, config: GPTConfig, weights: Mapping[str, torch.Tenso
     architecture, types = architecture_of(config), gguf.GGMLQuantizationType
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], config.n_layer)
     found = {}
-    for name, tensor in architecture.unpadded_tensors(config, weights).items():
+    for name, tensor in architecture.to_gguf_tensors(config, weights).items():
         stays_f32 = tensor.dim() == 1 or name in architecture.GGUF_KEPT_IN_F32
         stored_as = "f32" if stays_f32 else dtype
         check_dtype(tensor, stored_as, name)
@@ -273,13 +248,13 @@ def gguf_tensors(gguf: Any, config: GPTConfig, weights: Mapping[str, torch.Tenso
 def add_vocabulary(gguf: Any, writer: Any, vocabulary: GGUFVocabulary) -> None:
     """Adds the fields by which llama.cpp knows the tokenizer."""
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(vocabulary.splits_as)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types([gguf.TokenType[kind] for kind in vocabulary.kinds])
     writer.add_token_merges(vocabulary.merges)
-    writer.add_bos_token_id(vocabulary.end_of_text_id)
-    writer.add_eos_token_id(vocabulary.end_of_text_id)
-    writer.add_add_bos_token(False)
+    writer.add_bos_token_id(vocabulary.start_id)
+    writer.add_eos_token_id(vocabulary.end_id)
+    writer.add_add_bos_token(vocabulary.opens)
 
 
 def check_gguf(gguf: Any, path: Path, tensors: Mapping[str, tuple[np.ndarray, Any]]) -> None:

@@ -290,6 +290,9 @@ GGUF_ARCHITECTURE: str = "GPT2"  # of gguf.MODEL_ARCH
 GGUF_KEPT_IN_F32: tuple[str, ...] = (f"{POSITIONS}.weight",)  # besides vectors: llama.cpp adds them to f32
 
 
+to_gguf_tensors = unpadded_tensors
+
+
 def why_no_gguf(config: GPTConfig) -> str | None:
     """Why llama.cpp would compute something else from this model; None if it computes the same."""
     if ACTIVATIONS[config.activation] == "tanh":

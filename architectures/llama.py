@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from architectures import shared
 from architectures.rotary import RotaryConfig
 from architectures.rotary_decoding import decoding_block, decoding_ends, kv_heads
@@ -32,8 +34,8 @@ from architectures.shared import (
 __all__ = (
     "EMBEDDING", "FINAL_NORM", "FLAGS", "GGUF_ARCHITECTURE", "GGUF_KEPT_IN_F32", "NAME", "Config", "add_gguf_fields",
     "block_bytes", "build", "decoding_block", "decoding_ends", "from_hf_config", "from_hf_tensors", "head_name",
-    "hidden_matrices", "kv_heads", "shapes", "sized", "to_hf_config", "to_hf_tensors", "unpadded_tensors",
-    "why_no_gguf",
+    "hidden_matrices", "kv_heads", "shapes", "sized", "to_gguf_tensors", "to_hf_config", "to_hf_tensors",
+    "unpadded_tensors", "why_no_gguf",
 )
 
 NAME: str = "Llama"
@@ -78,3 +80,16 @@ def from_hf_config(fields: Mapping[str, Any]) -> LlamaConfig:
     Raises InvalidCheckpoint, naming the field, for a Llama that rotary.py does not compute exactly.
     """
     return shared.config_from(LlamaConfig, fields, DEFAULTS, COMPUTED)
+
+
+def to_gguf_tensors(config: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of transformers, with the rows of queries and keys in the order of the paper on rotary positions.
+
+    llama.cpp turns the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i + K/2.
+    """
+    found = shared.to_hf_tensors(config, tensors)
+    for name, tensor in found.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            halves_H2KC = tensor.view(-1, 2, config.head_dim // 2, config.n_embd)
+            found[name] = halves_H2KC.transpose(1, 2).reshape(tensor.shape)
+    return found

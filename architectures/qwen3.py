@@ -33,12 +33,13 @@ from architectures.shared import (
 __all__ = (
     "EMBEDDING", "FINAL_NORM", "FLAGS", "GGUF_ARCHITECTURE", "GGUF_KEPT_IN_F32", "NAME", "Config", "add_gguf_fields",
     "block_bytes", "build", "decoding_block", "decoding_ends", "from_hf_config", "from_hf_tensors", "head_name",
-    "hidden_matrices", "kv_heads", "shapes", "sized", "to_hf_config", "to_hf_tensors", "unpadded_tensors",
-    "why_no_gguf",
+    "hidden_matrices", "kv_heads", "shapes", "sized", "to_gguf_tensors", "to_hf_config", "to_hf_tensors",
+    "unpadded_tensors", "why_no_gguf",
 )
 
 NAME: str = "Qwen3"
 GGUF_ARCHITECTURE: str = "QWEN3"  # of gguf.MODEL_ARCH
+to_gguf_tensors = to_hf_tensors
 
 # What Qwen3Config of transformers takes where config.json has no such field.
 DEFAULTS = {"vocab_size": 151936, "max_position_embeddings": 32768, "num_hidden_layers": 32, "num_attention_heads": 32,

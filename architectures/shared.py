@@ -293,7 +293,7 @@ GGUF_KEPT_IN_F32: tuple[str, ...] = ()
 
 def why_no_gguf(config: RotaryConfig) -> str | None:
     """Why llama.cpp would compute something else from this model; None if it computes the same."""
-    return "only GPT-2 is written in llama.cpp's format"
+    return None
 
 
 def add_gguf_fields(writer: Any, config: RotaryConfig) -> None:

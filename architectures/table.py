@@ -102,6 +102,10 @@ class Architecture(Protocol[ConfigT]):
     GGUF_ARCHITECTURE: str  # of gguf.MODEL_ARCH
     GGUF_KEPT_IN_F32: tuple[str, ...]  # matrices that stay f32, by their tensors' names
 
+    def to_gguf_tensors(self, config: ConfigT, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors by names that the package gguf translates, matrices as [out, in] with llama.cpp's order of rows."""
+        ...
+
     def why_no_gguf(self, config: ConfigT) -> str | None:
         """Why llama.cpp would compute something else from this model; None if it computes the same."""
         ...

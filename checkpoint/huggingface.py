@@ -15,6 +15,7 @@ from architectures.table import ModelConfig, Network, architecture_of, by_model_
 from checkpoint.contents import CONFIG, GENERATION, WEIGHTS, WHAT_OPENS
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
+from common.files import read_text
 from common.words import printable
 from model import Options
 
@@ -46,6 +47,20 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Correct the file, or delete "
                                          "the field.") from error
     return ()
+
+
+def chat_template(folder: Path) -> str | None:
+    """The template of a conversation (Jinja) that a folder holds, None if it has none. Raises UserError (exit 4)."""
+    path = folder / "chat_template.jinja"
+    try:
+        if path.is_file():
+            return read_text(path)
+        path = folder / "tokenizer_config.json"
+        template = read_json(path).get("chat_template") if path.is_file() else None
+    except (InvalidCheckpoint, OSError, ValueError) as error:
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {path.name} cannot be read "
+                                         f"({printable(str(error))[:100]}). Correct the file, or delete it.") from error
+    return template if isinstance(template, str) else None
 
 
 def weights_file(folder: Path) -> Path:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import export
+from architectures.table import ARCHITECTURES
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
 from tests.helpers.commands import ROOT
@@ -32,13 +33,17 @@ def run(folder: Path, output: Path, *flags: str) -> None:
 # ---------------------------------------------------------------- GGUF
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_weights": False}, {"bias": False, "vocab_size": 410}], ids=str)
-def test_transformers_reads_the_gguf_and_computes_the_same(make_checkpoint, tokenizer, texts, tmp_path, changes):
+@pytest.mark.parametrize(("arch", "changes"), [
+    ("gpt2", {}), ("gpt2", {"tie_weights": False}), ("gpt2", {"bias": False, "vocab_size": 410}), ("qwen3", {}),
+    ("llama", {"tie_weights": False}), ("llama", {"vocab_size": 410, "n_kv_head": 6})], ids=str)
+def test_transformers_reads_the_gguf_and_computes_the_same(make_any, write_folder, tokenizer, texts, tmp_path, arch,
+                                                           changes):
     pytest.importorskip("gguf")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    path, model, _ = make_checkpoint(tmp_path / "out", **changes)
+    model = make_any(arch, **changes)
+    path = write_folder(tmp_path / "out", model)
     run(path, tmp_path / "model.gguf")
     theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).eval()
     tensors = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=theirs)["tensors"]
@@ -48,6 +53,8 @@ def test_transformers_reads_the_gguf_and_computes_the_same(make_checkpoint, toke
     ids = torch.randint(0, 400, (4, 16))
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
+    if arch != "gpt2":  # their reader of these names guesses the tokenizer
+        return
     their_tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for content in texts:
         assert their_tokenizer(content, add_special_tokens=False)["input_ids"] == tokenizer.encode(content).ids
@@ -96,15 +103,39 @@ def test_the_gguf_holds_what_llama_cpp_reads_of_a_gpt2(make_checkpoint, tokenize
     assert found["token_embd.weight"].shape == (410, 32)
 
 
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_the_gguf_holds_what_llama_cpp_reads_of_a_rotary_model(make_any, write_folder, tmp_path, arch):
+    gguf = pytest.importorskip("gguf")
+
+    model = make_any(arch)
+    path = write_folder(tmp_path / "out", model)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 0]}))
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    run(path, tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    expected = {"general.architecture": arch, f"{arch}.context_length": 32, f"{arch}.embedding_length": 96,
+                f"{arch}.block_count": 2, f"{arch}.feed_forward_length": model.config.n_inner,
+                f"{arch}.attention.head_count": 6, f"{arch}.attention.head_count_kv": 2,
+                f"{arch}.attention.key_length": 16, f"{arch}.rope.freq_base": 10_000.0,
+                "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 7,
+                "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages }}"}
+    assert {name: fields[name] for name in expected} == expected
+    assert fields[f"{arch}.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
+    norms = 4 if arch == "qwen3" else 2
+    assert len(reader.tensors) == 2 + 2 * (7 + norms)
+
+
 @pytest.mark.slow
-def test_llama_cpp_writes_the_same_greedily(make_checkpoint, tokenizer, texts, tmp_path):
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_llama_cpp_writes_the_same_greedily(make_any, write_folder, tokenizer, texts, tmp_path, arch):
     pytest.importorskip("gguf")
     llama_cpp = pytest.importorskip("llama_cpp")
     from generation.continuation import Sampling
     from generation.sampling import sample
 
-    path, model, _ = make_checkpoint(tmp_path / "out", seq_length=64)
-    run(path, tmp_path / "model.gguf")
+    model = make_any(arch, seq_length=64)
+    run(write_folder(tmp_path / "out", model), tmp_path / "model.gguf")
     theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=64, n_batch=64, verbose=False)
     for content in texts:
         ids = tokenizer.encode(content).ids
@@ -139,7 +170,7 @@ def test_a_smaller_type_rounds_only_matrices(folder, tmp_path, dtype, torch_dtyp
 def test_a_tokenizer_that_llama_cpp_would_split_differently_is_refused(folder, tokenizer, tmp_path, change):
     pytest.importorskip("gguf")
     (tmp_path / "other.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | change))
-    with pytest.raises(UserError, match=r"not of GPT-2's kind .* Give --format huggingface") as caught:
+    with pytest.raises(UserError, match=r"splits text as GPT-2's.* Give --format huggingface") as caught:
         run(folder, tmp_path / "model.gguf", "--tokenizer_file", str(tmp_path / "other.json"))
     assert caught.value.code == Exit.DATA
     assert [path.name for path in tmp_path.iterdir()] == ["other.json"]

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from architectures.table import ARCHITECTURES
 from common.errors import Exit, UserError
 from generation.continuation import Continuation, Sampling
 from generation.sampling import candidates, decode, draw, penalised
@@ -96,10 +97,11 @@ def test_temperature_zero_takes_the_likeliest_and_a_tiny_one_does_not_fail():
 # ---------------------------------------------------------------- the loop
 
 
-def test_greedy_ids_are_those_of_transformers(make_checkpoint, tmp_path):
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_ids_are_those_of_transformers(make_any, write_folder, tmp_path, arch):
     transformers = pytest.importorskip("transformers")
-    path, model, _ = make_checkpoint(tmp_path, seq_length=64)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    model = make_any(arch, seq_length=64)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, model)).eval()
     rng = random.Random(0)
     prompts = [[rng.randrange(400) for _ in range(rng.randrange(1, 40))] for _ in range(50)]
     texts = [Continuation(prompt, 14, 0) for prompt in prompts]

@@ -1,0 +1,102 @@
+"""A tokenizer as llama.cpp stores it in a GGUF file: the tokens with their kinds, the merges, how text is split.
+
+llama.cpp splits text into words by rules of its own, which a file names. A rule is named here only where it is that of
+the tokenizer; any other tokenizer is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from common.errors import Exit, UserError
+from tokens.tokenizer import byte_alphabet, end_of_text_id, opening_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# How words are found before merging, by llama.cpp's name for it: those of Qwen's and Llama 3's tokenizer.json.
+CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+EXPRESSIONS = {rf"{CASED}|\p{{N}}|{REST}": "qwen2", rf"{CASED}|\p{{N}}{{1,3}}|{REST}": "llama-bpe"}
+WHOLE_WORDS_FIRST = {"llama-bpe"}  # rules by which llama.cpp takes a word that is a token without merging it
+
+
+@dataclass(frozen=True)
+class GGUFVocabulary:
+    """A byte-level BPE as llama.cpp stores it: a token and its kind for each id, and the merges in order."""
+
+    splits_as: str  # tokenizer.ggml.pre
+    tokens: list[str]
+    kinds: list[str]  # names of gguf.TokenType
+    merges: list[str]
+    start_id: int
+    end_id: int
+    opens: bool  # start_id stands before every text
+    normalizes: bool  # text is brought to NFC first, which llama.cpp does not do
+
+
+def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> GGUFVocabulary:
+    """The tokenizer's vocabulary, filled up to the model's with unused ids as convert_hf_to_gguf.py does.
+
+    end_ids are the ids that the model's folder names; the first of them is the one that ends a text. Raises UserError
+    (exit 3) for a tokenizer that llama.cpp would not imitate exactly.
+    """
+    fields = json.loads(tokenizer.to_str())
+    splits_as = rule_of(fields)
+    if splits_as is None:
+        raise UserError(Exit.DATA, "the tokenizer is not a byte-level BPE that splits text as GPT-2's, Qwen's, Llama "
+                                   "3's or SmolLM's does, so llama.cpp would split text differently. Give --format "
+                                   "huggingface.")
+    end_of_text, opening = end_of_text_id(tokenizer), opening_ids(tokenizer)
+    end_id = end_ids[0] if end_ids else end_of_text
+    if end_id is None:
+        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, and llama.cpp would never end a text. Give "
+                                   "--format huggingface.")
+
+    tokens = [f"[PAD{index}]" for index in range(vocab_size)]
+    kinds = ["UNUSED"] * vocab_size
+    for token, index in fields["model"]["vocab"].items():
+        tokens[index], kinds[index] = token, "NORMAL"
+    for token in fields["added_tokens"]:
+        tokens[token["id"]], kinds[token["id"]] = token["content"], "CONTROL" if token["special"] else "USER_DEFINED"
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in fields["model"]["merges"]]
+    start_id = opening[0] if opening else end_id if end_of_text is None else end_of_text
+    return GGUFVocabulary(splits_as, tokens, kinds, merges, start_id, end_id, bool(opening),
+                          fields["normalizer"] is not None)
+
+
+def rule_of(fields: Mapping[str, Any]) -> str | None:
+    """llama.cpp's name for the way in which a tokenizer.json splits text; None if llama.cpp has no such way."""
+    model, added = fields["model"], fields["added_tokens"]
+    unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
+    if model["type"] != "BPE" or any(model.get(name) for name in unusual):
+        return None
+    if not all(char in model["vocab"] for char in byte_alphabet()):
+        return None
+    if any(token[name] for token in added for name in ("single_word", "lstrip", "rstrip")):
+        return None
+    name = _rule_by_steps(fields["pre_tokenizer"] or {})
+    if bool(model.get("ignore_merges")) != (name in WHOLE_WORDS_FIRST):
+        return None
+    allowed = (None, {"type": "NFC"}) if name == "qwen2" else (None,)
+    return name if fields["normalizer"] in allowed else None
+
+
+def _rule_by_steps(pre_tokenizer: Mapping[str, Any]) -> str | None:
+    """The rule that the steps before merging amount to: the last one is ByteLevel."""
+    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
+    *before, last = steps
+    if last.get("type") != "ByteLevel" or last["add_prefix_space"] or len(before) > 1:
+        return None
+    splits_as_gpt2 = last.get("use_regex", True)
+    if not before:
+        return "gpt-2" if splits_as_gpt2 else None
+    step = before[0]
+    if step["type"] == "Digits":
+        return "smollm" if step["individual_digits"] and splits_as_gpt2 else None
+    if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"] and not splits_as_gpt2:
+        return EXPRESSIONS.get(step["pattern"].get("Regex"))
+    return None
