@@ -1,7 +1,8 @@
 """From token files to batches: a batch is a pure function of (seed, index), for any number of processes.
 
 WindowOrder says where the window of each sample starts, Tokens holds the tokens in memory, in a memory map or on the
-GPU, CorpusWindows gathers the windows of one corpus, and Batches turns them into inputs and targets.
+GPU, CorpusWindows gathers the windows of a corpus or, by a MixtureOrder, of several, and Batches turns them into
+inputs and targets.
 
 B is the number of rows in a batch, T the length of a window in tokens.
 """
@@ -9,10 +10,11 @@ B is the number of rows in a batch, T the length of a window in tokens.
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -24,6 +26,7 @@ from common.errors import Exit, UserError
 from common.words import printable, size
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
+from tokens.corpus import Share
 from tokens.layouts import Part
 from tokens.stream import DTYPES, TokenStream, as_unsigned, bound_of, check_ids
 from tokens.watch import Watch
@@ -288,6 +291,65 @@ class WindowOrder:
         return starts
 
 
+# ---------------------------------------------------------------- the order of a mixture
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """Two branches of a mixture, each a fork again or the number of a corpus; left has so many of all parts."""
+
+    left: _Fork | int
+    right: _Fork | int
+    left_parts: int
+    parts: int
+
+    def num_left(self, first: int, num: int) -> np.ndarray:
+        """How many of the fork's samples before each of first to first + num go left: int64 [num + 1].
+
+        It is the left branch's share of them, rounded. parts x num must be below 2^61.
+        """
+        before, rest = divmod(2 * self.left_parts * first + self.parts, 2 * self.parts)
+        return before + (rest + 2 * self.left_parts * np.arange(num + 1, dtype=np.int64)) // (2 * self.parts)
+
+
+class MixtureOrder:
+    """The endless series of windows of several corpora that lie one after the other, each drawn by its parts of all.
+
+    Which corpus a sample comes from is a pure function of the sample: after any number of samples each of two or three
+    corpora has had its share to within one sample, each of more to within two. The windows of a corpus come in the
+    WindowOrder of a seed of its own, epoch by epoch, and none reaches into another corpus. An epoch of the mixture has
+    as many windows as all its tokens would have as one corpus.
+    """
+
+    def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):
+        """Each corpus has more than seq_length tokens; the parts, whole numbers, are 2^40 together at most."""
+        self.windows_per_epoch = WindowOrder(sum(num_tokens), seq_length, seed).windows_per_epoch
+        self._orders = [WindowOrder(num, seq_length, _mix(seed ^ _mix(at))) for at, num in enumerate(num_tokens)]
+        self._firsts = list(itertools.accumulate(num_tokens[:-1], initial=0))  # tokens of the stream
+
+        # As Huffman's tree: the heaviest corpora are the fewest forks away, whose roundings add up.
+        branches: list[tuple[int, int, _Fork | int]] = [(part, number, number) for number, part in enumerate(parts)]
+        heapq.heapify(branches)
+        while len(branches) > 1:
+            (light, _, right), (heavy, number, left) = heapq.heappop(branches), heapq.heappop(branches)
+            heapq.heappush(branches, (light + heavy, number, _Fork(left, right, heavy, light + heavy)))
+        self._root = branches[0][2]
+
+    def starts(self, first: int, num: int) -> np.ndarray:
+        """The first token, in the stream of all corpora, of the windows of num samples from first on: int64 [num]."""
+        starts = np.empty(num, np.int64)
+        todo = [(self._root, first, np.arange(num))]
+        while todo:
+            branch, first, places = todo.pop()
+            if isinstance(branch, int):
+                starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
+                continue
+            num_left = branch.num_left(first, len(places))
+            goes_left, before = num_left[1:] > num_left[:-1], int(num_left[0])
+            todo += [(branch.left, before, places[goes_left]), (branch.right, first - before, places[~goes_left])]
+        return starts
+
+
 # ---------------------------------------------------------------- windows
 
 
@@ -310,11 +372,14 @@ class Windows(Protocol):
 
 
 class CorpusWindows:
-    """The windows of one corpus, in the order of its seed; where says where its tokens live, as choose_preload does."""
+    """The windows of a corpus in the order of its seed; where says where its tokens live, as choose_preload does."""
 
-    def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device):
+    def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device,
+                 shares: Sequence[Share] = ()):
+        """shares are those of a mixture, whose tokens the stream holds one after the other; none for one corpus."""
         self.stream = stream
-        self.order = WindowOrder(stream.length, seq_length, seed)
+        self.order = WindowOrder(stream.length, seq_length, seed) if not shares else MixtureOrder(
+            [share.corpus.train.length for share in shares], [share.parts for share in shares], seq_length, seed)
         self.seq_length = seq_length
         self.dtype = stream.dtype
         self.may_wait_for_disk = where == "mmap"
@@ -400,6 +465,19 @@ def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
 
 
 # ---------------------------------------------------------------- validation
+
+
+def shared_windows(num_tokens: Sequence[int], seq_length: int, most: int) -> list[int]:
+    """How many windows a validation measures of each of several corpora, `most` together: as many of each as there are.
+
+    Each gets one at least.
+    """
+    there = [-(-(num - 1) // seq_length) for num in num_tokens]
+    shares = [0] * len(there)
+    by_size = sorted(range(len(there)), key=there.__getitem__)
+    for done, number in enumerate(by_size):
+        shares[number] = min(there[number], max(1, (most - sum(shares)) // (len(there) - done)))
+    return shares
 
 
 def validation_windows(num_tokens: int, seq_length: int, most: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from checkpoint.recorded import recorded_flags
 from common import flags
 from common.errors import Exit, UserError, guard, require
+from tokens.shares import problems_with
 
 TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
 
@@ -32,8 +33,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("train.py", "Trains a GPT-2-class model. A step is one optimizer step; losses are in nats.")
 
     g = parser.group("data")
-    g.flag("--data_dir", text("DIR"), "data", "folder of token files, of pretokenize.py or of another program; the "
-           "next four flags override its files")
+    g.flag("--data_dir", flags.several(text("DIR[:WEIGHT]")), "data", "folder of token files, of pretokenize.py or of "
+           "another program, whose files the next four flags override; several are mixed by weights in tokens, as in "
+           "a:0.7 b:0.3, without weights by their sizes")
     g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir")
     g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
            "those in the folder or the metadata of the training tokens, else the tail of --bin_file")
@@ -174,6 +176,8 @@ def check(args: argparse.Namespace) -> list[str]:
     is_constant = args.lr_schedule == "constant" and not decays
     no_bf16 = args.use_amp is False or args.amp_dtype == "fp16"
     wrong = {
+        **{f"--{name}: not with several folders in --data_dir: each of them has its own":
+           given[name] and isinstance(args.data_dir, list) for name in ("bin_file", "val_bin_file", "metadata_file")},
         "--min_lr: is above --learning_rate": given["learning_rate"] and (args.min_lr or 0) > args.learning_rate,
         "--min_lr: needs --use_lr_scheduler": given["min_lr"] and is_off,
         "--min_lr: has no effect with --lr_schedule constant": given["min_lr"] and is_constant,
@@ -215,7 +219,7 @@ def check(args: argparse.Namespace) -> list[str]:
             args.fp8_head and (args.loss_chunk_tokens or 0) % 16),
         "--loss_chunk_tokens: not with --amp_dtype fp16": args.loss_chunk_tokens and args.amp_dtype == "fp16",
     }
-    return [problem for problem, is_wrong in wrong.items() if is_wrong]
+    return [*problems_with(args.data_dir), *(problem for problem, is_wrong in wrong.items() if is_wrong)]
 
 
 def answer_early(argv: Sequence[str]) -> int:
@@ -261,6 +265,7 @@ from machine.memory import available_ram, free_memory, is_out_of_memory, peak_me
 from machine.processes import ALONE
 from model import Options
 from tokens.corpus import Corpus
+from tokens.mixture import check_lengths, in_words
 from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
@@ -341,6 +346,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         corpus = find_corpus(args)
         sizing = choose_sizing(args, corpus)
         config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+        check_lengths(corpus, config.seq_length)
         if args.fp8_head and (config.seq_length % 16 or config.n_embd % 16):
             raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
@@ -348,7 +354,8 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         resumes = args.resume_from or args.cooldown_from or not (args.dry_run or args.overfit)
         if resumes and (resumed := choose_resume(args, out)) and corpus and config:
             config = with_vocabulary_of(config, resumed[1])
-            check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data)
+            check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
+                       in_words(corpus.shares))
     problems.stop()
     assert corpus
     assert config
@@ -395,7 +402,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     # The parts: model and optimizer, tokens.
     learner = build_learner(args, parts, config, options, plan.recipe, kind, runtime)
     with out.phase("loading the tokens"):
-        windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device)
+        windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device,
+                                     corpus.shares)
         drawn_from = few_windows(windows, args.overfit, plan.recipe) if args.overfit else windows
         batches = parts.batches(drawn_from, plan.recipe.batch_size, machine.device, runtime.processes)
     recovery = Recovery(args, learner, state, plan.recipe, batches, runtime)
@@ -720,7 +728,7 @@ def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> in
     try:
         options = choose_options(args, machine, FAST.attention)
         learner = build_learner(args, FAST, config, options, recipe, kind, runtime)
-        windows = data.CorpusWindows(corpus.train, where, config.seq_length, args.seed, machine.device)
+        windows = data.CorpusWindows(corpus.train, where, config.seq_length, args.seed, machine.device, corpus.shares)
         recovery = Recovery(args, learner, TrainState(), recipe, data.Batches(windows, batch_size, machine.device),
                             runtime)
         if machine.compile:

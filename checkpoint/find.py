@@ -300,8 +300,11 @@ def is_inside(path: Path, output_dir: Path) -> bool:
 
 
 def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
-               allow_new_data: bool) -> None:
-    """Raises UserError if a checkpoint has another model (exit 4), another tokenizer or other tokens (exit 3)."""
+               allow_new_data: bool, mixture: str = "") -> None:
+    """Raises UserError if a checkpoint has another model (exit 4), another tokenizer or other tokens (exit 3).
+
+    mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
+    """
     model, data = state.get("model"), state.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
         raise UserError(Exit.CHECKPOINT, f"the checkpoint's {STATE} lacks model or data. Give another one.")
@@ -316,6 +319,11 @@ def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, to
     if str(data.get("tokenizer_sha256")) != str(tokenizer_sha256):
         raise _other_data("with another tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256, "")
     if str(data.get("train_sha256")) != train_sha256 and not allow_new_data:
+        before = str(data.get("mixture") or "")
+        if before != mixture:
+            there, here = printable(before)[:200] or "one folder", mixture[:200] or "one folder"
+            raise UserError(Exit.DATA, f"the checkpoint was trained on another mixture: {there}; here {here}. Give its "
+                                       "folders and weights in their order, or --allow_new_data to go on with these.")
         raise _other_data("on other tokens", data.get("train_sha256"), train_sha256,
                           ", or --allow_new_data to go on with these")
 

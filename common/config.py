@@ -130,6 +130,8 @@ def changes(lower: Layer, upper: Layer) -> tuple[str, ...]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
     return printable(str(value).lower() if isinstance(value, bool) else str(value))[:60]
 
 

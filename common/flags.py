@@ -30,13 +30,15 @@ class ValueKind(NamedTuple):
     """How the text of a flag becomes its value.
 
     parse raises ValueError for text it does not take; words completes the sentence "must be ..."; metavar stands for
-    the value in --help; types are those that the value may have in a TOML file.
+    the value in --help; types are those that the value may have in a TOML file. A flag with several values has a list
+    of them, and a single one as itself.
     """
 
     parse: Callable[[str], Any]
     words: str
     metavar: str
     types: tuple[type, ...] = (str,)
+    has_several: bool = False
 
 
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
@@ -131,6 +133,19 @@ def escaped(unit: str = "TEXT") -> ValueKind:
     return ValueKind(parse, "text that is not empty", unit)
 
 
+def several(kind: ValueKind) -> ValueKind:
+    """One value of the other kind, or more of them with blanks between; in a file a list."""
+    return kind._replace(types=(*kind.types, list), has_several=True)
+
+
+class _OneOrSeveral(argparse.Action):
+    """Stores a single value as itself, several ones as a list."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
 def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
     """The rest of the sentence about a value that a flag does not take, after the flag's name."""
     from common.synonyms import explain_value  # a table that only errors need
@@ -185,8 +200,9 @@ class Group:
 
         shown_default = unset if default is None else default
         self.parser.defaults[name[2:]] = default
+        several: dict[str, Any] = {"nargs": "+", "action": _OneOrSeveral} if kind.has_several else {}
         self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar,
-                                help=_help(words, shown_default))
+                                help=_help(words, shown_default), **several)
         self.parser.kinds[name.lstrip("-")] = kind
 
     def switch(self, name: str, default: bool | None, words: str, unset: str = "") -> None:
@@ -292,7 +308,10 @@ class Parser(argparse.ArgumentParser):
                 if problem and layer.places:
                     self.problems.append(problem)
                 elif not problem:
-                    found[name] = value if isinstance(value, list) else self._kind_of(name).parse(str(value))
+                    kind = self._kind_of(name)
+                    if kind.has_several and isinstance(value, list) and len(value) == 1:
+                        value = value[0]
+                    found[name] = value if isinstance(value, list) else kind.parse(str(value))
         return Layer(layer.source, given, decided, layer.places)
 
     def _kind_of(self, name: str) -> ValueKind:
@@ -310,16 +329,18 @@ class Parser(argparse.ArgumentParser):
             return f"{what} ({place}): no such flag. {self._suggest_for_file(name)}"
 
         is_type = isinstance(value, kind.types) and (not isinstance(value, bool) or bool in kind.types)
-        if not is_type or (isinstance(value, list) and not all(isinstance(word, str) for word in value)):
+        words = value if isinstance(value, list) else [value]
+        if not is_type or (isinstance(value, list) and not all(isinstance(word, str) for word in value)) or (
+                kind.has_several and not words):
             has_quotes = isinstance(value, str)
-            quotes = ", without quotes" if has_quotes else ", in quotes" if kind.types == (str,) else ""
+            quotes = ", without quotes" if has_quotes else ", in quotes" if kind.types[0] is str else ""
             shown = "true" if value is True else "false" if value is False else repr(value)
             return f"{what} {printable(shown)[:SHOWN_CHARACTERS]} ({place}): must be {kind.words}{quotes}"
-        try:
-            if not isinstance(value, list):
-                kind.parse(str(value))
-        except ValueError:
-            return f"{what} ({place}) {_wrong_value('--' + name, kind, str(value))}"
+        for word in words:
+            try:
+                kind.parse(str(word))
+            except ValueError:
+                return f"{what} ({place}) {_wrong_value('--' + name, kind, str(word))}"
         return ""
 
     def _suggest_for_file(self, name: str) -> str:

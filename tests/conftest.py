@@ -68,11 +68,11 @@ def tokenizer(tokenizer_file):
 def make_corpus(tokenizer_file):
     """A function: fills a folder as pretokenize.py leaves it: 1,000 training and 100 validation tokens, int16."""
 
-    def make(folder: Path) -> Path:
+    def make(folder: Path, seed: int = 0, num_tokens: int = 1000) -> Path:
         folder.mkdir()
         (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
-        rng, splits = np.random.default_rng(0), {}
-        for name, length in (("train", 1000), ("val", 100)):
+        rng, splits = np.random.default_rng(seed), {}
+        for name, length in (("train", num_tokens), ("val", 100)):
             path = folder / f"{name}.bin"
             rng.integers(0, 300, length).astype("<i2").tofile(path)
             splits[name] = {"tokens": length, "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)}

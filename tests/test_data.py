@@ -18,7 +18,7 @@ import torch
 import data
 from common.bus_errors import bus_errors
 from common.errors import Exit, UserError
-from data import Batches, CorpusWindows, Tokens, WindowOrder
+from data import Batches, CorpusWindows, MixtureOrder, Tokens, WindowOrder
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from tests.helpers.token_files import raw_stream
@@ -125,6 +125,71 @@ def test_the_order_of_a_trillion_tokens_takes_no_memory():
         tracemalloc.stop()
     assert np.unique(starts).size == 64
     assert starts.max() > 2**32
+
+
+# ---------------------------------------------------------------- the order of a mixture
+
+
+def drawn_from(order: MixtureOrder, num_tokens: list[int], first: int, num: int) -> np.ndarray:
+    """The number of the corpus that each of num samples comes from."""
+    return np.searchsorted(np.cumsum(num_tokens), order.starts(first, num), side="right")
+
+
+def deviation(parts: list[int], num: int = 4000) -> float:
+    """How far from its share any corpus is after any of the first samples."""
+    found = drawn_from(MixtureOrder([100] * len(parts), parts, 8, 3), [100] * len(parts), 0, num)
+    counts = np.cumsum(found[:, None] == np.arange(len(parts)), axis=0)
+    return np.abs(counts - np.arange(1, num + 1)[:, None] * np.array(parts) / sum(parts)).max()
+
+
+def test_after_any_number_of_samples_each_corpus_has_had_its_share():
+    rng = np.random.default_rng(0)
+    for parts in ([7, 3], [1, 1], [999, 1], [1, 10**6]):
+        assert deviation(parts) <= 0.5
+    for _ in range(20):
+        assert deviation(rng.integers(1, 1000, 3).tolist()) <= 1
+        assert deviation((10**(6 * rng.random(20)) + 1).astype(int).tolist()) < 2
+    assert deviation([1] * 20) <= 1
+    assert deviation([int(100 * 1.618**n) for n in range(20)]) < 2
+
+
+def test_the_windows_of_each_corpus_come_in_its_own_order_and_reach_into_no_other():
+    num_tokens, parts = [400, 90, 1000], [5, 3, 2]
+    order = MixtureOrder(num_tokens, parts, 16, 7)
+    starts, which = order.starts(0, 3000), drawn_from(order, num_tokens, 0, 3000)
+    seeds = set()
+    for corpus, (first, num) in enumerate(zip([0, 400, 490], num_tokens, strict=True)):
+        own = starts[which == corpus] - first
+        n = WindowOrder(num, 16, 0).windows_per_epoch
+        assert own.min() >= 0
+        assert own.max() + 17 <= num
+        for epoch in range(len(own) // n):
+            assert (np.diff(np.sort(own[epoch * n:(epoch + 1) * n])) == 16).all()
+        assert len(own) > 2 * n
+        seeds.add(order._orders[corpus].seed)
+    assert len(seeds) == 3
+
+
+def test_a_sample_of_a_mixture_does_not_depend_on_those_asked_for_with_it():
+    order = MixtureOrder([400, 90, 1000], [5, 3, 2], 16, 7)
+    alone = [int(order.starts(sample, 1)[0]) for sample in range(300)]
+    assert order.starts(0, 300).tolist() == alone
+    assert order.starts(123, 50).tolist() == alone[123:173]
+
+
+def test_the_order_of_a_mixture_is_that_of_the_first_version():
+    """A run that is resumed sees the windows it would have seen, far into the largest corpora too."""
+    assert MixtureOrder([400, 90, 1000], [5, 3, 2], 16, 7).starts(40, 6).tolist() == [453, 353, 639, 113, 405, 225]
+    assert MixtureOrder([10**12, 10**9], [2**40 - 3, 3], 1024, 1337).starts(10**10, 3).tolist() == [
+        806483806326, 351649709174, 538982108278]
+
+
+def test_a_corpus_of_one_window_stands_beside_a_large_one():
+    order = MixtureOrder([17, 10**6], [1, 9], 16, 0)
+    starts = order.starts(10**7, 1000)
+    assert (starts == 0).sum() == 100
+    assert starts[starts > 0].min() >= 17
+    assert order.windows_per_epoch == (10**6 + 17 - 16) // 16
 
 
 # ---------------------------------------------------------------- batches

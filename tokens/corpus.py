@@ -27,7 +27,8 @@ class Corpus:
     """What train.py trains on; notes say what was assumed.
 
     identity is the sha256 of the training file; of several files, the sha256 of theirs in hex, one after the other.
-    val_identity is that of the file or files that the validation tokens lie in.
+    val_identity is that of the file or files that the validation tokens lie in. A mixture has shares, in their order,
+    and its streams are those of the shares one after the other; any other corpus has none.
     """
 
     train: TokenStream
@@ -39,6 +40,26 @@ class Corpus:
     identity: str
     val_identity: str | None = None
     notes: tuple[str, ...] = field(default=())
+    shares: tuple[Share, ...] = field(default=())
+
+    @property
+    def validations(self) -> list[TokenStream]:
+        """The validation tokens, of a mixture those of each share; without those that have none."""
+        parts = [share.corpus for share in self.shares] or [self]
+        return [part.val for part in parts if part.val is not None]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A corpus as a part of a mixture: of all tokens that are drawn, its weight of them; weights add up to 1.
+
+    parts is the weight as a whole number, exactly in proportion to those of the other shares; name is its folder's.
+    """
+
+    name: str
+    parts: int
+    weight: float
+    corpus: Corpus
 
 
 def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, tokenizer_file: Path | None,

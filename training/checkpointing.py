@@ -26,6 +26,7 @@ from common.words import printable, several, shell_line, shell_word, size
 from machine.device import Machine
 from machine.memory import available_ram
 from tokens.corpus import Corpus
+from tokens.mixture import in_words, percent
 from training.optimizers import state_bytes
 from training.recipe import Recipe
 from training.starting import Settings
@@ -258,10 +259,11 @@ class Checkpointer:
 
     def _fields(self, stays: bool) -> dict[str, Any]:
         """What trainer_state.json holds besides its format, step and model."""
+        mixture = {"mixture": in_words(self.corpus.shares)} if self.corpus.shares else {}
         return {**asdict(self.state), **self._settings, "stays": stays,
                 "scaler": self.learner.scaler.state_dict(),
                 "data": {"train_sha256": self.corpus.identity, "val_sha256": self.corpus.val_identity,
-                         "tokenizer_sha256": self.corpus.tokenizer_sha256}}
+                         "tokenizer_sha256": self.corpus.tokenizer_sha256, **mixture}}
 
     def _card(self) -> str:
         config = self.learner.model.config
@@ -269,7 +271,9 @@ class Checkpointer:
             "steps": f"{self.state.step:,} of {self.recipe.total_steps:,}",
             "tokens seen": f"{self.state.samples_seen * config.seq_length:,}",
             "best validation loss in nats": self.state.best,
-            "training tokens": f"{self.corpus.train.length:,}, sha256 {self.corpus.identity}"}
+            "training tokens": f"{self.corpus.train.length:,}, sha256 {self.corpus.identity}",
+            **{f"{percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, sha256 "
+               f"{share.corpus.identity}" for share in self.corpus.shares}}
         return contents.model_card(config, facts, self._validations, self._command)
 
     # ---- what is on the disk
@@ -331,6 +335,6 @@ def command_for_card(given: Mapping[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            text = str(value)
-            words += [f"--{name}", Path(text).name if "/" in text or "\\" in text else text]
+            texts = [str(word) for word in (value if isinstance(value, list) else [value])]
+            words += [f"--{name}", *(Path(text).name if "/" in text or "\\" in text else text for text in texts)]
     return shell_line(words)

@@ -12,7 +12,7 @@ import re
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from common.words import printable
 MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
 MOST_STEPS = 2**62
 LARGEST = 1e100  # of a number: sums and products of such numbers are finite
+VAL_LOSS_OF = "val_loss/"  # before the name of a folder of a mixture: its own validation loss
 SAME_BYTES = 1e-3  # relative difference of bits per nat up to which two runs had the same tokenizer and text
 
 Row = dict[str, float]  # a line of metrics.jsonl: its numbers by their names
@@ -104,8 +105,9 @@ class LoggedRun:
     """What one metrics.jsonl holds.
 
     tokens and seconds are those since the run's first step; seconds are of training alone, without validation, saving
-    and compiling. bits_per_nat turns nats per token into bits per byte of the validation text; None where no validation
-    recorded both. vocab_size is that of the newest checkpoint beside the file, None without one.
+    and compiling. share_losses are the validation losses of a mixture's folders, by name. bits_per_nat turns nats per
+    token into bits per byte of the validation text; None where no validation recorded both. vocab_size is that of the
+    newest checkpoint beside the file, None without one.
     """
 
     name: str
@@ -118,6 +120,7 @@ class LoggedRun:
     seconds: Series
     bits_per_nat: float | None
     vocab_size: int | None
+    share_losses: dict[str, Series] = field(default_factory=dict)
 
     @property
     def last_step(self) -> int:
@@ -136,9 +139,11 @@ def read_run(word: str) -> LoggedRun:
         path = path / "metrics.jsonl"
     rows = read_rows(path)
     tokens, seconds, speed = _progress(rows)
+    of_shares = dict.fromkeys(name for row in rows for name in row if name.startswith(VAL_LOSS_OF))
     return LoggedRun(printable(word), _series(rows, "loss"), _series(rows, "val_loss"),
                      _series(rows, "lr"), _series(rows, "grad_norm"), speed, tokens, seconds, _bits_per_nat(rows),
-                     _vocab_size(path.parent))
+                     _vocab_size(path.parent),
+                     {printable(name.removeprefix(VAL_LOSS_OF)): _series(rows, name) for name in of_shares})
 
 
 def read_rows(path: Path) -> list[Row]:

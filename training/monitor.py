@@ -14,6 +14,7 @@ from common.words import duration, printable, shell_word, size
 from machine.device import Machine
 from machine.memory import peak_memory
 from training.curve import LossCurve
+from training.history import VAL_LOSS_OF
 from training.overfitting import Overfit, OverfittingWatch
 from training.recipe import Recipe
 from training.schedules import learning_rate_at
@@ -162,9 +163,13 @@ class Monitor:
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation."""
         step, bits = self.state.step, loss.bits_per_byte
-        self._trackers.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits)
+        shares = {f"{VAL_LOSS_OF}{name}": share.nats for name, share in loss.shares.items()}
+        self._trackers.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
+                           **shares)
         self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
-                      f"per byte {'n/a' if bits is None else f'{bits:.4f}'}{' | best so far' if is_best else ''}")
+                      f"per byte {'n/a' if bits is None else f'{bits:.4f}'}"
+                      + "".join(f" | {name} {share.nats:.4f}" for name, share in loss.shares.items())
+                      + " | best so far" * is_best)
         self._last_val_loss = loss.nats
         if found := self._overfitting.add_validation(step, loss.nats):
             self.warn_once("overfitting", self._about_overfitting(found))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+import data
 from architectures.table import ModelConfig
 from common.words import count, duration, printable, several, size
 from machine import device
@@ -17,6 +18,8 @@ from machine.memory import peak_memory, total_memory
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
 from tokens.corpus import Corpus
+from tokens.mixture import percent
+from tokens.shares import folders_of
 from training.checkpointing import SavingPlan
 from training.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts
 from training.recipe import DEFAULT_SEQ_LENGTH, Recipe
@@ -25,6 +28,7 @@ from training.sizing import Sizing, describe_misfit
 from training.state import Runtime, TrainState
 
 MIN_VAL_TOKENS = 1000
+MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023, section 5)
 UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
 SPREAD_OF_TOKEN_LOSSES = 3.0  # nats, the standard deviation of the losses of single tokens
 
@@ -94,6 +98,8 @@ def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | 
     if args.verbose or args.dry_run:
         for line in describe_plan(args, plan, sizing, corpus, runtime.machine):
             runtime.out.say(line)
+    if corpus.shares:
+        runtime.out.say(describe_mixture(args, plan, corpus))
     if not args.dry_run:
         runtime.out.say(describe_time(args, plan, pace, state.step))
         runtime.out.say(describe_disk(args, plan.saving))
@@ -112,6 +118,24 @@ def describe_run(args: argparse.Namespace, config: ModelConfig, sizing: Sizing |
         where = f"{machine.precision} on {machine.name}"
     names = [name for name, shape in SIZES.items() if shape == (config.n_layer, config.n_head, config.n_embd)]
     return f"size        {''.join(f'{name}: ' for name in names)}{parameters}, T {config.seq_length:,}, {where}"
+
+
+def describe_mixture(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> str:
+    """What is drawn from each folder of a mixture, and how often the whole run reads it."""
+    epochs = share_epochs(plan.recipe, plan.config, corpus)
+    said = [f"{share.name} {percent(share.weight)}, {figure(passes)} epochs"
+            for share, passes in zip(corpus.shares, epochs, strict=True)]
+    weights = [folder.weight for folder in folders_of(args.data_dir)]
+    total = sum(weight for weight in weights if weight is not None)
+    how = "by their sizes" if None in weights else f"weights that add up to {float(total):g}" if total != 1 else ""
+    return f"mixture     {'; '.join(said)}{f' ({how})' if how else ''}"
+
+
+def share_epochs(recipe: Recipe, config: ModelConfig, corpus: Corpus) -> list[float]:
+    """How often the whole run reads each share of a mixture."""
+    samples = recipe.total_steps * recipe.samples_per_step
+    return [share.weight * samples / data.WindowOrder(share.corpus.train.length, config.seq_length, 0).windows_per_epoch
+            for share in corpus.shares]
 
 
 def describe_time(args: argparse.Namespace, plan: Plan, pace: Pace, steps_done: int) -> str:
@@ -223,7 +247,7 @@ def _steps(config: ModelConfig, recipe: Recipe) -> list[str]:
 def _validation(config: ModelConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
     if corpus.val is None:
         return []
-    there = corpus.val.length - 1
+    there = sum(stream.length - 1 for stream in corpus.validations)
     num = min(there, config.seq_length * recipe.eval_windows(config))
     measured = f"all {there:,} tokens" if num == there else f"{num:,} of {there:,} tokens, always the same ones"
     return [f"validation  every {several(recipe.eval_interval, 'step')}: {measured}"]
@@ -248,12 +272,19 @@ def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: 
 
     if corpus.val is None:
         found.append("no validation tokens: overfitting will not be seen.")
-    elif corpus.val.length < MIN_VAL_TOKENS:
-        off = SPREAD_OF_TOKEN_LOSSES / math.sqrt(corpus.val.length)
-        found.append(f"the validation set has {corpus.val.length:,} tokens: by chance alone its loss is {off:.1g} nats "
-                     "off. A larger --val_fraction of pretokenize.py helps.")
-
+    elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
+        off = SPREAD_OF_TOKEN_LOSSES / math.sqrt(least)
+        which = f"the validation set{' of a folder' if corpus.shares else ''}"
+        found.append(f"{which} has {least:,} tokens: by chance alone its loss is {off:.1g} nats off. A larger "
+                     "--val_fraction of pretokenize.py helps.")
     was_said = args.config.recorded and not args.config.changed  # when the run began, or it chose the size itself
+    often = [f"{share.name} {figure(passes)} times" for share, passes in
+             zip(corpus.shares, share_epochs(recipe, config, corpus), strict=True) if passes > MOST_REPEATS]
+    if often and not was_said:
+        found.append(f"the run reads {', '.join(often[:5])}{' and others' if len(often) > 5 else ''}. Beyond "
+                     f"{MOST_REPEATS} times a text teaches less and less (Muennighoff et al. 2023): less weight for "
+                     "it, or fewer steps.")
+
     is_small = corpus.train.length < config.num_parameters and recipe.passes > 1
     if sizing is None and is_small and not was_said:
         found.append(describe_misfit(config, corpus.train.length, recipe.passes))

@@ -15,12 +15,14 @@ import data
 from architectures.table import ModelConfig
 from checkpoint import find, load
 from common.config import Layer
-from common.errors import Exit, UserError
+from common.errors import Exit, Problems, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
 from machine.device import Machine
 from model import Options
 from tokens.corpus import Corpus, open_corpus
+from tokens.mixture import mix
+from tokens.shares import folders_of
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training.cooldown import before_decay, choose_cooldown
 from training.optimizers import expected_state
@@ -37,17 +39,29 @@ Settings = dict[str, dict[str, Any]]
 
 
 def find_corpus(args: argparse.Namespace) -> Corpus:
-    """The token files that the flags mean. With --bin_file the other files of --data_dir are another corpus's.
+    """The token files that the flags mean, several folders as a mixture.
 
-    Raises UserError (exit 3).
+    With --bin_file the other files of --data_dir are another corpus's. Raises UserError (exit 3).
     """
-    folder = Path(args.data_dir)
+    folders, problems, corpora = folders_of(args.data_dir), Problems(), []
+    for folder in folders:
+        with problems.catch():
+            corpora.append(_find_one(args, folder.path))
+    problems.stop()
+    return corpora[0] if len(folders) == 1 else mix(folders, corpora)
+
+
+def _find_one(args: argparse.Namespace, data_dir: str) -> Corpus:
+    """The corpus of one folder. Raises UserError (exit 3)."""
+    folder, shown = Path(data_dir), printable(data_dir)
     if args.bin_file is None and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         cure = "Run: python pretokenize.py TEXT"
         if args.config.recorded:
             cure = "Start in the folder in which the run was started, or give --data_dir."
-        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} {what}. {cure}")
+        elif "," in data_dir:
+            cure = "Several folders have blanks between them: --data_dir a:0.7 b:0.3"
+        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. {cure}")
 
     def part(given: str | None, name: str) -> Path | None:
         if given is None and args.bin_file is None and (folder / name).exists():
@@ -60,7 +74,7 @@ def find_corpus(args: argparse.Namespace) -> Corpus:
         tokenizer, vocab_size = _vocabulary_of_weights(args.init_from)
         notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
     if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size or notes):
-        raise UserError(Exit.DATA, f"--data_dir {printable(args.data_dir)} has no metadata.json: pretokenize.py did "
+        raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json: pretokenize.py did "
                                    "not finish, or another program wrote the tokens, and their vocabulary is unknown. "
                                    "Run: python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
     corpus = open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
@@ -175,12 +189,13 @@ def forget_best_on_other_tokens(stored: dict[str, Any], state: TrainState, recip
     if corpus.val is None or state.best_val_loss is None:
         return
     windows = replace(recipe, eval_tokens=stored.get("settings", {}).get("eval_tokens", recipe.eval_tokens))
-    before, now = (len(data.validation_windows(corpus.val.length, config.seq_length, each.eval_windows(config)))
+    lengths = [stream.length for stream in corpus.validations]
+    before, now = (data.shared_windows(lengths, config.seq_length, each.eval_windows(config))
                    for each in (windows, recipe))
     if before == now and stored.get("data", {}).get("val_sha256", corpus.val_identity) == corpus.val_identity:
         return
-    out.say(f"resume      validation measures other tokens than before ({several(now, 'sequence')}, not {before:,}): "
-            f"the best so far, {state.best}, does not count any more")
+    out.say(f"resume      validation measures other tokens than before ({several(sum(now), 'sequence')}, not "
+            f"{sum(before):,}): the best so far, {state.best}, does not count any more")
     state.best_val_loss, state.best_step, state.validations_without_gain = None, 0, 0
 
 

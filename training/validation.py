@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.words import printable_text
 from generation.sampling import sample
 from ops.loss import IGNORED
-from tokens.corpus import Corpus
+from tokens.corpus import Corpus, Share
 from tokens.tokenizer import bytes_per_id, load_tokenizer
 from training.recipe import Recipe
 from training.state import Runtime
@@ -31,10 +31,14 @@ LARGEST_EXPONENT = 700.0  # exp of more overflows
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """Mean loss in nats per token, and bits per byte of the tokens' text, None where the tokenizer does not tell."""
+    """Mean loss in nats per token, and bits per byte of the tokens' text, None where the tokenizer does not tell.
+
+    Of a mixture it is the mean by weight over its shares, whose own losses are shares, by name.
+    """
 
     nats: float
     bits_per_byte: float | None
+    shares: Mapping[str, ValidationLoss] = field(default_factory=dict)
 
     @property
     def is_finite(self) -> bool:
@@ -50,13 +54,23 @@ class LossSums:
     """The sums that a validation loss is the quotient of; those of several processes are added up."""
 
     nats: float = 0.0
-    num_tokens: int = 0
-    num_bytes: int = 0
+    num_tokens: float = 0
+    num_bytes: float = 0
 
     def mean(self) -> ValidationLoss:
         """The loss over all tokens, each of which counts the same."""
         bits = self.nats / math.log(2)
         return ValidationLoss(self.nats / self.num_tokens, bits / self.num_bytes if self.num_bytes else None)
+
+
+def mean_by_weight(shares: Sequence[tuple[Share, LossSums]]) -> ValidationLoss:
+    """The loss of a mixture in which every share has its weight of the tokens, whatever was measured of it."""
+    total = LossSums()
+    for share, sums in shares:
+        total.nats += share.weight * sums.nats / sums.num_tokens
+        total.num_tokens += share.weight
+        total.num_bytes += share.weight * sums.num_bytes / sums.num_tokens
+    return replace(total.mean(), shares={share.name: sums.mean() for share, sums in shares})
 
 
 @torch.no_grad()
@@ -85,12 +99,20 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
     return sums
 
 
-def evaluate(model: Network, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
-             autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
-             ) -> ValidationLoss | None:
-    """The mean loss over all targets of the batches, as sum_losses adds them up; None if should_stop() said so."""
-    sums = sum_losses(model, batches, byte_lengths_V, autocast, should_stop)
-    return None if sums is None else sums.mean()
+def evaluate(model: Network, batches_of_each: Iterable[Iterable[data.Batch]], shares: Sequence[Share],
+             byte_lengths_V: torch.Tensor | None, autocast: Callable[[], contextlib.AbstractContextManager],
+             should_stop: Callable[[], bool]) -> ValidationLoss | None:
+    """The mean loss over all targets of a corpus's batches; of a mixture the mean by weight over its shares.
+
+    batches_of_each has the batches of a corpus, or of each share. None if should_stop() said so in between.
+    """
+    found = []
+    for batches in batches_of_each:
+        sums = sum_losses(model, batches, byte_lengths_V, autocast, should_stop)
+        if sums is None:
+            return None
+        found.append(sums)
+    return mean_by_weight(list(zip(shares, found, strict=True))) if shares else found[0].mean()
 
 
 class Validator:
@@ -98,7 +120,8 @@ class Validator:
 
     def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, corpus: Corpus, runtime: Runtime):
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
-        self._tokens = data.Tokens(corpus.val, "mmap", runtime.machine.device) if corpus.val else None
+        self._shares = [share for share in corpus.shares if share.corpus.val]
+        self._tokens = [data.Tokens(stream, "mmap", runtime.machine.device) for stream in corpus.validations]
         self._args, self._recipe, self._config, self._end_id = args, recipe, config, corpus.end_of_text_id
         self._runtime = runtime
 
@@ -107,18 +130,19 @@ class Validator:
 
     @property
     def has_tokens(self) -> bool:
-        return self._tokens is not None
+        return bool(self._tokens)
 
     def measure(self, model: Network, batch_size: int, most_windows: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
         The windows are those of the recipe, or as few as most_windows, whatever batch_size is.
         """
-        if self._tokens is None:
+        if not self._tokens:
             return None
-        batches = self._batches(self._tokens, batch_size, most_windows or self._recipe.eval_windows(self._config))
+        most = self._num_windows(most_windows or self._recipe.eval_windows(self._config))
+        batches = (self._batches(tokens, batch_size, num) for tokens, num in zip(self._tokens, most, strict=True))
         with self._runtime.out.phase("validating"), self._runtime.clock.pause():
-            return evaluate(model, batches, self._byte_lengths_V, self._runtime.machine.autocast,
+            return evaluate(model, batches, self._shares, self._byte_lengths_V, self._runtime.machine.autocast,
                             lambda: self._runtime.signals.number is not None)
 
     def _batches(self, tokens: data.Tokens, batch_size: int, most_windows: int) -> Iterator[data.Batch]:
@@ -130,12 +154,14 @@ class Validator:
 
     def num_batches_left(self, step: int, batch_size: int) -> int:
         """How many micro-batches all validations after this step have together."""
-        if self._tokens is None:
-            return 0
         steps, every = self._recipe.total_steps, self._recipe.eval_interval
-        most = self._recipe.eval_windows(self._config)
-        num_windows = len(data.validation_windows(self._tokens.length, self._config.seq_length, most))
-        return (steps // every - step // every + bool(steps % every)) * -(-num_windows // batch_size)
+        num_windows = self._num_windows(self._recipe.eval_windows(self._config))
+        num_batches = sum(-(-num // batch_size) for num in num_windows)
+        return (steps // every - step // every + bool(steps % every)) * num_batches
+
+    def _num_windows(self, most: int) -> list[int]:
+        """How many windows are measured of each corpus, `most` together."""
+        return data.shared_windows([tokens.length for tokens in self._tokens], self._config.seq_length, most)
 
     def sample(self, model: Network, step: int) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""

@@ -141,7 +141,7 @@ def test_a_best_loss_on_other_windows_does_not_count_any_more(run):
     ({"eval_tokens": 40}, "b", True), ({}, None, False)])
 def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, val_sha256, forgotten):
     state = TrainState(step=9, best_val_loss=0.1, best_step=5, validations_without_gain=2)
-    corpus: Any = SimpleNamespace(val=SimpleNamespace(length=1000), val_identity="a")
+    corpus: Any = SimpleNamespace(val="tokens", validations=[SimpleNamespace(length=1000)], val_identity="a")
     stored = {"settings": settings, "data": {} if val_sha256 is None else {"val_sha256": val_sha256}}
     printed = io.StringIO()
     with contextlib.closing(Progress(printed)) as out:

@@ -1,0 +1,269 @@
+"""Mixtures: what their folders must have in common, and runs of train.py on them."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data
+import train
+from common.errors import Exit, UserError
+from common.files import sha256_of
+from tests.helpers.token_files import ids_in
+from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors
+from tokens.corpus import Corpus
+from tokens.mixture import percent
+from training.parts import Parts
+from training.starting import find_corpus
+from training.validation import LossSums, mean_by_weight
+
+
+@pytest.fixture
+def folders(make_corpus, tmp_path, monkeypatch) -> list[str]:
+    """The folders prose and code beside each other, of 1,000 and 300 training tokens; the test runs there."""
+    monkeypatch.chdir(tmp_path)
+    return [str(make_corpus(Path(name), seed, length)) for name, seed, length in (("prose", 1, 1000), ("code", 2, 300))]
+
+
+def opened(*words: str) -> Corpus:
+    return find_corpus(train.read_flags(["--data_dir", *words]))
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        opened(*words)
+    assert caught.value.code == Exit.DATA
+    return str(caught.value)
+
+
+def edit(folder: str, **fields) -> None:
+    path = Path(folder, "metadata.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+# ---------------------------------------------------------------- what is mixed
+
+
+def test_a_mixture_holds_the_tokens_of_its_folders_in_their_order(folders):
+    corpus, prose, code = opened("prose:3", "code:1"), opened("prose"), opened("code")
+    assert ids_in(corpus.train) == ids_in(prose.train) + ids_in(code.train)
+    assert ids_in(corpus.val) == ids_in(prose.val) + ids_in(code.val)
+    assert [(share.name, share.parts, share.weight) for share in corpus.shares] == [
+        ("prose", 3, 0.75), ("code", 1, 0.25)]
+    assert [share.corpus for share in corpus.shares] == [prose, code]
+    assert (corpus.vocab_size, corpus.end_of_text_id, corpus.notes) == (400, 0, ())
+    assert [share.weight for share in opened("prose", "code").shares] == [1000 / 1300, 300 / 1300]
+    assert prose.shares == ()
+
+
+def test_a_mixture_is_known_by_its_folders_their_order_and_their_weights(folders):
+    first = opened("prose:3", "code:1").identity
+    assert first == opened("prose:0.75", "code:.25").identity
+    assert len({first, opened("prose:2", "code:1").identity, opened("code:1", "prose:3").identity,
+                opened("prose", "code").identity, opened("prose").identity}) == 5
+
+
+def test_folders_of_one_name_are_told_apart_by_where_they_lie(folders, make_corpus):
+    for seed, place in enumerate(("en", "de")):
+        Path(place).mkdir()
+        make_corpus(Path(place, "data"), seed)
+    assert [share.name for share in opened("en/data", "de/data/").shares] == ["en/data", "de/data"]
+    assert [share.name for share in opened("./prose", "../" + Path.cwd().name + "/code").shares] == ["prose", "code"]
+
+
+def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name(folders):
+    tokenizer = json.loads(Path("code/tokenizer.json").read_text())
+    Path("code/tokenizer.json").write_text(json.dumps(tokenizer, indent=4))
+    assert opened("prose", "code").vocab_size == 400  # the same tokenizer, written in another way
+
+    edit("code", end_of_text_id=1)
+    assert "prose and code have different ids for the end of a text: 0 and 1" in refusal("prose", "code")
+    edit("code", end_of_text_id=0, vocab_size=401)
+    assert "prose and code have different ids in their vocabularies: 400 and 401" in refusal("prose", "code")
+    edit("code", vocab_size=400)
+    tokenizer["model"]["merges"].pop()
+    Path("code/tokenizer.json").write_text(json.dumps(tokenizer))
+    said = refusal("prose", "code")
+    assert "--data_dir prose and code were made with different tokenizers (sha256" in said
+    assert "Run pretokenize.py for code again with --tokenizer_file prose/tokenizer.json" in said
+
+
+def test_folders_of_another_type_are_refused_by_name(folders):
+    ids = np.fromfile("code/train.bin", "<i2")
+    for name in ("train", "val"):
+        path = Path(f"code/{name}.bin")
+        np.fromfile(path, "<i2").astype("<i4").tofile(path)
+    splits = {name: {"tokens": 300 if name == "train" else 100, "sha256": sha256_of(Path(f"code/{name}.bin"))}
+              for name in ("train", "val")}
+    edit("code", dtype="int32", splits=splits)
+    assert ids_in(opened("code").train) == ids.tolist()
+    assert "prose and code have different types of tokens: int16 and int32" in refusal("prose", "code")
+
+
+def test_all_folders_that_cannot_be_opened_are_named(folders):
+    os.truncate("code/train.bin", 7)
+    said = refusal("nowhere:1", "prose:1", "code:2")
+    assert "--data_dir nowhere does not exist" in said
+    assert "\nerror: token file code/train.bin has 7 bytes" in said
+
+
+def test_what_may_not_be_meant_is_said(folders):
+    shutil.copytree("prose", "again")
+    Path("code/tokenizer.json").unlink()
+    Path("again/val.bin").unlink()
+    edit("again", splits={"train": json.loads(Path("again/metadata.json").read_text())["splits"]["train"]})
+    said = " ".join(opened("prose", "code", "again").notes)
+    assert "prose and again hold the same training tokens" in said
+    assert "code: without a tokenizer nothing tells that the ids mean the same text" in said
+    assert "again: there are no validation tokens; the validation loss is the mean of the others" in said
+
+
+def test_shares_in_words_are_never_none_or_all():
+    assert [percent(share) for share in (0.7, 1 / 3, 0.99999, 1e-7, 2e-12)] == [
+        "70%", "33.3%", "99.999%", "1e-05%", "2e-10%"]
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_the_loss_of_a_mixture_is_the_mean_by_weight_whatever_was_measured_of_each(folders):
+    prose, code = opened("prose:3", "code:1").shares
+    found = mean_by_weight([(prose, LossSums(nats=200.0, num_tokens=100, num_bytes=400)),
+                            (code, LossSums(nats=30.0, num_tokens=10, num_bytes=20))])
+    assert found.nats == pytest.approx(0.75 * 2 + 0.25 * 3)
+    assert found.bits_per_byte == pytest.approx(2.25 / np.log(2) / (0.75 * 4 + 0.25 * 2))
+    assert {name: share.nats for name, share in found.shares.items()} == {"prose": 2.0, "code": 3.0}
+
+
+@pytest.mark.parametrize(("num_tokens", "most", "expected"), [
+    ([801, 81], 1000, [100, 10]), ([801, 801], 10, [5, 5]), ([801, 17], 10, [8, 2]), ([17, 801, 801], 20, [2, 9, 9]),
+    ([801] * 3, 2, [1, 1, 1]), ([2, 10**9], 1000, [1, 999])])
+def test_a_validation_measures_as_many_windows_of_each_corpus_as_there_are(num_tokens, most, expected):
+    assert data.shared_windows(num_tokens, 8, most) == expected
+
+
+# ---------------------------------------------------------------- runs
+
+
+@pytest.fixture
+def run_on(folders, capsys):
+    """A function: trains on folders into out; returns (exit code or UserError, what was printed)."""
+
+    def call(*words: str, out: str = "out"):
+        argv = ["--output_dir", out, *TINY, *QUIET, "--no-use_gpu", "--log_interval", "1", *words]
+        try:
+            code = train.main(argv)
+        except UserError as error:
+            code = error
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return call
+
+
+MIXED = ["--data_dir", "prose:0.7", "code:0.3"]
+
+
+def test_a_run_tells_what_it_mixes_and_measures_each_folder(run_on):
+    code, text = run_on(*MIXED, "--max_steps", "2", "--batch_size", "100", "--eval_interval", "1")
+    assert code == 0
+    # 200 samples, of 124 and of 36 windows:
+    assert "\nmixture     prose 70%, 1.13 epochs; code 30%, 1.67 epochs\n" in text
+    rows = [row for row in metrics_of(Path("out")) if "val_loss" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["val_loss"] == pytest.approx(0.7 * row["val_loss/prose"] + 0.3 * row["val_loss/code"])
+    last = rows[-1]
+    assert f"| prose {last['val_loss/prose']:.4f} | code {last['val_loss/code']:.4f} | best" in text
+    card = Path("out/checkpoint-2/README.md").read_text()
+    assert "- 70% from prose: 1,000 training tokens, sha256 " in card
+    assert "--data_dir prose:0.7 code:0.3" in card
+    code, text = run_on("--data_dir", "prose", "code", "--max_steps", "1", "--batch_size", "800", out="other")
+    assert "mixture     prose 76.9%, 4.96 epochs; code 23.1%, 5.13 epochs (by their sizes)" in text
+    assert "warning: the run reads prose 4.96 times, code 5.13 times. Beyond 4 times a text teaches less" in text
+
+
+def test_one_flag_resumes_a_mixture_and_a_changed_micro_batch_sees_the_same_samples(run_on, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(train.main, "__defaults__", (Parts(batches=_recording(seen)),))
+    assert run_on("--data_dir", "prose:7", "code:3", "--max_steps", "6", out="whole")[0] == 0
+    whole, seen_whole = metrics_of(Path("whole")), dict(seen)
+    seen.clear()
+    assert run_on("--data_dir", "prose:7", "code:3", "--max_steps", "3", "--epochs", "1", "--learning_rate", "1e-3",
+                  "--min_lr", "0", "--warmup_steps", "1")[0] == 0
+    assert 'data_dir = ["prose:7", "code:3"]' in Path("out/config.toml").read_text()
+    assert train.main(["--resume_from", "out", "--max_steps", "6", "--batch_size", "2",
+                       "--gradient_accumulation_steps", "2"]) == 0
+    assert {step for step in seen if step >= 12} == {12, 14, 16, 18, 20, 22}
+    for first, rows in seen.items():
+        if first >= 12:
+            expected = seen_whole[first - first % 4][first % 4:first % 4 + 2]
+            assert (rows == expected).all()
+    assert len(whole) == 7
+
+
+def _recording(seen: dict[int, np.ndarray]):
+    """Batches that note the inputs by their first sample."""
+
+    class Recording(data.Batches):
+        def get(self, samples_seen: int, micro: int) -> data.Batch:
+            batch = super().get(samples_seen, micro)
+            seen[samples_seen + micro * self.batch_size] = batch[0].numpy().copy()
+            return batch
+
+    return Recording
+
+
+def test_a_resumed_mixture_equals_one_that_was_not_stopped_in_ram_and_in_a_memory_map(run_on):
+    flags = ["--epochs", "9", "--max_steps", "8", "--dropout", "0.1", "--eval_interval", "4"]
+    assert run_on(*MIXED, *flags, "--checkpoint_every_steps", "3", out="whole")[0] == 0
+    shutil.copytree("whole", "parts", ignore=lambda folder, names: {name for name in names if name in (
+        "checkpoint-8", "checkpoint-6", ".lock")})
+    assert train.main(["--resume_from", "parts", "--preload", "mmap"]) == 0
+    assert same_tensors(Path("whole/checkpoint-8"), Path("parts/checkpoint-8"))
+    assert metrics_of(Path("whole")) == metrics_of(Path("parts"))
+
+
+def test_a_checkpoint_of_another_mixture_is_refused_and_says_which(run_on):
+    assert run_on(*MIXED, "--max_steps", "2")[0] == 0
+    again = ["--max_steps", "3", "--resume_from", "auto"]
+    for words in (["prose:0.6", "code:0.4"], ["code:0.3", "prose:0.7"], ["prose"], ["prose", "code"]):
+        error, _ = run_on("--data_dir", *words, *again)
+        assert isinstance(error, UserError)
+        assert error.code == Exit.DATA
+        assert "on another mixture: prose 70%, code 30%; here " in str(error)
+        assert "--allow_new_data to go on" in str(error)
+    assert run_on("--data_dir", "prose:70", "code:30", *again)[0] == 0
+    assert run_on("--data_dir", "prose:60", "code:40", "--max_steps", "4", "--resume_from", "auto",
+                  "--allow_new_data")[0] == 0
+
+
+def test_tokens_of_a_mixture_that_change_are_named(run_on):
+    class Changing(data.Batches):
+        def get(self, samples_seen: int, micro: int) -> data.Batch:
+            if samples_seen == 8:
+                os.truncate("code/train.bin", 16)
+                self._windows._tokens._watch._look_at = 0.0  # type: ignore[attr-defined]  # time passes
+            return super().get(samples_seen, micro)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.main, "__defaults__", (Parts(batches=Changing),))
+        error, _ = run_on(*MIXED, "--preload", "mmap", "--max_steps", "6")
+    assert isinstance(error, UserError)
+    assert re.search(r"token file code/train.bin was cut from 600 to 16 bytes while it was read.* Step [234] is saved",
+                     str(error))
+
+
+def test_twenty_folders_and_one_of_a_single_window_are_mixed(run_on, make_corpus):
+    names = [make_corpus(Path(f"folder-{number}"), number, 9 if number == 0 else 100 + number).name
+             for number in range(20)]
+    code, text = run_on("--data_dir", *names, "--max_steps", "1", "--batch_size", "1000")
+    assert code == 0
+    assert re.search(r"mixture     folder-0 0\.4\d*%, [\d.]+ epochs; ", text)
+    assert re.search(r"\| folder-0 \d\.\d+ \| .* \| folder-19 \d\.\d+ ", text)
+    error, _ = run_on("--data_dir", *names, "--seq_length", "9", out="other")
+    assert "--data_dir folder-0 has 9 training tokens, fewer than a sequence of 9" in str(error)
