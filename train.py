@@ -79,8 +79,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
 
     g = parser.group("optimizer: decay on matrices and embeddings only")
-    g.flag("--optimizer", one_of("adamw", "muon"), "adamw", "muon updates the matrices inside blocks by Muon, all else "
-           "by AdamW; adamw all by AdamW")
+    g.flag("--optimizer", one_of("auto", "adamw", "muon"), "auto", "muon: the matrices inside blocks by Muon, all else "
+           "by AdamW; auto: muon for steps of many tokens, adamw for trained weights and where --learning_rate, "
+           "--beta1 or --beta2 is given")
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
     g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of embeddings, output layer, norms and "
            "biases", "--learning_rate")
@@ -274,11 +275,11 @@ from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, most_sequences
 from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
 from training.monitor import Monitor, mfu, percent
-from training.optimizers import OPTIMIZERS, OptimizerKind, dtype_of_products, parameter_groups
+from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
-from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens
+from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
 from training.recorded import flags_of_run, write_run_config
 from training.recovery import Abandoned, Recovery, explaining_memory
 from training.schedules import learning_rate_at
@@ -382,13 +383,13 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     machine, out = runtime.machine, runtime.out
     folder, stored = resumed or (None, {})
     state = TrainState.from_stored(stored)
-    kind = OPTIMIZERS[args.optimizer]
 
     # The plan: what will be trained, and how.
     options = choose_options(args, machine, parts.attention)
-    most = most_sequences(args, sizing, config, options, kind, machine)
+    most = most_sequences(args, sizing, config, options, machine)
+    kind, why_kind = choose_optimizer(args, config, samples_of_step(args, most), stored)
     choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
-                     settings=stored.get("settings", {}), optimizer=kind.name)
+                     settings=stored.get("settings", {}), optimizer=kind.name, why_optimizer=why_kind)
     recipe = choose(deadline.horizon)
     if resumed and (state.step >= recipe.total_steps or deadline.is_near(0)):
         out.say(describe_finished(args, state, recipe))
@@ -491,8 +492,8 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     where, why = choose_place(args, corpus, machine)
     if args.batch_size == "auto":
         setting = MemorySetting.of(machine, options, recipe.samples_per_step > 1, True, kind.memory_bytes(config))
-        shape = [] if args.init_from else [
-            f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
+        shape = [f"--optimizer={kind.name}"] + ([] if args.init_from else [
+            f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")])
         recipe = find_micro_batch(args, config, setting, recipe, runtime, lambda batch_size, accumulation: [
             sys.executable, __file__, TRIAL, str(batch_size), str(accumulation), *argv, *shape])
     recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
@@ -502,7 +503,7 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     saving = plan_saving(args, config, recipe, machine, kind.memory_bytes(config), held_bytes)
     setting = MemorySetting.of(machine, options, recipe.accumulation > 1, saving.copies,
                                kind.memory_bytes(config))
-    return Plan(config, options, recipe, setting, saving, where, why)
+    return Plan(config, options, recipe, kind, setting, saving, where, why)
 
 
 def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> tuple[str, str]:
@@ -714,7 +715,6 @@ def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> in
     With --check it compiles a small function instead.
     """
     args = read_flags(argv)
-    kind = OPTIMIZERS[args.optimizer]
     out = Progress(open(os.devnull, "w"))  # noqa: SIM115
     machine = choose_machine(args, out)
     if args.check:
@@ -724,6 +724,7 @@ def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> in
     config = choose_config(args, corpus.vocab_size, corpus.train.length)
     recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)
     recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
+    kind, _ = choose_optimizer(args, config, batch_size * accumulation, {})
     where, _ = choose_place(args, corpus, machine)
     try:
         options = choose_options(args, machine, FAST.attention)

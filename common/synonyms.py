@@ -37,6 +37,7 @@ CALLED = {
         "--decay_share": "warmdown_ratio cooldown_ratio cooldown_frac decay_frac warmdown_frac decay_ratio",
         "--cooldown_steps": "warmdown_iters cooldown_iters num_decay_steps warmdown_steps",
         "--use_lr_scheduler": "decay_lr lr_decay lr_scheduler use_scheduler scheduler",
+        "--optimizer": "optim opt",
         "--weight_decay": "wd decay",
         "--beta1": "adam_beta1",
         "--beta2": "adam_beta2",
@@ -142,7 +143,7 @@ _WARMUP_SHARE = "Give --warmup_steps, in steps."
 _TRACKING = "metrics.jsonl in --output_dir has every figure; --tensorboard writes event files too."
 _TOKENS_A_STEP = "A step is --batch_size x --gradient_accumulation_steps sequences of --seq_length tokens."
 _ON_ALL_GPUS = "One process trains on one device; CUDA_VISIBLE_DEVICES chooses it."
-_OPTIMIZER = "The optimizer is AdamW, with --beta1, --beta2 and --weight_decay."
+_OPTIMIZER = "AdamW has --beta1, --beta2 and --weight_decay; its epsilon is 1e-8."
 _BOTH_ALWAYS = "Training and validation are always done: --eval_interval says how often."
 _FOR_GENERATING = "Continue texts with: python generate.py --prompt TEXT"
 _ALL_TOKENS = "Give --max_steps or --epochs; the plan says how many tokens that is."
@@ -163,7 +164,6 @@ ANSWERS = {
         "fp16 float16 half": _FP16,
         "fp32 float32": "Give --no-use_amp.",
         "wandb wandb_log wandb_project wandb_run_name report_to run logger logger_name track": _TRACKING,
-        "optimizer optim opt": _OPTIMIZER,
         "adam_epsilon eps": _OPTIMIZER,
         "use_mmap mmap memmap": "Give --preload mmap.",
         "in_memory dataloader_pin_memory": "Give --preload ram.",

@@ -15,7 +15,7 @@ from machine.cards import CARDS_GIB
 from machine.device import Machine
 from machine.memory import total_memory
 from model import Options
-from training.optimizers import OptimizerKind
+from training.optimizers import OPTIMIZERS
 from training.sizing import Sizing
 
 GIB = 2**30
@@ -136,8 +136,12 @@ def default_micro_batch(config: ModelConfig, memory_bytes: int, setting: MemoryS
 
 
 def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: ModelConfig, options: Options,
-                   kind: OptimizerKind, machine: Machine) -> int:
-    """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy."""
+                   machine: Machine) -> int:
+    """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy.
+
+    --optimizer auto, which depends on it, counts as AdamW, which keeps more than the others.
+    """
+    kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
     memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
     setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, True,

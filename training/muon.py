@@ -8,8 +8,7 @@ Moonlight, section 2.2), so that both take the same learning rates and weight de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ from ops.orthogonal import orthogonalized
 
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
-MOST_ELEMENTS = 2**26  # orthogonalized at a time, so that the working memory stays at some hundred MiB
+MOST_ELEMENTS = 2**25  # orthogonalized at a time, so that the working memory stays below half a GiB
 
-Matrices = tuple[int, ...]  # the rows of each matrix that is stacked in a parameter
+Rows = tuple[int, ...]  # of each matrix that is stacked in a parameter
+Views = tuple[torch.Tensor, ...]  # of such a matrix: weight, gradient, momentum
 
 
 class Muon(torch.optim.Optimizer):
@@ -73,40 +73,38 @@ class Muon(torch.optim.Optimizer):
 
 
 def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor],
-                    rows: Sequence[Matrices], rate: torch.Tensor, weight_decay: float, found_inf: torch.Tensor,
+                    rows: Sequence[Rows], rate: torch.Tensor, weight_decay: float, found_inf: torch.Tensor,
                     grad_scale: torch.Tensor, dtype: torch.dtype) -> None:
     """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
 
     rate, found_inf and grad_scale are fp32 []. Where found_inf is 1 weights and momenta stay as they are.
     """
     stays = found_inf > 0
-    directions: list[torch.Tensor] = []
-    for gradient, momentum, parts in zip(gradients, momenta, rows, strict=True):
-        unscaled = gradient / grad_scale
-        averaged = momentum.lerp(unscaled, 1 - MOMENTUM)
-        directions += unscaled.lerp(averaged, MOMENTUM).to(dtype).split(parts)
-        momentum.copy_(torch.where(stays, momentum, averaged))
+    matrices = [views for *tensors, parts in zip(weights, gradients, momenta, rows, strict=True)
+                for views in zip(*(tensor.split(parts) for tensor in tensors), strict=True)]
+    for some in of_one_shape(matrices):
+        directions = []
+        for _, gradient, momentum in some:
+            unscaled = gradient / grad_scale
+            averaged = momentum.lerp(unscaled, 1 - MOMENTUM)
+            directions.append(wide(unscaled.lerp(averaged, MOMENTUM).to(dtype)))
+            momentum.copy_(torch.where(stays, momentum, averaged))
 
-    updates = iter(orthogonalized_by_shape(directions))
-    for weight, parts in zip(weights, rows, strict=True):
-        scaled = [UPDATE_SIZE * math.sqrt(max(update.shape)) * update.float() for update in islice(updates, len(parts))]
-        update = torch.cat(scaled) if len(scaled) > 1 else scaled[0]
-        moved = weight * (1 - rate * weight_decay) - rate * update
-        weight.copy_(torch.where(stays, weight, moved))
+        for (weight, *_), update in zip(some, orthogonalized(torch.stack(directions)), strict=True):
+            update = update if update.shape == weight.shape else update.mT
+            moved = rate * UPDATE_SIZE * math.sqrt(max(weight.shape)) * update.float()
+            weight.copy_(torch.where(stays, weight, weight * (1 - rate * weight_decay) - moved))
 
 
-def orthogonalized_by_shape(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """orthogonalized() of each matrix, as many of one shape as MOST_ELEMENTS allows in one product at a time.
+def wide(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, transposed if it has more rows than columns."""
+    return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
 
-    A matrix and one of its transposed shape count as of one shape.
-    """
-    wide = [matrix.mT if matrix.size(0) > matrix.size(1) else matrix for matrix in matrices]
-    found: list[torch.Tensor] = list(matrices)
-    for shape in dict.fromkeys(matrix.shape for matrix in wide):
-        same = [i for i, matrix in enumerate(wide) if matrix.shape == shape]
+
+def of_one_shape(matrices: Sequence[Views]) -> Iterator[list[Views]]:
+    """The matrices in groups for one product: of one shape once they are wide, together of at most MOST_ELEMENTS."""
+    shapes = [wide(weight).shape for weight, *_ in matrices]
+    for shape in dict.fromkeys(shapes):
+        same = [views for views, its_shape in zip(matrices, shapes, strict=True) if its_shape == shape]
         at_a_time = max(1, MOST_ELEMENTS // shape.numel())
-        for start in range(0, len(same), at_a_time):
-            chosen = same[start:start + at_a_time]
-            for i, update in zip(chosen, orthogonalized(torch.stack([wide[i] for i in chosen])), strict=True):
-                found[i] = update.mT if matrices[i].size(0) > matrices[i].size(1) else update
-    return found
+        yield from (same[start:start + at_a_time] for start in range(0, len(same), at_a_time))

@@ -8,6 +8,7 @@ read both as attributes.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,10 @@ from typing import Any
 
 import torch
 
-from architectures.table import architecture_of
+from architectures.fields import shown
+from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import StateTensor
+from common.errors import Exit, UserError
 from machine import device
 from machine.device import Machine
 from training.muon import Muon
@@ -41,11 +44,12 @@ class OptimizerKind:
     """
 
     name: str
+    words: str  # for the plan
     build: Callable[..., torch.optim.Optimizer]
     hidden_rule: str
     other_rule: str
 
-    def memory_bytes(self, config: Any) -> float:
+    def memory_bytes(self, config: ModelConfig) -> float:
         """Bytes of state per parameter of a model; more of its parameters are hidden the larger it is."""
         hidden, others = config.num_block_weights, config.num_parameters - config.num_block_weights
         total = (hidden * RULES[self.hidden_rule].bytes_per_element + others * RULES[self.other_rule].bytes_per_element)
@@ -114,6 +118,51 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+# ---------------------------------------------------------------- which one
+
+MOST_EXTRA = 0.1  # of a step's FLOPs, that Muon may add
+ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # figures that were found for AdamW, if somebody gives them
+
+
+def choose_optimizer(args: argparse.Namespace, config: ModelConfig, samples_per_step: int, stored: Mapping[str, Any],
+                     ) -> tuple[OptimizerKind, str]:
+    """The optimizer, and why where --optimizer auto decides; stored is the checkpoint to resume from, or empty.
+
+    Raises UserError (exit 4) for another one than the checkpoint's, whose moments it could not use.
+    """
+    if stored:
+        return OPTIMIZERS[_name_on_resume(args, stored)], ""
+    if args.optimizer != "auto":
+        return OPTIMIZERS[args.optimizer], ""
+    name, why = name_by_default(config, samples_per_step * config.seq_length)
+    if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
+        name, why = "adamw", f"{', '.join(given)} given, as one does for AdamW; --optimizer muon takes Muon"
+    if args.init_from:
+        name, why = "adamw", "trained weights go on with AdamW, which most were trained with"
+    return OPTIMIZERS[name], why
+
+
+def name_by_default(config: ModelConfig, tokens_per_step: int) -> tuple[str, str]:
+    """Muon where it pays, and why: it takes about 300 C^3 FLOP a layer and step, 4.2 C / tokens of the blocks' own."""
+    extra = 4.2 * config.n_embd / tokens_per_step
+    cost = f"it adds {extra:.1%} to the FLOPs of the blocks (4.2 x width / tokens of a step)"
+    if extra <= MOST_EXTRA:
+        return "muon", f"{cost} and learns more from each token"
+    return "adamw", f"Muon is for larger steps, as here {cost}, and at most {MOST_EXTRA:.0%} pays"
+
+
+def _name_on_resume(args: argparse.Namespace, stored: Mapping[str, Any]) -> str:
+    """The optimizer that the checkpoint names; one of an older program, that names none, has AdamW's moments."""
+    name = str((stored.get("settings") or {}).get("optimizer", "adamw"))
+    if args.optimizer in ("auto", name) and name in OPTIMIZERS:
+        return name
+    if args.reset_optimizer and args.optimizer != "auto":
+        return args.optimizer
+    same = f"--optimizer {name}, or " if name in OPTIMIZERS else "another --optimizer with "
+    raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of {shown(name)}, "
+                                     f"which it cannot use. Give {same}--reset_optimizer to start them at zero.")
+
+
 # ---------------------------------------------------------------- the optimizers
 
 
@@ -137,6 +186,7 @@ def build_muon(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[
 
 
 OPTIMIZERS = {
-    "adamw": OptimizerKind("adamw", build_adamw, hidden_rule="adamw", other_rule="adamw"),
-    "muon": OptimizerKind("muon", build_muon, hidden_rule="muon", other_rule="adamw"),
+    "adamw": OptimizerKind("adamw", "AdamW", build_adamw, hidden_rule="adamw", other_rule="adamw"),
+    "muon": OptimizerKind("muon", "Muon for matrices inside blocks, AdamW for all else", build_muon,
+                          hidden_rule="muon", other_rule="adamw"),
 }

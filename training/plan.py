@@ -22,6 +22,7 @@ from tokens.mixture import percent
 from tokens.shares import folders_of
 from training.checkpointing import SavingPlan
 from training.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts
+from training.optimizers import OptimizerKind
 from training.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from training.schedules import describe_schedule
 from training.sizing import Sizing, describe_misfit
@@ -43,6 +44,7 @@ class Plan:
     config: ModelConfig
     options: Options
     recipe: Recipe
+    kind: OptimizerKind
     memory: MemorySetting
     saving: SavingPlan
     where: str
@@ -197,6 +199,8 @@ def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, c
             f"memory      {describe_memory(memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
             *_steps(config, recipe),
             *_validation(config, recipe, corpus),
+            f"optimizer   {plan.kind.words}; {8 + plan.kind.memory_bytes(config):.3g} bytes a parameter with weight "
+            "and gradient",
             f"schedule    {describe_schedule(recipe)}",
             *(f"default     {reason}" for reason in (sizing.reasons if sizing else ())),
             *(f"default     {reason}" for reason in recipe.reasons),

@@ -54,6 +54,7 @@ class Recipe(Schedule):
     sample_interval: int
     log_interval: int
     reasons: tuple[str, ...]
+    optimizer: str = "adamw"
 
     @property
     def samples_per_step(self) -> int:
@@ -75,7 +76,8 @@ class Recipe(Schedule):
                 "log_interval": self.log_interval}
 
     def _optimizer_flags(self) -> dict[str, Any]:
-        return {"learning_rate": self.learning_rate, "embedding_learning_rate": self.embedding_learning_rate,
+        return {"optimizer": self.optimizer, "learning_rate": self.learning_rate,
+                "embedding_learning_rate": self.embedding_learning_rate,
                 "weight_decay": self.weight_decay, "embedding_weight_decay": self.embedding_weight_decay,
                 "beta2": self.beta2, "grad_clip": self.grad_clip}
 
@@ -167,14 +169,14 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
 def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
                   steps_done: int = 0, samples_seen: int = 0, sizing: Sizing | None = None,
                   horizon: int | None = None, settings: Mapping[str, Any] = MappingProxyType({}),
-                  optimizer: str = "adamw") -> Recipe:
+                  optimizer: str = "adamw", why_optimizer: str = "") -> Recipe:
     """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
 
     most_batch_size is what fits the memory. horizon is the last step that --max_minutes allows, None while it is not
     known. settings are those of the checkpoint to resume from, whose peak and warm-up the run keeps. Raises UserError
     (exit 2) for a warm-up longer than the run, or a min_lr above a learning rate that was not given.
     """
-    reasons: list[str] = []
+    reasons = [f"optimizer {optimizer}: {why_optimizer}"] if why_optimizer else []
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
 
     batch_size = args.batch_size
@@ -230,7 +232,13 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         eval_tokens=args.eval_tokens or _default_eval_tokens(args, epochs, num_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=tuple(reasons))
+        reasons=tuple(reasons), optimizer=optimizer)
+
+
+def samples_of_step(args: argparse.Namespace, most_batch_size: int) -> int:
+    """The sequences of a step; most_batch_size is the micro-batch where no number is given."""
+    batch_size = most_batch_size if args.batch_size in (None, "auto") else args.batch_size
+    return batch_size * args.gradient_accumulation_steps
 
 
 def eval_interval_of(args: argparse.Namespace, total_steps: int) -> int:

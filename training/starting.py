@@ -203,7 +203,6 @@ def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options:
                 ) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     chosen = {name: getattr(args, name) for name in (
-        "optimizer",
         "beta1", "label_smoothing", "dropout", "seed", "fp8_head", "max_minutes")}
     threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,

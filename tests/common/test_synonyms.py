@@ -72,7 +72,8 @@ def said(command: str, *words: str) -> str:
 @pytest.mark.parametrize(("words", "meant"), [
     ("--lr 1e-3", "--learning_rate"), ("--d_model 3", "--n_embd"), ("--n_layers 3", "--n_layer"),
     ("--block_size=256", "--seq_length"), ("--device cuda", "--use_gpu"), ("--device=cpu", "--no-use_gpu"),
-    ("--out_dir o", "--output_dir"), ("--data d", "--data_dir"), ("--optimizer adamw", "AdamW"),
+    ("--out_dir o", "--output_dir"), ("--data d", "--data_dir"), ("--optim adamw", "--optimizer"),
+    ("--eps 1e-8", "AdamW"),
     ("--use_mmap", "--preload mmap"), ("--start hi", "generate.py --prompt"), ("--wandb", "--tensorboard"),
     ("--val_split 0.1", "pretokenize.py FILE --val_fraction"), ("--max_norm 1", "--grad_clip"),
     ("--smoothing 0.1", "--label_smoothing"), ("--weight_tying", "--tie_weights"), ("--max_iters 5", "--max_steps"),

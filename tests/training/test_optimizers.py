@@ -1,11 +1,22 @@
 """Groups of parameters, and what an optimizer keeps."""
 
+import json
+
 import pytest
 import torch
 
+import train
+from common.errors import Exit
 from model import GPT, GPTConfig
-from tests.helpers.training import learner_of, small_batch, small_model
-from training.optimizers import OPTIMIZERS, expected_state, is_complete, parameter_groups, state_bytes
+from tests.helpers.training import learner_of, same_tensors, small_batch, small_model
+from training.optimizers import (
+    OPTIMIZERS,
+    choose_optimizer,
+    expected_state,
+    is_complete,
+    parameter_groups,
+    state_bytes,
+)
 
 KINDS = pytest.mark.parametrize("name", OPTIMIZERS)
 
@@ -56,3 +67,50 @@ def test_muon_keeps_12_bytes_of_a_hidden_parameter_with_weight_and_gradient_wher
     xl = GPTConfig(n_layer=48, n_head=25, n_embd=1600)
     assert OPTIMIZERS["adamw"].memory_bytes(xl) == 8
     assert 4.2 < OPTIMIZERS["muon"].memory_bytes(xl) < 4.3
+
+
+# ---------------------------------------------------------------- which one
+
+
+@pytest.mark.parametrize(("flags", "tokens", "expected", "why"), [
+    ([], 32_768, "muon", "it adds 9.8% to the FLOPs"),
+    ([], 31_744, "adamw", "it adds 10.2% to the FLOPs"),
+    (["--learning_rate", "1e-3"], 2**19, "adamw", "--learning_rate given"),
+    (["--beta1", ".9", "--beta2", ".95"], 2**19, "adamw", "--beta1, --beta2 given"),
+    (["--init_from", "gpt2"], 2**19, "adamw", "trained weights"),
+    (["--optimizer", "muon", "--learning_rate", "1e-3"], 1024, "muon", ""),
+    (["--optimizer", "adamw"], 2**19, "adamw", "")])
+def test_auto_takes_muon_where_it_pays_and_says_why(flags, tokens, expected, why):
+    kind, reason = choose_optimizer(train.read_flags(flags), GPTConfig(), tokens // 1024, {})
+    assert kind.name == expected
+    assert reason.startswith(why) if why.startswith("-") else why in reason
+    assert bool(why) == bool(reason)
+
+
+@pytest.mark.parametrize("settings", [{}, {"settings": {"optimizer": "adamw"}}], ids=["names none", "names AdamW"])
+def test_a_run_goes_on_with_the_optimizer_of_its_checkpoint_an_older_one_with_adamw(settings):
+    args = train.read_flags(["--resume_from", "auto"])
+    assert choose_optimizer(args, GPTConfig(), 512, {"step": 3, **settings})[0].name == "adamw"
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(name, run):
+    flags = ["--optimizer", name, "--lr_schedule", "constant", "--n_embd", "64"]
+    run("--max_steps", "4", *flags, out="whole")
+    run("--max_steps", "2", *flags)
+    code, _ = run("--max_steps", "4", "--resume_from", "auto", *flags)
+    assert code == 0
+    whole, resumed = (run.folder / name / "checkpoint-4" for name in ("whole", "out"))
+    assert same_tensors(whole, resumed)
+    assert json.loads((resumed / "trainer_state.json").read_text())["settings"]["optimizer"] == name
+
+
+def test_the_moments_of_another_optimizer_are_refused_unless_they_are_reset(run):
+    run("--max_steps", "2", "--optimizer", "muon")
+    error, _ = run("--max_steps", "3", "--resume_from", "auto", "--optimizer", "adamw")
+    assert error.code == Exit.CHECKPOINT
+    assert "--optimizer adamw: the checkpoint has the moments of 'muon'" in str(error)
+    assert "Give --optimizer muon, or --reset_optimizer" in str(error)
+    code, text = run("--max_steps", "3", "--resume_from", "auto", "--optimizer", "adamw", "--reset_optimizer")
+    assert code == 0
+    assert "optimizer muon -> adamw" in text
