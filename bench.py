@@ -6,6 +6,7 @@
     python bench.py --peer nanogpt --peer_dir ~/nanoGPT                 another's model beside ours, in turns
     python bench.py --loader                                            a batch from memory and from a file
     python bench.py --saving --model_size gpt2_small --vocab_size 50257 a checkpoint, and how long training waits for it
+    python bench.py --quality --data_dir data --model_size tiny         what a model learns, recipe by recipe
 
 The first rung is train.py with all that can be naive: Python loops for batches, plain attention, fp32, eager. Each rung
 above it adds one lever. All are timed by train.py itself, each in a process of its own (benchmarks/ladder.py). This
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import statistics
 import sys
@@ -47,18 +49,22 @@ from benchmarks.ladder import (
     train_flags,
 )
 from benchmarks.processes import Children
+from benchmarks.quality import compare_recipes
+from benchmarks.recipes import own_recipes, recipe_names
 from common import flags
 from common.errors import Exit, UserError, guard, require
 from common.outputs import PICTURES, Output, requested
 from common.progress import Progress
-from common.signals import USUALLY_SECONDS, Signals, Stopped
+from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
 from tokens.metadata import Metadata, read_metadata
 
 SLOW_EXIT = 1  # a rung failed, or its losses are not the first rung's
+LIMIT_MINUTES = 15.0
 LOADER_TOKENS = 10_000_000
 LOADER_SEQ_LENGTH = 512
-CHILDREN = ("naive", "corpus", "probe", "tokens", "peer", "loader", "saving")
+CHILDREN = ("naive", "corpus", "probe", "tokens", "peer", "loader", "material", "saving")
+OF_QUALITY = ("recipes", "own_recipes", "seeds", "tokens", "quality_dir", "timing_turns", "tune", "train_flags")
 
 
 # ---------------------------------------------------------------- flags
@@ -89,6 +95,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--loader", False, "a batch of 64 x 512 from RAM and from a file, beside nanoGPT's get_batch")
     g.switch("--saving", False, "a checkpoint of the shape's model, in the current folder, beside save_file "
              "and a raw write of the same bytes")
+    g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds")
     g = parser.group("the shape")
     g.flag("--shape", one_of(*SHAPES), "mini", "mini: 8,192 ids, T 256, B 8; A: GPT-2 Small, 32,000 ids, head untied, "
            "T 512, B 32; B: GPT-2 Small, 50,304 ids, T 1024, B 16; the next four override")
@@ -99,13 +106,27 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--batch_size", whole(2, 2**20), None, "sequences of a step, B; even: the first rungs take two halves",
            "the shape's")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
+    g = parser.group("of --quality")
+    g.flag("--recipes", recipe_names(), None, "recipes in docs/performance.md, and of --own_recipes", "all")
+    g.flag("--own_recipes", own_recipes(), None, "more recipes, 'NAME: FLAGS; NAME: FLAGS', with flags of train.py, "
+           "before which another recipe's name may stand", "none")
+    g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own")
+    g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens of a run, such as 20M", "20 per parameter")
+    g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
+           "was interrupted is resumed, and several commands may share it")
+    g.flag("--timing_turns", whole(0, 100), 3, "times that the steps of all recipes are timed, one recipe after the "
+           "other, once all runs are complete; 0: not")
+    g.switch("--tune", False, "measure the other half of the validation tokens, on which recipes may be chosen")
+    g.flag("--train_flags", text("'FLAGS'"), None, "flags of train.py for all runs: --train_flags='--compile "
+           "--use_amp'", "none")
     g = parser.group("how")
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
     g.flag("--warmup", whole(1, 100_000), None, "steps before those", "20 on a GPU, 4 on a CPU")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g.flag("--precision", one_of("bf16", "fp32"), None, "of the upper rungs", "bf16 where it is native")
     g.switch("--tuned", None, "rung 9, whose compiling takes minutes", "on a GPU only")
-    g.flag("--limit_minutes", flags.real(0, 1e6, above=True, unit="MINUTES"), 15.0, "after which a rung is given up")
+    g.flag("--limit_minutes", flags.real(0, 1e6, above=True, unit="MINUTES"), None, "after which a rung is given up",
+           "15, none with --quality")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
     g.flag("--png", text(), None, "picture of the ladder to write, .png, .svg or .pdf; needs matplotlib", "none")
@@ -119,13 +140,17 @@ def check(args: argparse.Namespace) -> list[str]:
     wrong = {
         "--loader: not with --peer": args.loader and args.peer is not None,
         "--saving: not with --peer or --loader": args.saving and (args.loader or args.peer is not None),
+        "--quality: not with --peer, --loader or --saving": args.quality and other,
+        "--quality: needs --data_dir, a folder of pretokenize.py": args.quality and args.data_dir is None,
         "--peer nanogpt: needs --peer_dir, nanoGPT's folder": args.peer == "nanogpt" and args.peer_dir is None,
         "--peer_dir: has no effect without --peer nanogpt": args.peer != "nanogpt" and args.peer_dir is not None,
         "--png: is a picture of the ladder, not of --peer, --loader or --saving": args.png is not None and other,
-        "--batch_size: is odd; the first rungs take it in two halves": (args.batch_size or 0) % 2,
+        "--batch_size: is odd; the first rungs take it in two halves": (args.batch_size or 0) % 2 and not args.quality,
         "--vocab_size: comes from --data_dir": args.vocab_size is not None and args.data_dir is not None,
     }
     problems = [problem for problem, is_wrong in wrong.items() if is_wrong]
+    if not args.quality:
+        problems += [f"--{name}: has no effect without --quality" for name in OF_QUALITY if name in args.config.given]
     if args.png is not None and not args.png.lower().endswith(PICTURES):
         problems.append(f"--png {printable(args.png)}: must end in {', '.join(PICTURES)}")
     return problems
@@ -341,6 +366,10 @@ def answer(name: str, request: Request) -> Answer:
             from benchmarks.parts import loader_times
 
             return loader_times(**request)
+        case "material":
+            from benchmarks.material import prepare
+
+            return prepare(**request)
         case _:
             from benchmarks.parts import saving_times
 
@@ -406,8 +435,12 @@ def main(argv: Sequence[str]) -> int:
     json_file, png = requested("--json", args.json, is_rewritten=True), requested("--png", args.png)
     with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
-        children = Children(signals, 60 * args.limit_minutes, Path(folder))
+        limit_minutes = args.limit_minutes or (math.inf if args.quality else LIMIT_MINUTES)
+        children = Children(signals, 60 * limit_minutes, Path(folder))
         try:
+            if args.quality:
+                signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
+                return compare_recipes(args, shape, children, out, json_file, png)
             setting = measure_machine(args, shape, out, children)
             bench = Bench(out, children, setting, report.Record(json_file, setting))
             for line in report.introduction(setting):

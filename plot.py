@@ -353,11 +353,16 @@ def short(number: float) -> str:
 
 def save_picture(figure: Any, picture: Output) -> None:
     """Writes the file by its ending, whole or not at all."""
-    kind, content = picture.ending, io.BytesIO()
+    picture.write(picture_bytes(figure, picture.ending))
+
+
+def picture_bytes(figure: Any, kind: str) -> bytes:
+    """The picture as a file of this kind: png, svg or pdf."""
+    content = io.BytesIO()
     # Without a date the same curves make the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     figure.savefig(content, dpi=200, format=kind, metadata=metadata)
-    picture.write(content.getvalue())
+    return content.getvalue()
 
 
 if __name__ == "__main__":

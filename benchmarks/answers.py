@@ -67,9 +67,29 @@ class SavingTimes:
 
 
 @dataclass(frozen=True)
+class Material:
+    """What the quality ladder works with: the machine, the model in numbers, and the tokens by sha256 and number.
+
+    val_tokens are those of the half of the validation tokens that is measured, all_val_tokens those of both.
+    """
+
+    machine: str
+    software: str
+    on_gpu: bool
+    n_layer: int
+    n_embd: int
+    num_parameters: int
+    num_block_weights: int
+    train_tokens: int
+    train_sha256: str
+    val_tokens: int
+    all_val_tokens: int
+
+
+@dataclass(frozen=True)
 class Done:
     """The answer of a child that has nothing to say but that it is done."""
 
 
-Answer = Probe | PeerRun | LoaderTimes | SavingTimes | Done
+Answer = Probe | PeerRun | LoaderTimes | SavingTimes | Material | Done
 Request = dict[str, Any]  # the arguments of the child's function, as JSON

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,20 +60,24 @@ class Children:
         self._signals = signals
         self._limit_seconds = limit_seconds
 
-    def run(self, words: Sequence[str], cache: str) -> Ended:
+    def run(self, words: Sequence[str], cache: str | None, grace_seconds: float = 0.0,
+            look: Callable[[], None] = lambda: None) -> Ended:
         """Runs python with these words; the compiler keeps its kernels in the folder's subfolder of this name.
 
-        Raises Stopped after a signal.
+        None: where it keeps them anyway. look is called again and again while the child runs. A child that has to be
+        ended is asked to (SIGTERM) and given the grace, in which train.py saves. Raises Stopped after a signal.
         """
-        kernels = self.folder / cache
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")}
+        caches = {}
+        if cache is not None:
+            kernels = self.folder / cache
+            caches = {"TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")}
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             child = subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
                                      env={**script_environment(), **caches}, start_new_session=os.name == "posix")
             try:
-                gave_up = self._wait_for(child)
+                gave_up = self._wait_for(child, look)
             finally:
-                _end(child)
+                _end(child, grace_seconds)
             stdout.seek(0)
             stderr.seek(0)
             printed, complaints = (file.read().decode(errors="replace") for file in (stdout, stderr))
@@ -91,11 +95,12 @@ class Children:
             raise UserError(Exit.MACHINE, problem if problem.startswith("--") else f"{name} failed: {problem}")
         return kind(**json.loads(ended.stdout.splitlines()[-1]))
 
-    def _wait_for(self, child: subprocess.Popen[bytes]) -> str:
+    def _wait_for(self, child: subprocess.Popen[bytes], look: Callable[[], None]) -> str:
         """Waits until the child has ended; returns why it should be ended, if the limit comes first."""
         until = time.monotonic() + self._limit_seconds
         while child.poll() is None:
             self._signals.look()
+            look()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.1)
             if time.monotonic() > until and child.poll() is None:
@@ -103,8 +108,12 @@ class Children:
         return ""
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kills the child if it still runs, with the processes it has started."""
+def _end(child: subprocess.Popen[bytes], grace_seconds: float) -> None:
+    """Ends the child if it still runs: asks it to, then kills it with the processes it has started."""
+    if child.poll() is None and grace_seconds:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace_seconds)
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
         child.wait()

@@ -23,7 +23,8 @@ class Imagined(Children):
         super().__init__(Signals(), 60, folder)
         self._answer = answer
 
-    def run(self, words: Sequence[str], cache: str) -> Ended:
+    def run(self, words: Sequence[str], cache: str | None, grace_seconds: float = 0.0,
+            look: Callable[[], None] = lambda: None) -> Ended:
         return self._answer(words)
 
 
