@@ -107,7 +107,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "the shape's")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
     g = parser.group("of --quality")
-    g.flag("--recipes", recipe_names(), None, "recipes in docs/performance.md, and of --own_recipes", "all")
+    g.flag("--recipes", recipe_names(), None, "recipes in docs/quality.md, and of --own_recipes", "all")
     g.flag("--own_recipes", own_recipes(), None, "more recipes, 'NAME: FLAGS; NAME: FLAGS', with flags of train.py, "
            "before which another recipe's name may stand", "none")
     g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own")

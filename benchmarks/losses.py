@@ -15,14 +15,14 @@ QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Curve:
+class ValidationCurve:
     """The validation losses of a run over its steps, which ascend; straight lines between them."""
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]
 
     @classmethod
-    def of(cls, series: Series) -> Curve:
+    def of(cls, series: Series) -> ValidationCurve:
         """The curve of what a run has logged."""
         return cls(tuple(series.steps), tuple(series.values))
 
@@ -53,10 +53,10 @@ class Curve:
         return self.steps[index - 1] + share * (self.steps[index] - self.steps[index - 1])
 
 
-def mean_of(curves: Sequence[Curve]) -> Curve:
+def mean_of(curves: Sequence[ValidationCurve]) -> ValidationCurve:
     """The mean curve of runs that were validated at the same steps; of other steps those that all have."""
     common = sorted(set(curves[0].steps).intersection(*(curve.steps for curve in curves)))
-    return Curve(tuple(common), tuple(fmean(curve.at(step) for curve in curves) for step in common))
+    return ValidationCurve(tuple(common), tuple(fmean(curve.at(step) for curve in curves) for step in common))
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Learned:
     """
 
     name: str
-    curves: dict[int, Curve]
+    curves: dict[int, ValidationCurve]
     steps: int
     seconds_per_step: float | None = None
 
     @property
-    def mean(self) -> Curve:
+    def mean(self) -> ValidationCurve:
         """The mean curve of the seeds; there must be one."""
         return mean_of(list(self.curves.values()))
 

@@ -31,7 +31,7 @@ from benchmarks.quality_runs import (
     train_all,
     what_is_missing,
 )
-from benchmarks.recipes import RECIPES, Recipe
+from benchmarks.recipes import RECIPES, NamedRecipe
 from common.errors import Exit, UserError
 from common.outputs import Output
 from common.progress import Progress
@@ -45,7 +45,7 @@ def compare_recipes(args: argparse.Namespace, shape: Shape, children: Children, 
     recipes = chosen_recipes(args)
     contest = make_contest(args, shape, children, out)
     check_folder(contest)
-    for line in quality_report.introduction(contest, recipes, args.seeds):
+    for line in quality_report.opening_lines(contest, recipes, args.seeds):
         out.say(line)
 
     runs = train_all(contest, recipes, args.seeds, children, out)
@@ -58,15 +58,15 @@ def compare_recipes(args: argparse.Namespace, shape: Shape, children: Children, 
         if line:
             out.warn(line)
     if json_file is not None:
-        json_file.write(quality_report.as_json(contest, recipes, runs, turns, learned))
+        json_file.write(quality_report.quality_json(contest, recipes, runs, turns, learned))
     if png is not None and learned:
-        png.write(quality_report.picture(learned, contest, png.ending))
+        png.write(quality_report.quality_picture(learned, contest, png.ending))
     return FAILED_EXIT if any(run.status == FAILED for run in runs) else Exit.DONE
 
 
-def chosen_recipes(args: argparse.Namespace) -> list[Recipe]:
+def chosen_recipes(args: argparse.Namespace) -> list[NamedRecipe]:
     """The recipes of --recipes, then those of --own_recipes. Raises UserError (exit 2) for a name that is neither."""
-    own: dict[str, Recipe] = args.own_recipes or {}
+    own: dict[str, NamedRecipe] = args.own_recipes or {}
     known = {**RECIPES, **own}
     names = args.recipes or list(known)
     if unknown := [name for name in names if name not in known]:
@@ -89,7 +89,7 @@ def make_contest(args: argparse.Namespace, shape: Shape, children: Children, out
     return Contest(shape, material, args.data_dir, folder, half, steps, tuple(flags))
 
 
-def measure_seconds(args: argparse.Namespace, contest: Contest, recipes: Sequence[Recipe], runs: Sequence[Run],
+def measure_seconds(args: argparse.Namespace, contest: Contest, recipes: Sequence[NamedRecipe], runs: Sequence[Run],
                     children: Children, out: Progress) -> dict[str, list[float]]:
     """The turns of --timing_turns; while a run is under way in another command only those that were measured before.
 

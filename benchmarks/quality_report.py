@@ -14,7 +14,7 @@ import plot
 from benchmarks.ladder import SEED
 from benchmarks.losses import QUARTERS, Learned, equal_seconds
 from benchmarks.quality_runs import EVAL_TOKENS, Contest, Run
-from benchmarks.recipes import Recipe
+from benchmarks.recipes import NamedRecipe
 from common.words import count, duration, several
 from training.axes import XAxis
 
@@ -25,13 +25,13 @@ FEWEST_EVAL_TOKENS = 2**17  # below which a loss is 0.01 nats off by chance
 STEEP = 0.1  # of a run, which the picture's loss axis leaves out
 
 
-def introduction(contest: Contest, recipes: Sequence[Recipe], num_seeds: int) -> list[str]:
+def opening_lines(contest: Contest, recipes: Sequence[NamedRecipe], num_seeds: int) -> list[str]:
     """The lines before any run: the machine, the model, the tokens, what is measured, the recipes."""
     shape, material = contest.shape, contest.material
     measured = min(EVAL_TOKENS, material.val_tokens)
     epochs = contest.tokens / material.train_tokens
     again = f"; {epochs:.1f} epochs of the corpus" if epochs > 1 else ""
-    few = "; few: losses are 0.01 nats off by chance" if measured < FEWEST_EVAL_TOKENS else ""
+    few = ": few, 0.01 nats off by chance" if measured < FEWEST_EVAL_TOKENS else ""
     return [
         f"machine     {material.machine}, {material.software}",
         f"model       {shape.model_size}, {count(material.num_parameters)} parameters, {shape.vocab_size:,} ids, "
@@ -48,7 +48,7 @@ def introduction(contest: Contest, recipes: Sequence[Recipe], num_seeds: int) ->
 # ---------------------------------------------------------------- the tables
 
 
-def lines(learned: Sequence[Learned], recipes: Sequence[Recipe]) -> list[str]:
+def lines(learned: Sequence[Learned], recipes: Sequence[NamedRecipe]) -> list[str]:
     """The report: losses, then tokens and time to each other's final loss. There are none without a complete run."""
     if not learned:
         return []
@@ -90,8 +90,8 @@ def shares_table(learned: Sequence[Learned], share: Callable[[Learned, Learned],
         names = "".join(f"{one.name[:SHARE_WIDTH - 1]:>{SHARE_WIDTH}}" for one in others)
         table.append(f"{'':<{NAME_WIDTH}}{names}")
         for one in learned:
-            cells = "".join(f"{_percent(share(one, other)):>{SHARE_WIDTH}}" for other in others)
-            table.append(f"{one.name[:NAME_WIDTH - 1]:<{NAME_WIDTH}}{cells}")
+            cells = ["-" if other is one else _percent(share(one, other)) for other in others]
+            table.append(f"{one.name[:NAME_WIDTH - 1]:<{NAME_WIDTH}}" + "".join(f"{c:>{SHARE_WIDTH}}" for c in cells))
     return table
 
 
@@ -102,7 +102,7 @@ def _percent(share: float | None) -> str:
 # ---------------------------------------------------------------- --json
 
 
-def as_json(contest: Contest, recipes: Sequence[Recipe], runs: Sequence[Run], turns: dict[str, list[float]],
+def quality_json(contest: Contest, recipes: Sequence[NamedRecipe], runs: Sequence[Run], turns: dict[str, list[float]],
             learned: Sequence[Learned]) -> bytes:
     """All figures: every validation of every run, the turns in which steps were timed, and what follows from them."""
     found = {one.name: one for one in learned}
@@ -146,7 +146,7 @@ def _figures(one: Learned, learned: Sequence[Learned]) -> dict[str, Any]:
 # ---------------------------------------------------------------- the picture
 
 
-def picture(learned: Sequence[Learned], contest: Contest, ending: str) -> bytes:
+def quality_picture(learned: Sequence[Learned], contest: Contest, ending: str) -> bytes:
     """Validation loss against tokens and, where steps were timed, against time; shaded between the seeds."""
     matplotlib = importlib.import_module("matplotlib")  # the one package that is not required
     figure_class = importlib.import_module("matplotlib.figure").Figure

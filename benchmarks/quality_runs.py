@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.answers import Material
 from benchmarks.ladder import GPU_LOG_INTERVAL, SEED, Shape, as_flags
-from benchmarks.losses import Curve, Learned, median_of_turns
+from benchmarks.losses import Learned, ValidationCurve, median_of_turns
 from benchmarks.processes import ROOT, Children, Ended
-from benchmarks.recipes import Recipe, Task
+from benchmarks.recipes import NamedRecipe, Scale
 from common.config import read_toml
 from common.errors import Exit, UserError
 from common.files import read_text, write_whole
@@ -54,9 +54,9 @@ class Contest:
     flags: tuple[str, ...]
 
     @property
-    def task(self) -> Task:
+    def scale(self) -> Scale:
         material = self.material
-        return Task(material.n_layer, material.n_embd, self.shape.seq_length, material.num_block_weights,
+        return Scale(material.n_layer, material.n_embd, self.shape.seq_length, material.num_block_weights,
                     self.shape.tokens_per_step, self.steps)
 
     @property
@@ -74,10 +74,10 @@ class Contest:
                 "val_tokens": self.material.val_tokens, "train_sha256": self.material.train_sha256,
                 "train_flags": list(self.flags)}
 
-    def recipe_flags(self, recipe: Recipe) -> list[str]:
-        return list(as_flags(recipe.flags(self.task)))
+    def recipe_flags(self, recipe: NamedRecipe) -> list[str]:
+        return list(as_flags(recipe.flags(self.scale)))
 
-    def train_flags(self, recipe: Recipe, seed: int, output_dir: Path) -> list[str]:
+    def train_flags(self, recipe: NamedRecipe, seed: int, output_dir: Path) -> list[str]:
         """The whole command line of train.py for a run, those of the recipe last."""
         shape, data_dir = self.shape, Path(self.data_dir)
         return [*as_flags({
@@ -131,11 +131,11 @@ class Run:
     seed: int
     status: str
     reason: str = ""
-    curve: Curve | None = None
+    curve: ValidationCurve | None = None
     decided: Mapping[str, Any] = field(default_factory=dict)
 
 
-def train_all(contest: Contest, recipes: Sequence[Recipe], num_seeds: int, children: Children, out: Progress,
+def train_all(contest: Contest, recipes: Sequence[NamedRecipe], num_seeds: int, children: Children, out: Progress,
               ) -> list[Run]:
     """Trains by every recipe with every seed, seed after seed, and returns what is there now.
 
@@ -148,7 +148,7 @@ def train_all(contest: Contest, recipes: Sequence[Recipe], num_seeds: int, child
     return [found_run(contest, recipe, run.seed) or run for run, (recipe, _) in zip(runs, pairs, strict=True)]
 
 
-def train_one(contest: Contest, recipe: Recipe, seed: int, children: Children, out: Progress, which: str) -> Run:
+def train_one(contest: Contest, recipe: NamedRecipe, seed: int, children: Children, out: Progress, which: str) -> Run:
     """One run from where it stands to its end, with a line about it."""
     folder = folder_of(contest, recipe, seed)
     name = f"{recipe.name}, seed {seed}"
@@ -160,7 +160,7 @@ def train_one(contest: Contest, recipe: Recipe, seed: int, children: Children, o
     folder.mkdir(exist_ok=True)
     write_whole(folder / RUN, json.dumps({"recipe": recipe.name, "flags": contest.recipe_flags(recipe)}) + "\n")
     words = [str(ROOT / "train.py"), *contest.train_flags(recipe, seed, folder), "--resume_from", "auto"]
-    watch = Watch(folder / "metrics.jsonl", f"run {which}, {name}", contest.steps, out)
+    watch = RunWatch(folder / "metrics.jsonl", f"run {which}, {name}", contest.steps, out)
     with out.phase(f"run {which}, {name}"):
         ended = children.run(words, None, GRACE_SECONDS, watch.look)
     run = found_run(contest, recipe, seed) or Run(recipe.name, seed, *_why_not(ended))
@@ -171,11 +171,11 @@ def train_one(contest: Contest, recipe: Recipe, seed: int, children: Children, o
     return run
 
 
-def folder_of(contest: Contest, recipe: Recipe, seed: int) -> Path:
+def folder_of(contest: Contest, recipe: NamedRecipe, seed: int) -> Path:
     return contest.folder / f"{recipe.name}-{seed}"
 
 
-def check_run(contest: Contest, recipe: Recipe, folder: Path) -> None:
+def check_run(contest: Contest, recipe: NamedRecipe, folder: Path) -> None:
     """Raises UserError (exit 2) if the folder holds a run of other flags."""
     there, flags = _read_json(folder / RUN), contest.recipe_flags(recipe)
     if isinstance(there, dict) and there.get("flags") != flags:
@@ -184,11 +184,11 @@ def check_run(contest: Contest, recipe: Recipe, folder: Path) -> None:
                                     "or give another --quality_dir.")
 
 
-def found_run(contest: Contest, recipe: Recipe, seed: int) -> Run | None:
+def found_run(contest: Contest, recipe: NamedRecipe, seed: int) -> Run | None:
     """A run that is complete: validated after its last step. None for any other."""
     folder = folder_of(contest, recipe, seed)
     try:
-        curve = Curve.of(read_run(str(folder)).val_loss)
+        curve = ValidationCurve.of(read_run(str(folder)).val_loss)
     except UserError:  # there is none, or it has not logged anything yet
         return None
     if not curve.steps or curve.steps[-1] < contest.steps:
@@ -208,7 +208,7 @@ def _why_not(ended: Ended) -> tuple[str, str]:
     return FAILED, ended.problem or "it ended before its last step"
 
 
-class Watch:
+class RunWatch:
     """Looks at what a run logs, and tells the heartbeat how far it is."""
 
     def __init__(self, path: Path, name: str, steps: int, out: Progress):
@@ -236,7 +236,7 @@ class Watch:
 # ---------------------------------------------------------------- the time of a step
 
 
-def time_steps(contest: Contest, recipes: Sequence[Recipe], turns: int, steps: tuple[int, int], children: Children,
+def time_steps(contest: Contest, recipes: Sequence[NamedRecipe], turns: int, steps: tuple[int, int], children: Children,
                out: Progress) -> dict[str, list[float]]:
     """Seconds of a step of each recipe, the median of each turn; steps are those of the warm-up and those timed.
 
@@ -259,11 +259,11 @@ def time_steps(contest: Contest, recipes: Sequence[Recipe], turns: int, steps: t
     return known
 
 
-def time_one(contest: Contest, recipe: Recipe, steps: tuple[int, int], children: Children) -> float:
+def time_one(contest: Contest, recipe: NamedRecipe, steps: tuple[int, int], children: Children) -> float:
     """The median seconds of a recipe's steps. Raises UserError (exit 5) if train.py fails."""
     warmup, timed = steps
     folder = children.folder / f"timing-{recipe.name}"
-    has_warmup = "warmup_steps" in recipe.flags(contest.task)  # which must be shorter than this run
+    has_warmup = "warmup_steps" in recipe.flags(contest.scale)  # which must be shorter than this run
     words = [str(ROOT / "train.py"), *contest.train_flags(recipe, SEED, folder), *as_flags({
         "max_steps": warmup + timed, "warmup_steps": 1 if has_warmup else None, "eval_interval": 10**9,
         "eval_tokens": 1, "checkpoint_every_minutes": 0,
@@ -282,13 +282,13 @@ def time_one(contest: Contest, recipe: Recipe, steps: tuple[int, int], children:
     return statistics.median(found)
 
 
-def seconds_known(contest: Contest, recipes: Sequence[Recipe]) -> dict[str, list[float]]:
+def seconds_known(contest: Contest, recipes: Sequence[NamedRecipe]) -> dict[str, list[float]]:
     """The turns that were timed before, by recipe."""
     stored = _read_json(contest.folder / TIMING) or {}
     return {recipe.name: stored[recipe.name]["turns"] for recipe in recipes if recipe.name in stored}
 
 
-def learned_from(contest: Contest, recipes: Sequence[Recipe], runs: Sequence[Run],
+def learned_from(contest: Contest, recipes: Sequence[NamedRecipe], runs: Sequence[Run],
                  turns: Mapping[str, Sequence[float]]) -> list[Learned]:
     """What each recipe with a complete run has come to, in the order of the recipes."""
     found = []

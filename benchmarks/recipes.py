@@ -1,6 +1,7 @@
 """The recipes of the quality ladder: each a set of train.py's flags that is trained with beside the others.
 
-A recipe says all that it needs to stay what it is when train.py's defaults change, or, for ours, nothing of it.
+A recipe of others, or of before, names all that it needs to stay what it is when train.py's defaults change; ours are
+those defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Flags = dict[str, Any]  # by the names of train.py's flags
 
 
 @dataclass(frozen=True)
-class Task:
+class Scale:
     """What a rule for a learning rate depends on: the model (its blocks' weights are 12 L C^2) and the run."""
 
     n_layer: int
@@ -29,56 +30,58 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a model is trained: a name, what it is in words, and its flags for a task."""
+class NamedRecipe:
+    """How a model is trained: a name, what it is in words, and its flags for a scale."""
 
     name: str
     words: str
-    flags: Callable[[Task], Flags]
+    flags: Callable[[Scale], Flags]
 
 
 # ---------------------------------------------------------------- others', and ours as it was
 
 
-def nanogpt(task: Task) -> Flags:
+def recipe_of_nanogpt(scale: Scale) -> Flags:
     """The defaults of nanoGPT's train.py (3adf61e). Its 2,000 steps of warm-up become 2% of a run below 100,000."""
-    warmup_steps = max(1, min(2000, task.steps // 50))
+    warmup_steps = max(1, min(2000, scale.steps // 50))
     return {**COSINE_ADAMW, "learning_rate": 6e-4, "min_lr": 6e-5, "warmup_steps": warmup_steps}
 
 
-def before(task: Task) -> Flags:
+def recipe_before(scale: Scale) -> Flags:
     """Our defaults until 2026-11-22: the lower of two published laws, a cosine to a hundredth, 2% of warm-up."""
-    peak = peak_before(task)
+    peak = peak_before(scale)
     # At least 2 / (1 - beta2) steps of warm-up, at most a fifth.
-    warmup_steps = min(max(40, task.steps // 50), task.steps // 5, 2000)
+    warmup_steps = min(max(40, scale.steps // 50), scale.steps // 5, 2000)
     return {**COSINE_ADAMW, "learning_rate": peak, "min_lr": peak / 100, "warmup_steps": warmup_steps}
 
 
-def peak_before(task: Task) -> float:
+def peak_before(scale: Scale) -> float:
     """The peak learning rate of `before`: the lower of a law by compute and one by parameters.
 
     0.3118 C^-0.125 for C FLOP at 0.2920 C^0.3271 tokens a step (Bi et al. 2024, DeepSeek LLM, section 3.1), less for
     smaller steps by the square root of their share; 0.003239 - 0.0001395 ln N for N weights (Kaplan et al. 2020,
     appendix D.6).
     """
-    weights, total_tokens = task.num_block_weights, task.steps * task.tokens_per_step
-    compute = (6 * weights + 12 * task.n_layer * task.n_embd * task.seq_length) * total_tokens
-    share = min(1.0, task.tokens_per_step / (0.2920 * compute**0.3271))
+    weights, total_tokens = scale.num_block_weights, scale.steps * scale.tokens_per_step
+    compute = (6 * weights + 12 * scale.n_layer * scale.n_embd * scale.seq_length) * total_tokens
+    share = min(1.0, scale.tokens_per_step / (0.2920 * compute**0.3271))
     by_compute = 0.3118 * compute**-0.125 * share**0.5
     by_weights = 0.003239 - 0.0001395 * math.log(weights)
     return max(1e-6, min(by_compute, by_weights))
 
 
-COSINE_ADAMW: Flags = {"use_lr_scheduler": True, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip": 1.0}
+COSINE_ADAMW: Flags = {"arch": "gpt2", "lr_schedule": "cosine", "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
+                       "grad_clip": 1.0}
 
 
 # ---------------------------------------------------------------- the table
 
 
 RECIPES = {recipe.name: recipe for recipe in (
-    Recipe("nanogpt", "nanoGPT's defaults: AdamW at 6e-4, cosine to a tenth, warm-up 2%", nanogpt),
-    Recipe("before", "our defaults until 2026-11-22: AdamW, cosine to a hundredth, warm-up 2%", before),
-    Recipe("ours", "AdamW with the defaults of today", lambda task: {}),
+    NamedRecipe("nanogpt", "nanoGPT's defaults: AdamW at 6e-4, cosine to a tenth, warm-up 2%", recipe_of_nanogpt),
+    NamedRecipe("before", "our defaults until 2026-11-22: AdamW, cosine to a hundredth, warm-up 2%", recipe_before),
+    NamedRecipe("ours", "AdamW with the defaults of today", lambda scale: {"arch": "gpt2"}),
+    NamedRecipe("modern", "qwen3, AdamW with the defaults of today", lambda scale: {"arch": "qwen3"}),
 )}
 
 
@@ -100,11 +103,11 @@ def own_recipes() -> ValueKind:
     The flags may begin with the name of a recipe, to which they are added: one of the table, or an earlier one.
     """
 
-    def parse(text: str) -> dict[str, Recipe]:
-        found: dict[str, Recipe] = {}
+    def parse(text: str) -> dict[str, NamedRecipe]:
+        found: dict[str, NamedRecipe] = {}
         for entry in filter(None, map(str.strip, text.split(";"))):
             name, colon, rest = (part.strip() for part in entry.partition(":"))
-            known: Mapping[str, Recipe] = {**RECIPES, **found}
+            known: Mapping[str, NamedRecipe] = {**RECIPES, **found}
             if not colon or name in known or not name.replace("-", "").replace(".", "").isalnum():
                 raise ValueError(text)
             found[name] = _own_recipe(name, shlex.split(rest), known)
@@ -116,13 +119,13 @@ def own_recipes() -> ValueKind:
                             "recipe, and flags of train.py, such as 'warm: ours --warmup_steps 500'", "'NAME: FLAGS'")
 
 
-def _own_recipe(name: str, words: list[str], known: Mapping[str, Recipe]) -> Recipe:
+def _own_recipe(name: str, words: list[str], known: Mapping[str, NamedRecipe]) -> NamedRecipe:
     """A recipe of these words. Raises ValueError for what begins with neither a known recipe nor a flag."""
     below = known[words.pop(0)] if words and words[0] in known else known["ours"]
     if words and not words[0].startswith("--"):
         raise ValueError(words[0])
     added = _as_values(words)
-    return Recipe(name, " ".join([below.name, *words]), lambda task: {**below.flags(task), **added})
+    return NamedRecipe(name, " ".join([below.name, *words]), lambda scale: {**below.flags(scale), **added})
 
 
 def _as_values(words: list[str]) -> Flags:

@@ -2,10 +2,11 @@
 
 import pytest
 
-from benchmarks.losses import Curve, Learned, equal_seconds, mean_of, median_of_turns
+from benchmarks.losses import Learned, ValidationCurve, equal_seconds, mean_of, median_of_turns
 
-SLOW = Curve((10, 20, 40), (6.0, 5.0, 4.0))
-FAST = Curve((10, 20, 40), (5.0, 4.0, 3.0))
+Losses = ValidationCurve
+SLOW = Losses((10, 20, 40), (6.0, 5.0, 4.0))
+FAST = Losses((10, 20, 40), (5.0, 4.0, 3.0))
 
 
 def learned(name, *curves, seconds=None):
@@ -23,11 +24,11 @@ def test_a_loss_is_reached_between_the_validations_around_it(loss, step):
 
 
 def test_a_curve_that_rises_again_has_reached_what_it_had_reached():
-    assert Curve((1, 2, 3), (5.0, 3.0, 4.0)).reaches(4.0) == 1.5
+    assert Losses((1, 2, 3), (5.0, 3.0, 4.0)).reaches(4.0) == 1.5
 
 
 def test_the_mean_of_seeds_is_taken_where_all_were_validated():
-    assert mean_of([SLOW, Curve((10, 30, 40), (4.0, 3.0, 2.0))]) == Curve((10, 40), (5.0, 3.0))
+    assert mean_of([SLOW, Losses((10, 30, 40), (4.0, 3.0, 2.0))]) == Losses((10, 40), (5.0, 3.0))
 
 
 def test_tokens_to_the_other_ones_end_are_a_share_of_its_own_and_time_counts_the_cost_of_a_step():
@@ -48,11 +49,11 @@ def test_the_loss_in_equal_time_is_that_of_the_time_in_which_the_cheapest_ends()
 
 
 def test_the_spread_is_the_largest_difference_between_two_seeds_and_ranges_are_theirs():
-    three = learned("three", FAST, Curve((10, 20, 40), (5.0, 4.5, 3.5)), Curve((10, 20, 40), (6.0, 5.5, 4.4)))
+    three = learned("three", FAST, Losses((10, 20, 40), (5.0, 4.5, 3.5)), Losses((10, 20, 40), (6.0, 5.5, 4.4)))
     assert three.spread == pytest.approx(1.4)
     assert three.quarters == pytest.approx([5.3333, 4.6667, 4.15, 3.6333], abs=1e-4)
     assert three.range_of_tokens(learned("slow", SLOW)) == (0.5, None)
-    assert three.range_of_tokens(learned("other", Curve((40,), (5.0,)))) == (0.25, pytest.approx(0.7273, abs=1e-4))
+    assert three.range_of_tokens(learned("other", Losses((40,), (5.0,)))) == (0.25, pytest.approx(0.7273, abs=1e-4))
     assert learned("one", SLOW).spread == 0
 
 

@@ -7,41 +7,41 @@ import pytest
 import bench
 import train
 from benchmarks.ladder import as_flags
-from benchmarks.recipes import RECIPES, Task, nanogpt, own_recipes, peak_before
+from benchmarks.recipes import RECIPES, Scale, own_recipes, peak_before, recipe_of_nanogpt
 from common.errors import UserError
 
-TINY = Task(4, 128, 128, 786_432, 2048, 500)
-MINI = Task(6, 384, 256, 10_616_832, 2048, 5000)
-SMALL = Task(12, 768, 1024, 84_934_656, 491_520, 600_000)
+TINY = Scale(4, 128, 128, 786_432, 2048, 500)
+MINI = Scale(6, 384, 256, 10_616_832, 2048, 5000)
+SMALL = Scale(12, 768, 1024, 84_934_656, 491_520, 600_000)
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
-@pytest.mark.parametrize("task", [TINY, SMALL, replace(TINY, steps=20)])
-def test_train_understands_every_recipe(recipe, task):
-    args = train.read_flags(["--max_steps", str(task.steps), *as_flags(recipe.flags(task))])
-    assert (args.warmup_steps or 0) < task.steps
-    assert args.learning_rate is None or args.learning_rate > args.min_lr
+@pytest.mark.parametrize("scale", [TINY, SMALL, replace(TINY, steps=20)])
+def test_train_understands_every_recipe(recipe, scale):
+    args = train.read_flags(["--max_steps", str(scale.steps), *as_flags(recipe.flags(scale))])
+    assert (args.warmup_steps or 0) < scale.steps
+    assert args.learning_rate is None or args.learning_rate > (args.min_lr or 0)
 
 
 def test_nanogpts_recipe_is_that_of_its_train_py_with_a_shorter_warm_up_in_a_short_run():
-    assert as_flags(nanogpt(SMALL)) == as_flags({
-        "use_lr_scheduler": True, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip": 1.0,
+    assert as_flags(recipe_of_nanogpt(SMALL)) == as_flags({
+        "arch": "gpt2", "lr_schedule": "cosine", "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip": 1.0,
         "learning_rate": 6e-4, "min_lr": 6e-5, "warmup_steps": 2000})
-    assert nanogpt(TINY)["warmup_steps"] == 10
-    assert nanogpt(replace(TINY, steps=20))["warmup_steps"] == 1
+    assert recipe_of_nanogpt(TINY)["warmup_steps"] == 10
+    assert recipe_of_nanogpt(replace(TINY, steps=20))["warmup_steps"] == 1
 
 
-@pytest.mark.parametrize(("task", "peak"), [
+@pytest.mark.parametrize(("scale", "peak"), [
     (TINY, 0.0013452510153447762), (MINI, 0.0009821758042252845), (SMALL, 0.0005751158590788701)])
-def test_the_peak_of_before_is_what_the_default_was(task, peak):
-    assert peak_before(task) == peak  # from train.py as of 2026-11-21
+def test_the_peak_of_before_is_what_the_default_was(scale, peak):
+    assert peak_before(scale) == peak  # from train.py as of 2026-11-21
 
 
 def test_ones_own_recipes_add_flags_to_others():
     found = own_recipes().parse("hot: nanogpt --learning_rate 0.01 --no-bias; hotter: hot --learning_rate=0.1 ;"
                                 "plain: --compile")
-    assert found["hot"].flags(TINY) == {**nanogpt(TINY), "learning_rate": "0.01", "bias": False}
-    assert found["hotter"].flags(TINY) == {**nanogpt(TINY), "learning_rate": "0.1", "bias": False}
+    assert found["hot"].flags(TINY) == {**recipe_of_nanogpt(TINY), "learning_rate": "0.01", "bias": False}
+    assert found["hotter"].flags(TINY) == {**recipe_of_nanogpt(TINY), "learning_rate": "0.1", "bias": False}
     assert as_flags(found["plain"].flags(TINY)) == (*as_flags(RECIPES["ours"].flags(TINY)), "--compile")
     assert found["hotter"].words == "hot --learning_rate=0.1"
 
