@@ -137,10 +137,7 @@ def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[s
     there = find.steps_in(output_dir)
     if args.resume_from is not None or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
-            if args.cooldown_from is not None:
-                found = choose_cooldown(args, out)
-            elif found := find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn):
-                found = before_decay(args, found, out)
+            found = _find_checkpoint(args, output_dir, out)
         if found is None:
             out.say(f"resume      no checkpoint in {printable(args.output_dir)} yet: starting at step 0")
         elif not find.is_inside(found[0], output_dir):
@@ -156,6 +153,14 @@ def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[s
                                          "continue that run, another --output_dir, or --overwrite, which deletes its "
                                          f"{several(len(there), 'checkpoint')}.")
     return None
+
+
+def _find_checkpoint(args: argparse.Namespace, output_dir: Path, out: Progress) -> tuple[Path, dict[str, Any]] | None:
+    """What --resume_from or --cooldown_from means; of a run that is made longer, the last one before its decay."""
+    if args.cooldown_from is not None:
+        return choose_cooldown(args, out)
+    found = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+    return before_decay(args, found, out) if found else None
 
 
 def check_no_stranger(output_dir: Path) -> None:

@@ -33,6 +33,7 @@ SECONDS = 10
 MOST_BYTES = 2**30  # of memory: what importing torch takes, and no more than a little
 Setup = Callable[[Path], Any]
 MODEL = "--n_layer 2 --n_head 2 --n_embd 32 --seq_length 16 --no-use_gpu --no-compile"
+COOL = f"train.py --data_dir corpus {MODEL} --batch_size 2"
 TRAIN = f"train.py --data_dir corpus --output_dir new {MODEL} --batch_size 2 --max_steps 4"
 BIN = f"train.py --output_dir new {MODEL} --batch_size 2 --max_steps 4"
 RESUME = f"train.py --data_dir corpus --output_dir out {MODEL} --batch_size 2 --max_steps 4 --resume_from"
@@ -263,6 +264,14 @@ TRAIN_FLAGS = [
     ("a warm-up longer than the epochs", "--max_steps 9999 --warmup_steps 500 --epochs 1", "the run has"),
     ("overwriting what is to be resumed", "--overwrite --resume_from auto", "--overwrite: not with"),
     ("a schedule's end without a schedule", "--min_lr 0 --no-use_lr_scheduler", "--min_lr: needs"),
+    ("an unknown schedule", "--lr_schedule cosin", "--lr_schedule 'cosin': must be one of linear, cosine, wsd"),
+    ("another program's schedule", "--lr_schedule warmup_stable_decay", "Did you mean wsd?"),
+    ("an end of a constant rate", "--min_lr 0 --lr_schedule constant", "--min_lr: has no effect with --lr_schedule"),
+    ("two schedules", "--lr_schedule wsd --no-use_lr_scheduler", "--lr_schedule: not with --no-use_lr_scheduler"),
+    ("a share without a decay", "--decay_share 0.3", "--decay_share: has no effect without --lr_schedule wsd"),
+    ("a share of all and more", "--decay_share 1.1", "--decay_share '1.1': must be a number above 0 and at most 1"),
+    ("a cooldown's steps without one", "--cooldown_steps 5", "--cooldown_steps: has no effect without"),
+    ("two ends of a cooldown", "--cooldown_from out --max_steps 9", "--max_steps: not with --cooldown_from; give"),
     ("tokens on a GPU that is not to be used", "--preload gpu", "--preload gpu: not with --no-use_gpu"),
     ("a number of tokens with an unknown letter", "--check --tokens 2.6X", "--tokens '2.6X': must be a number from 1"),
     ("no tokens at all", "--check --tokens 0.1", "--tokens '0.1': must be a number from 1 to"),
@@ -1069,6 +1078,12 @@ def checkpoint_rows() -> list[Row]:
             "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
         Row("train.py resumes: the last of an empty folder", f"{TRAIN} --output_dir empty --resume_from last", code,
             "empty holds no checkpoint", folder("empty")),
+        Row("train.py cools down: the best, with later ones", f"{COOL} --output_dir out --cooldown_from best", code,
+            "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
+        Row("train.py cools down: an empty folder", f"{COOL} --output_dir new --cooldown_from empty", code,
+            "empty holds no checkpoint", folder("empty")),
+        Row("train.py cools down: a model without a schedule", f"{COOL} --output_dir new --cooldown_from gpt2", code,
+            "--cooldown_from gpt2: manifest.json is missing"),
         Row("train.py resumes: no manifest anywhere", f"{RESUME} auto", code,
             "no sound checkpoint in out. checkpoint-2: manifest.json is missing", drop(MANIFEST)),
         Row("train.py: a checkpoint's name that is another program's", f"{start} --output_dir out --overwrite", code,
