@@ -1,7 +1,7 @@
 """How well a model predicts: perplexity and bits per byte of any text, HellaSwag and LAMBADA from local files.
 
     python evaluate.py --ckpt out --text held-out.txt other.jsonl       the newest checkpoint of train.py's folder
-    python evaluate.py --ckpt ~/gpt2 --text book.txt --stride 256       any Hugging Face GPT-2 folder
+    python evaluate.py --ckpt ~/gpt2 --text book.txt --stride 256       GPT-2, Qwen3, Llama of Hugging Face
     python evaluate.py --ckpt out --tokens data nanogpt/val.bin         token files: the validation tokens of a folder
     python evaluate.py --ckpt out --hellaswag hellaswag_val.jsonl --lambada lambada_test.jsonl --json figures.json
     python evaluate.py --ckpt out --text held-out.txt --prune 0.3       before and after the smallest weights are zero
@@ -33,7 +33,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                           "Measures how well a model predicts: any text, HellaSwag's endings, LAMBADA's last words.")
     g = parser.group("what is measured")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, or a Hugging Face GPT-2 folder")
+           "last, or a Hugging Face folder of GPT-2, Qwen3 or Llama")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
     g.group.add_argument("--text", nargs="+", action="extend", metavar="FILE",
                          help="text as pretokenize.py takes it: files, folders, globs (default: none)")

@@ -28,7 +28,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
     g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, or a Hugging Face GPT-2 folder")
+           "last, or a Hugging Face folder of GPT-2, Qwen3 or Llama")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; gguf only",
            "the checkpoint's")
     g = parser.group("what is written")

@@ -3,7 +3,7 @@
     python generate.py --ckpt out                                    the newest checkpoint of train.py's output folder
     python generate.py --ckpt out/best                               the best of them by validation
     python generate.py --ckpt out/checkpoint-1200 --prompt "Once upon a time" --num_samples 3
-    python generate.py --ckpt ~/gpt2 --temperature 0                 any Hugging Face GPT-2 folder; greedy
+    python generate.py --ckpt ~/gpt2 --temperature 0                 GPT-2, Qwen3, Llama of Hugging Face; greedy
     python generate.py --prompt_file prompts.txt --prompt_lines --json    a prompt per line, a JSON object per sample
     python generate.py --interactive --quantize int8                 a line, its continuation, and so on
 
@@ -34,7 +34,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, or a Hugging Face GPT-2 folder")
+           "last, or a Hugging Face folder of GPT-2, Qwen3 or Llama")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
     g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
            "a newline")

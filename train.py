@@ -30,7 +30,7 @@ TRIAL = "trial"  # the first word of the command by which --batch_size auto and 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
-    parser = flags.Parser("train.py", "Trains a GPT-2-class model. A step is one optimizer step; losses are in nats.")
+    parser = flags.Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.")
 
     g = parser.group("data")
     g.flag("--data_dir", flags.several(text("DIR[:WEIGHT]")), "data", "folder of token files, of pretokenize.py or of "
@@ -137,8 +137,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), best or last, or auto: "
            "newest in --output_dir, else a new run", "a new run")
     g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them (newest), the "
-           "best of a folder (out/best), or a Hugging Face GPT-2 folder; the model takes their shape, the optimizer "
-           "starts fresh", "random weights")
+           "best of a folder (out/best), or a Hugging Face folder of GPT-2, Qwen3 or Llama; the model takes their "
+           "shape, the optimizer starts fresh", "random weights")
     g.switch("--reset_optimizer", False, "resume weights, step and data order alone; the moments start at zero")
     g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir")
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")

@@ -31,7 +31,7 @@ NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a
 PUBLISHED = (CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
-WHAT_OPENS = "a checkpoint of train.py or a Hugging Face GPT-2 folder"  # the cure in messages
+WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # the cure in messages
 
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
@@ -172,7 +172,8 @@ def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tu
     return (
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
         f"# {architecture_of(config).NAME}, {config.num_parameters:,} parameters\n\n"
-        f"- layers {config.n_layer}, heads {config.n_head}, width {config.n_embd}, context {config.seq_length}, "
+        f"- layers {config.n_layer}, heads {config.n_head}{_shared_heads(config)}, width {config.n_embd}, context "
+        f"{config.seq_length}, "
         f"vocabulary {config.vocab_size:,}\n"
         + "".join(f"- {name}: {value}\n" for name, value in facts.items())
         + _curve_table(curve)
@@ -181,6 +182,11 @@ def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tu
         "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")\n"
         "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")\n"
     )
+
+
+def _shared_heads(config: ModelConfig) -> str:
+    n_kv_head, _ = architecture_of(config).kv_heads(config)
+    return f" ({n_kv_head} of keys and values)" if n_kv_head != config.n_head else ""
 
 
 def _curve_table(curve: Sequence[tuple[int, float, float | None]]) -> str:

@@ -294,11 +294,14 @@ def without_cudnn_attention() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size: int, dropout: float) -> str:
+def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size: int, dropout: float,
+                      n_kv_head: int | None = None) -> str:
     """The kernel that scaled_dot_product_attention takes for these shapes, according to PyTorch's own dispatcher."""
-    shape = (1, n_head, seq_length, head_size)  # the choice does not depend on the batch
-    q = torch.empty(shape, device=machine.device, dtype=machine.dtype, requires_grad=True)
-    choice = torch._fused_sdp_choice(q, q, q, None, dropout, True)  # type: ignore[attr-defined] - no public function
+    # The choice does not depend on the batch.
+    q, kv = (torch.empty((1, heads, seq_length, head_size), device=machine.device, dtype=machine.dtype,
+                         requires_grad=True) for heads in (n_head, n_kv_head or n_head))
+    choice = torch._fused_sdp_choice(q, kv, kv, None, dropout, True,  # type: ignore[attr-defined] - no public function
+                                     enable_gqa=n_kv_head not in (None, n_head))
     return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 NOT_NFC = "composes characters as Unicode's NFC does: e and an accent, two characters, come back as one"
 ADDS_BLANK = "adds a blank before each document"
+MARK = "\u2581"  # by which SentencePiece writes a blank
+TAKES_MARK_FOR_BLANK = "gives the character U+2581 back as a blank, as SentencePiece does"
 PROBES = (
     "Hello World, it's the SAME text: don't change it!",
     " two  blanks\tand a tab\n\n\nlines\r\nand a blank at the end ",
@@ -80,6 +82,8 @@ def refuse_changes(tokenizer: Tokenizer, what: str, texts: Sequence[str]) -> str
             change = NOT_NFC
         elif back in (f" {text}", f" {composed}"):
             change = ADDS_BLANK
+        elif back.removeprefix(" ") == text.replace(MARK, " ").removeprefix(" "):
+            change = change or TAKES_MARK_FOR_BLANK
         else:
             at = next((at for at, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), len(back))
             start = max(0, min(at, len(text)) - 4)

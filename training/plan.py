@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import data
-from architectures.table import ModelConfig
+from architectures.table import ModelConfig, architecture_of
 from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine
@@ -210,8 +210,8 @@ def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, c
 def _attention(args: argparse.Namespace, config: ModelConfig, machine: Machine) -> str:
     if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
-    head_size = config.n_embd // config.n_head
-    return device.attention_backend(machine, config.n_head, config.seq_length, head_size, args.dropout)
+    n_kv_head, head_size = architecture_of(config).kv_heads(config)
+    return device.attention_backend(machine, config.n_head, config.seq_length, head_size, args.dropout, n_kv_head)
 
 
 def _exactness(args: argparse.Namespace, machine: Machine) -> str:
@@ -234,9 +234,13 @@ def _tokens(corpus: Corpus, where: str) -> str:
 
 
 def _model(config: ModelConfig) -> str:
-    return (f"model       {count(config.num_parameters)} parameters: {several(config.n_layer, 'layer')}, "
-            f"{several(config.n_head, 'head')}, width {config.n_embd}, T {config.seq_length:,}, vocabulary "
-            f"{config.vocab_size:,}, output layer {'tied' if config.tie_weights else 'untied'}")
+    architecture = architecture_of(config)
+    n_kv_head, _ = architecture.kv_heads(config)
+    shared = f", {n_kv_head} of keys and values" if n_kv_head != config.n_head else ""
+    return (f"model       {architecture.NAME}, {count(config.num_parameters)} parameters: "
+            f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}{shared}, width {config.n_embd}, "
+            f"T {config.seq_length:,}, vocabulary {config.vocab_size:,}, output layer "
+            f"{'tied' if config.tie_weights else 'untied'}")
 
 
 def _steps(config: ModelConfig, recipe: Recipe) -> list[str]:

@@ -29,6 +29,7 @@ from training.sizing import MOST_EPOCHS, Sizing, config_of_size
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
 DEFAULT_SIZE, DEFAULT_SEQ_LENGTH = "gpt2_small", 1024
+LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of weights that allow more: Qwen3's allow 40,960, for which no memory is enough
 ENDLESS = 2**40  # epochs, until the horizon of --max_minutes is known
 
 
@@ -142,7 +143,7 @@ def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: in
     if (args.seq_length or 1) > config.seq_length:
         raise UserError(Exit.FLAGS, f"--seq_length {args.seq_length:,}: the model of --init_from has "
                                     f"{config.seq_length:,} positions. Lower it.")
-    seq_length = min(args.seq_length or config.seq_length, num_tokens - 1)
+    seq_length = min(args.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
     return replace(config, seq_length=seq_length, dropout=args.dropout)
 
 

@@ -108,7 +108,8 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
 
     positions = learner.model.config.seq_length
     if config.seq_length > positions:
-        out.say(f"start       positions {positions:,} to {config.seq_length:,} are dropped")
+        out.say(f"start       T is {positions:,}: positions up to {config.seq_length:,}, which the weights know, are "
+                "dropped")
 
     theirs = _tokenizer_in(folder)
     if theirs is None or tokenizer is None:

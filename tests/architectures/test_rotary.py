@@ -1,4 +1,4 @@
-"""architectures/rotary.py: loss, gradients and logits of transformers' Qwen3 and Llama; memory, causality, one graph."""
+"""architectures/rotary.py: loss, gradients, logits of transformers' Qwen3 and Llama; memory, causality, one graph."""
 
 import math
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from common.errors import Exit, UserError
-from tokens.faithful import ADDS_BLANK, NOT_NFC, PROBES, probes_of, refuse_changes, refuse_uncertain_ids
+from tokens.faithful import (
+    ADDS_BLANK,
+    NOT_NFC,
+    PROBES,
+    TAKES_MARK_FOR_BLANK,
+    probes_of,
+    refuse_changes,
+    refuse_uncertain_ids,
+)
 from tokens.tokenizer import load_tokenizer
 
 
@@ -38,6 +46,21 @@ def test_little_changes_are_told_in_words(changed):
     assert changed(["composed: caf\u00e9"], normalizer={"type": "NFC"}) == ""
     assert changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
                                   "use_regex": True}) == ADDS_BLANK
+
+
+def test_a_tokenizer_of_sentencepiece_is_taken_though_it_writes_a_blank_as_a_mark():
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "\u2581": 257}
+    found = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    found.normalizer = normalizers.Sequence(  # type: ignore
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    found.decoder = decoders.Sequence(  # type: ignore
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    assert refuse_changes(found, "x", probes_of(found)) == TAKES_MARK_FOR_BLANK
+    found.decoder = decoders.Sequence([decoders.Replace("\u2581", "  "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore
+    with pytest.raises(UserError, match="changes text"):
+        refuse_changes(found, "x", probes_of(found))
 
 
 @pytest.mark.parametrize(("normalizer", "says"), [
