@@ -180,7 +180,8 @@ def print_runs(curves: Sequence[Curves], x_axis: XAxis, unit: str, low: float, h
     """Prints the table, then the curves of training and validation loss."""
     width = max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10))
     title = f"loss in {unit}: a training, A validation, * several, ^ above"
-    lines = [*table_of([run.run for run in curves]), *chart(title, curves, x_axis, low, high, width)]
+    lines = [*table_of([run.run for run in curves]), *shares_of(curves),
+             *chart(title, curves, x_axis, low, high, width)]
     print("\n".join(lines), flush=True)
 
 
@@ -191,6 +192,13 @@ def table_of(runs: Sequence[LoggedRun]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]])
             for row in rows]
+
+
+def shares_of(curves: Sequence[Curves]) -> list[str]:
+    """A line for each run on a mixture: the last validation loss of each of its folders."""
+    return [f"{mark}  at step {run.run.val_loss.last_step:,}: "
+            + ", ".join(f"{name} {curve.ys[-1]:.4f}" for name, curve in run.shares.items())
+            for mark, run in zip(MARKS, curves, strict=False) if run.shares]
 
 
 def cells_of(run: LoggedRun) -> tuple[str, ...]:
@@ -310,6 +318,9 @@ def draw_loss(args: argparse.Namespace, axes: Any, curves: Sequence[Curves], x_a
         axes.plot(run.validation.xs, run.validation.ys, color=validation, linewidth=1.5, linestyle=style.line,
                   marker=style.marker, markersize=4, markevery=max(1, len(run.validation.xs) // 25),
                   markerfacecolor="white", markeredgewidth=1.1, label="validation" if alone else run.run.name)
+        for at, (name, curve) in enumerate(run.shares.items() if alone else (), 2):
+            axes.plot(curve.xs, curve.ys, color=Style.of(at).color, linestyle=Style.of(at).line, linewidth=1.0,
+                      label=f"validation, {name}")
         if run.best is not None:
             x, y = run.best
             words = f"best: {y:.3f} at {x_axis.words(x)}"

@@ -33,9 +33,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.")
 
     g = parser.group("data")
-    g.flag("--data_dir", flags.several(text("DIR[:WEIGHT]")), "data", "folder of token files, of pretokenize.py or of "
-           "another program, whose files the next four flags override; several are mixed by weights in tokens, as in "
-           "a:0.7 b:0.3, without weights by their sizes")
+    g.flag("--data_dir", flags.one_or_more(text("DIR[:WEIGHT]")), "data", "folder of token files, of pretokenize.py or "
+           "of another program, whose files the next four flags override; several are mixed by weights in tokens, as "
+           "in a:0.7 b:0.3, without weights by their sizes")
     g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir")
     g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
            "those in the folder or the metadata of the training tokens, else the tail of --bin_file")

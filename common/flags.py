@@ -133,7 +133,7 @@ def escaped(unit: str = "TEXT") -> ValueKind:
     return ValueKind(parse, "text that is not empty", unit)
 
 
-def several(kind: ValueKind) -> ValueKind:
+def one_or_more(kind: ValueKind) -> ValueKind:
     """One value of the other kind, or more of them with blanks between; in a file a list."""
     return kind._replace(types=(*kind.types, list), has_several=True)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 # For each command: a flag, and the names that it has elsewhere.
 CALLED = {
     "train": {
-        "--data_dir": "data dataset data_path dataset_name dataset_path data_root input_dir train_data",
+        "--data_dir": "data dataset data_path dataset_name dataset_path data_root input_dir train_data datasets "
+                      "mixture data_mix data_mixture data_paths data_prefix train_data_paths blend data_blend",
         "--bin_file": "train_bin train_file train_data_path input_bin train_files input_file",
         "--val_bin_file": "val_bin validation_file val_file eval_file val_data input_val_bin",
         "--tokenizer_file": "tokenizer tokenizer_name tokenizer_path tokenizer_dir vocab_file",
@@ -148,6 +149,7 @@ _BOTH_ALWAYS = "Training and validation are always done: --eval_interval says ho
 _FOR_GENERATING = "Continue texts with: python generate.py --prompt TEXT"
 _ALL_TOKENS = "Give --max_steps or --epochs; the plan says how many tokens that is."
 _AT_THE_CORPUS = "Validation tokens are split off before: python pretokenize.py FILE --val_fraction X"
+_MIXTURE = "Weights stand behind their folders: --data_dir a:0.7 b:0.3"
 _THE_FILES = "Give the files without a flag: python pretokenize.py FILE"
 
 # For each command, or for "all": names of others for which no single flag stands, and what to do.
@@ -168,6 +170,8 @@ ANSWERS = {
         "use_mmap mmap memmap": "Give --preload mmap.",
         "in_memory dataloader_pin_memory": "Give --preload ram.",
         "val_split val_ratio validation_split val_fraction validation_split_percentage": _AT_THE_CORPUS,
+        "weights data_weights dataset_weights train_data_weights mixture_weights mixing_weights sampling_weights "
+        "data_ratios probabilities interleave_probs mix_ratio": _MIXTURE,
         "start prompt": _FOR_GENERATING,
         "max_new_tokens temperature top_k top_p": _FOR_GENERATING,
         "warmup_ratio warmup_fraction lr_warmup_fraction": _WARMUP_SHARE,

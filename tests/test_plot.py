@@ -183,6 +183,23 @@ def test_training_and_validation_share_axes_and_the_best_point_is_marked(make_ru
     assert len(raw.get_ydata()) == len(smooth.get_ydata()) == 100
 
 
+def test_the_folders_of_a_mixture_have_validation_curves_of_their_own(make_run, picture, capsys):
+    rows = [{"step": 50 * n, "val_loss/prose": 7.0 + n, "val_loss/code": 6.0, "bits_per_byte/prose": 2.0 + n}
+            for n in (1, 2)]
+    run = make_run("one", extra="".join(json.dumps(row) + "\n" for row in rows))
+    large = picture(run).axes[0]
+    assert labels_of(large)[2:4] == ["validation, prose", "validation, code"]
+    assert list(line_called(large, "validation, prose").get_ydata()) == [8.0, 9.0]
+    assert large.get_ylim()[0] < 6.0
+    bits = picture(run, "--y", "bits").axes[0]
+    assert list(line_called(bits, "validation, prose").get_ydata()) == [3.0, 4.0]
+    capsys.readouterr()
+    assert plot.main([run, "--text"]) == 0
+    assert "a  at step 100: prose 9.0000, code 6.0000\n" in capsys.readouterr().out
+    several = picture(run, make_run("two")).axes[0]
+    assert not any("prose" in label for label in labels_of(several))
+
+
 def test_without_smoothing_the_training_loss_is_drawn_once_as_it_was_logged(make_run, picture):
     (axes,) = picture(make_run("one"), "--smoothing", "0", "--panels", "loss").axes
     assert labels_of(axes)[0] == "training"

@@ -493,6 +493,13 @@ def test_a_run_killed_three_times_equals_one_that_was_not_in_every_mode(forks, c
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("preload", ["ram", "mmap"])
+def test_a_mixture_killed_three_times_equals_one_that_was_not(forks, make_corpus, tmp_path, preload):
+    prose, code = (make_corpus(tmp_path / name, seed, 300 * seed) for seed, name in ((3, "prose"), (1, "code")))
+    three_kills(forks, prose, tmp_path, ["--data_dir", f"{prose}:0.7", f"{code}:0.3", "--preload", preload])
+
+
+@pytest.mark.slow
 def test_a_whole_run_compiles_one_graph_for_training_and_one_for_validation(run):
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

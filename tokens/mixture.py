@@ -50,10 +50,10 @@ def check_lengths(corpus: Corpus, seq_length: int) -> None:
 
 def in_words(shares: Sequence[Share]) -> str:
     """'prose 70%, code 30%', which tells mixtures apart; '' without shares."""
-    return ", ".join(f"{share.name} {percent(share.weight)}" for share in shares)
+    return ", ".join(f"{share.name} {share_in_words(share.weight)}" for share in shares)
 
 
-def percent(share: float) -> str:
+def share_in_words(share: float) -> str:
     """A share with three digits: '70%', '0.05%', '99.99%', never 0% or 100% for what is neither."""
     for digits in range(3, 10):
         text = f"{100 * share:.{digits}g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.errors import Exit, UserError
 from common.words import count, duration
@@ -66,7 +66,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """A run as it is drawn: the training loss as logged and smoothed, validation with its best point, and the rest."""
+    """A run as it is drawn: the training loss as logged and smoothed, validation with its best point, and the rest.
+
+    shares are the validation losses of a mixture's folders, by name.
+    """
 
     run: LoggedRun
     raw: Curve
@@ -74,6 +77,7 @@ class Curves:
     validation: Curve
     best: tuple[float, float] | None
     others: dict[str, Curve]
+    shares: dict[str, Curve] = field(default_factory=dict)
 
     @property
     def is_smoothed(self) -> bool:
@@ -97,7 +101,8 @@ def curves_of(run: LoggedRun, x_axis: XAxis, in_bits: bool, smoothing: float | N
     training = Curve(raw.xs, smoothed(raw.ys, weight)) if weight else raw
     best = min(zip(validation.xs, validation.ys, strict=True), key=lambda at: at[1], default=None)
     others = {"lr": over_x(run.lr), "norm": over_x(run.grad_norm), "speed": over_x(run.tokens_per_second)}
-    return Curves(run, raw, training, validation, best, others)
+    shares = {name: over_x(series) for name, series in (run.share_bits if in_bits else run.share_losses).items()}
+    return Curves(run, raw, training, validation, best, others, shares)
 
 
 def default_smoothing(num_values: int) -> float:
@@ -109,7 +114,8 @@ def default_smoothing(num_values: int) -> float:
 def loss_limits(curves: Sequence[Curves], on_log_axis: bool = False) -> tuple[float, float]:
     """Limits of the loss axis within which a reader sees something: without the steep beginning and lone spikes."""
     steep_until = STEEP * max(run.last_x for run in curves)
-    drawn = [(x, y) for run in curves for curve in (run.training, run.validation)
+    shares = curves[0].shares.values() if len(curves) == 1 else ()  # several runs are drawn without them
+    drawn = [(x, y) for run in curves for curve in (run.training, run.validation, *shares)
              for x, y in zip(curve.xs, curve.ys, strict=True)]
     values = sorted(y for x, y in drawn if x >= steep_until) or [0.0]
     if len(values) < 3:

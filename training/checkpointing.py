@@ -26,7 +26,7 @@ from common.words import printable, several, shell_line, shell_word, size
 from machine.device import Machine
 from machine.memory import available_ram
 from tokens.corpus import Corpus
-from tokens.mixture import in_words, percent
+from tokens.mixture import in_words, share_in_words
 from training.optimizers import state_bytes
 from training.recipe import Recipe
 from training.starting import Settings
@@ -272,8 +272,8 @@ class Checkpointer:
             "tokens seen": f"{self.state.samples_seen * config.seq_length:,}",
             "best validation loss in nats": self.state.best,
             "training tokens": f"{self.corpus.train.length:,}, sha256 {self.corpus.identity}",
-            **{f"{percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, sha256 "
-               f"{share.corpus.identity}" for share in self.corpus.shares}}
+            **{f"{share_in_words(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
+               f"sha256 {share.corpus.identity}" for share in self.corpus.shares}}
         return contents.model_card(config, facts, self._validations, self._command)
 
     # ---- what is on the disk

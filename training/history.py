@@ -23,7 +23,7 @@ from common.words import printable
 MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
 MOST_STEPS = 2**62
 LARGEST = 1e100  # of a number: sums and products of such numbers are finite
-VAL_LOSS_OF = "val_loss/"  # before the name of a folder of a mixture: its own validation loss
+VAL_LOSS_OF, BITS_OF = "val_loss/", "bits_per_byte/"  # before the name of a mixture's folder: its own validation
 SAME_BYTES = 1e-3  # relative difference of bits per nat up to which two runs had the same tokenizer and text
 
 Row = dict[str, float]  # a line of metrics.jsonl: its numbers by their names
@@ -105,9 +105,9 @@ class LoggedRun:
     """What one metrics.jsonl holds.
 
     tokens and seconds are those since the run's first step; seconds are of training alone, without validation, saving
-    and compiling. share_losses are the validation losses of a mixture's folders, by name. bits_per_nat turns nats per
-    token into bits per byte of the validation text; None where no validation recorded both. vocab_size is that of the
-    newest checkpoint beside the file, None without one.
+    and compiling. bits_per_nat turns nats per token into bits per byte of the validation text; None where no validation
+    recorded both. vocab_size is that of the newest checkpoint beside the file, None without one. share_losses are the
+    validation losses of a mixture's folders, by name, share_bits the same in bits per byte.
     """
 
     name: str
@@ -121,6 +121,7 @@ class LoggedRun:
     bits_per_nat: float | None
     vocab_size: int | None
     share_losses: dict[str, Series] = field(default_factory=dict)
+    share_bits: dict[str, Series] = field(default_factory=dict)
 
     @property
     def last_step(self) -> int:
@@ -139,11 +140,9 @@ def read_run(word: str) -> LoggedRun:
         path = path / "metrics.jsonl"
     rows = read_rows(path)
     tokens, seconds, speed = _progress(rows)
-    of_shares = dict.fromkeys(name for row in rows for name in row if name.startswith(VAL_LOSS_OF))
     return LoggedRun(printable(word), _series(rows, "loss"), _series(rows, "val_loss"),
                      _series(rows, "lr"), _series(rows, "grad_norm"), speed, tokens, seconds, _bits_per_nat(rows),
-                     _vocab_size(path.parent),
-                     {printable(name.removeprefix(VAL_LOSS_OF)): _series(rows, name) for name in of_shares})
+                     _vocab_size(path.parent), _of_shares(rows, VAL_LOSS_OF), _of_shares(rows, BITS_OF))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -185,6 +184,12 @@ def _series(rows: Sequence[Row], name: str) -> Series:
     """The values logged by this name, with their steps; the last one where a step has several."""
     by_step = {int(row["step"]): row[name] for row in rows if name in row}
     return Series(list(by_step), list(by_step.values()))
+
+
+def _of_shares(rows: Sequence[Row], prefix: str) -> dict[str, Series]:
+    """The values of a mixture's folders, by name."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(prefix))
+    return {printable(name.removeprefix(prefix)): _series(rows, name) for name in names}
 
 
 def _progress(rows: Iterable[Row]) -> tuple[Series, Series, Series]:

@@ -14,7 +14,7 @@ from common.words import duration, printable, shell_word, size
 from machine.device import Machine
 from machine.memory import peak_memory
 from training.curve import LossCurve
-from training.history import VAL_LOSS_OF
+from training.history import BITS_OF, VAL_LOSS_OF
 from training.overfitting import Overfit, OverfittingWatch
 from training.recipe import Recipe
 from training.schedules import learning_rate_at
@@ -164,6 +164,7 @@ class Monitor:
         """Prints and records a validation."""
         step, bits = self.state.step, loss.bits_per_byte
         shares = {f"{VAL_LOSS_OF}{name}": share.nats for name, share in loss.shares.items()}
+        shares |= {f"{BITS_OF}{name}": share.bits_per_byte for name, share in loss.shares.items()}
         self._trackers.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
                            **shares)
         self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "

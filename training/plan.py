@@ -18,7 +18,7 @@ from machine.memory import peak_memory, total_memory
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
 from tokens.corpus import Corpus
-from tokens.mixture import percent
+from tokens.mixture import share_in_words
 from tokens.shares import folders_of
 from training.checkpointing import SavingPlan
 from training.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts
@@ -29,7 +29,7 @@ from training.sizing import Sizing, describe_misfit
 from training.state import Runtime, TrainState
 
 MIN_VAL_TOKENS = 1000
-MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023, section 5)
+MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023)
 UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
 SPREAD_OF_TOKEN_LOSSES = 3.0  # nats, the standard deviation of the losses of single tokens
 
@@ -125,7 +125,7 @@ def describe_run(args: argparse.Namespace, config: ModelConfig, sizing: Sizing |
 def describe_mixture(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> str:
     """What is drawn from each folder of a mixture, and how often the whole run reads it."""
     epochs = share_epochs(plan.recipe, plan.config, corpus)
-    said = [f"{share.name} {percent(share.weight)}, {figure(passes)} epochs"
+    said = [f"{share.name} {share_in_words(share.weight)}, {figure(passes)} epochs"
             for share, passes in zip(corpus.shares, epochs, strict=True)]
     weights = [folder.weight for folder in folders_of(args.data_dir)]
     total = sum(weight for weight in weights if weight is not None)

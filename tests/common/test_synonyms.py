@@ -74,6 +74,7 @@ def said(command: str, *words: str) -> str:
     ("--block_size=256", "--seq_length"), ("--device cuda", "--use_gpu"), ("--device=cpu", "--no-use_gpu"),
     ("--out_dir o", "--output_dir"), ("--data d", "--data_dir"), ("--optim adamw", "--optimizer"),
     ("--eps 1e-8", "AdamW"),
+    ("--data-path 0.7 a 0.3 b", "--data_dir"), ("--train-data-weights 0.7 0.3", "--data_dir a:0.7 b:0.3"),
     ("--use_mmap", "--preload mmap"), ("--start hi", "generate.py --prompt"), ("--wandb", "--tensorboard"),
     ("--val_split 0.1", "pretokenize.py FILE --val_fraction"), ("--max_norm 1", "--grad_clip"),
     ("--smoothing 0.1", "--label_smoothing"), ("--weight_tying", "--tie_weights"), ("--max_iters 5", "--max_steps"),

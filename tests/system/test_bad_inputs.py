@@ -109,6 +109,11 @@ def folder(name: str) -> Setup:
     return lambda place: (drop(name)(place), (place / name).mkdir(parents=True))
 
 
+def twin(name: str, other: str) -> Setup:
+    """A copy of a folder beside it."""
+    return lambda place: shutil.copytree(place / name, place / other)
+
+
 def link(name: str, target: str) -> Setup:
     return lambda place: (drop(name)(place), (place / name).symlink_to(target))
 
@@ -279,6 +284,22 @@ TRAIN_FLAGS = [
     ("figures of a machine check that is not requested", "--json x.json", "--json: has no effect without --check"),
     ("six wrong flags at once", "--batch_size 0 --epochs x --seed y --dropout 2 --beta1 nan --grad_clip -1",
      "and 2 more: --beta1, --grad_clip"),
+]
+
+MIXTURES = [  # of the flag --data_dir alone
+    ("a weight of zero", "corpus:0 other:1", "corpus:0: the weight must be a number above 0"),
+    ("a negative weight", "corpus:-1 other:1", "corpus:-1: the weight must be a number above 0"),
+    ("a weight that is not a number", "corpus:nan other:1", "corpus:nan: the weight must be a number above 0"),
+    ("an infinite weight", "corpus:inf other:1", "corpus:inf: the weight must be a number above 0"),
+    ("a word for a weight", "corpus:half other:1", "corpus:half: the weight must be a number above 0"),
+    ("a weight of a trillion digits", "corpus:1e999999999999 other:1", "the weight must be a number above 0"),
+    ("one folder with a weight", "corpus:0.7", "corpus:0.7: a single folder has nothing to be weighed against"),
+    ("one folder twice", "corpus:1 corpus/:2", "corpus and corpus/ are the same folder"),
+    ("a weight for one of two folders", "corpus:0.7 other", "corpus has a weight, other has none"),
+    ("weights before their folders", "0.7 corpus 0.3 other", "0.7: is a number, and no folder has this name"),
+    ("files for several folders", "corpus other --bin_file corpus/train.bin", "--bin_file: not with several folders"),
+    ("metadata for several folders", "corpus other --metadata_file x", "--metadata_file: not with several folders"),
+    ("an empty name among several", "corpus ''", "--data_dir '': must be text that is not empty"),
 ]
 
 TOKENS = [
@@ -512,6 +533,26 @@ def train_rows() -> list[Row]:
     data, machine = Exit.DATA, Exit.MACHINE
     return [
         *(Row(f"train.py: {what}", f"{TRAIN} {flags}", Exit.FLAGS, says) for what, flags, says in TRAIN_FLAGS),
+        *(Row(f"train.py mixes: {what}", f"{BIN} --data_dir {words}", Exit.FLAGS, says)
+          for what, words, says in MIXTURES),
+        Row("train.py mixes: a folder that is not there", f"{BIN} --data_dir corpus:1 other:2", data,
+            "--data_dir other does not exist"),
+        Row("train.py mixes: two folders that are not there", f"{BIN} --data_dir x:1 y:2", data, "y does not exist"),
+        Row("train.py mixes: a comma between folders", f"{BIN} --data_dir corpus:1,other:2", data,
+            "Several folders have blanks between them"),
+        Row("train.py mixes: two tokenizers", f"{BIN} --data_dir corpus:1 other:2", data,
+            "corpus and other were made with different tokenizers", both(
+                twin("corpus", "other"), put("other/metadata.json", "tokenizer", GONE),
+                put("other/tokenizer.json", "model.merges", []))),
+        Row("train.py mixes: two ends of a text", f"{BIN} --data_dir corpus other", data,
+            "different ids for the end of a text: 0 and 1", both(
+                twin("corpus", "other"), put("other/metadata.json", "end_of_text_id", 1))),
+        Row("train.py mixes: a folder shorter than a sequence", f"{BIN} --data_dir corpus other --seq_length 1000",
+            data, "training tokens, fewer than a sequence of 1,000", twin("corpus", "other")),
+        Row("train.py --config: an empty list of folders", f"{BIN} --config x.toml", Exit.FLAGS,
+            "data_dir [] (line 1 of x.toml): must be text", write("x.toml", "data_dir = []")),
+        Row("train.py resumes: another mixture", f"{RESUME} {HERE} --data_dir corpus:1 other:2", data,
+            "on another mixture: one folder; here corpus 33.3%, other 66.7%", twin("corpus", "other")),
         *(Row(f"train.py tokens: {what}", TRAIN, data, says, setup) for what, says, setup in TOKENS),
         *(Row(f"train.py metadata: {what}", TRAIN, data, says, setup) for what, says, setup in METADATA),
         *(Row(f"train.py tokenizer: {what}", TRAIN, data, says, write("corpus/tokenizer.json", content))

@@ -16,7 +16,7 @@ from common.files import sha256_of
 from tests.helpers.token_files import ids_in
 from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors
 from tokens.corpus import Corpus
-from tokens.mixture import percent
+from tokens.mixture import share_in_words
 from training.parts import Parts
 from training.starting import find_corpus
 from training.validation import LossSums, mean_by_weight
@@ -123,7 +123,7 @@ def test_what_may_not_be_meant_is_said(folders):
 
 
 def test_shares_in_words_are_never_none_or_all():
-    assert [percent(share) for share in (0.7, 1 / 3, 0.99999, 1e-7, 2e-12)] == [
+    assert [share_in_words(share) for share in (0.7, 1 / 3, 0.99999, 1e-7, 2e-12)] == [
         "70%", "33.3%", "99.999%", "1e-05%", "2e-10%"]
 
 
@@ -190,7 +190,9 @@ def test_a_run_tells_what_it_mixes_and_measures_each_folder(run_on):
 def test_one_flag_resumes_a_mixture_and_a_changed_micro_batch_sees_the_same_samples(run_on, monkeypatch):
     seen = {}
     monkeypatch.setattr(train.main, "__defaults__", (Parts(batches=_recording(seen)),))
-    assert run_on("--data_dir", "prose:7", "code:3", "--max_steps", "6", out="whole")[0] == 0
+    code, text = run_on("--data_dir", "prose:7", "code:3", "--max_steps", "6", out="whole")
+    assert code == 0
+    assert "mixture     prose 70%, 0.135 epochs; code 30%, 0.2 epochs (weights that add up to 10)" in text
     whole, seen_whole = metrics_of(Path("whole")), dict(seen)
     seen.clear()
     assert run_on("--data_dir", "prose:7", "code:3", "--max_steps", "3", "--epochs", "1", "--learning_rate", "1e-3",
