@@ -43,16 +43,21 @@ class NamedRecipe:
 
 def recipe_of_nanogpt(scale: Scale) -> Flags:
     """The defaults of nanoGPT's train.py (3adf61e). Its 2,000 steps of warm-up become 2% of a run below 100,000."""
-    warmup_steps = max(1, min(2000, scale.steps // 50))
-    return {**COSINE_ADAMW, "learning_rate": 6e-4, "min_lr": 6e-5, "warmup_steps": warmup_steps}
+    return _cosine_adamw(6e-4, 6e-5, max(1, min(2000, scale.steps // 50)))
 
 
 def recipe_before(scale: Scale) -> Flags:
     """Our defaults until 2026-11-22: the lower of two published laws, a cosine to a hundredth, 2% of warm-up."""
     peak = peak_before(scale)
     # At least 2 / (1 - beta2) steps of warm-up, at most a fifth.
-    warmup_steps = min(max(40, scale.steps // 50), scale.steps // 5, 2000)
-    return {**COSINE_ADAMW, "learning_rate": peak, "min_lr": peak / 100, "warmup_steps": warmup_steps}
+    return _cosine_adamw(peak, peak / 100, min(max(40, scale.steps // 50), scale.steps // 5, 2000))
+
+
+def _cosine_adamw(peak: float, end: float, warmup_steps: int) -> Flags:
+    """AdamW with one rate and one decay for all that decays, as Brown et al. 2020 (GPT-3) train, appendix B."""
+    return {"arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": peak, "min_lr": end,
+            "warmup_steps": warmup_steps, "embedding_learning_rate": peak, "beta1": 0.9, "beta2": 0.95,
+            "weight_decay": 0.1, "embedding_weight_decay": 0.1, "grad_clip": 1.0}
 
 
 def peak_before(scale: Scale) -> float:
@@ -70,18 +75,17 @@ def peak_before(scale: Scale) -> float:
     return max(1e-6, min(by_compute, by_weights))
 
 
-COSINE_ADAMW: Flags = {"arch": "gpt2", "lr_schedule": "cosine", "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
-                       "grad_clip": 1.0}
-
-
 # ---------------------------------------------------------------- the table
 
 
 RECIPES = {recipe.name: recipe for recipe in (
     NamedRecipe("nanogpt", "nanoGPT's defaults: AdamW at 6e-4, cosine to a tenth, warm-up 2%", recipe_of_nanogpt),
     NamedRecipe("before", "our defaults until 2026-11-22: AdamW, cosine to a hundredth, warm-up 2%", recipe_before),
-    NamedRecipe("ours", "AdamW with the defaults of today", lambda scale: {"arch": "gpt2"}),
-    NamedRecipe("modern", "qwen3, AdamW with the defaults of today", lambda scale: {"arch": "qwen3"}),
+    NamedRecipe("ours", "AdamW with the defaults of today", lambda _: {"arch": "gpt2", "optimizer": "adamw"}),
+    NamedRecipe("muon", "Muon with the defaults of today", lambda _: {"arch": "gpt2", "optimizer": "muon"}),
+    NamedRecipe("modern", "qwen3, AdamW with the defaults of today", lambda _: {"arch": "qwen3", "optimizer": "adamw"}),
+    NamedRecipe("modern-muon", "qwen3, Muon with the defaults of today",
+                lambda _: {"arch": "qwen3", "optimizer": "muon"}),
 )}
 
 
