@@ -292,7 +292,7 @@ from training.starting import (
     resume,
     settings_of,
     start_from_weights,
-    with_vocabulary_of,
+    with_what_no_flag_says,
 )
 from training.state import Learner, Runtime, TrainState
 from training.trackers import Trackers
@@ -354,7 +354,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     with problems.catch():
         resumes = args.resume_from or args.cooldown_from or not (args.dry_run or args.overfit)
         if resumes and (resumed := choose_resume(args, out)) and corpus and config:
-            config = with_vocabulary_of(config, resumed[1])
+            config = with_what_no_flag_says(config, resumed[0])
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                        in_words(corpus.shares))
     problems.stop()

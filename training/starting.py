@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import data
+from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig
 from checkpoint import find, load
-from common.config import Layer
+from common.config import SHAPE, Layer
 from common.errors import Exit, Problems, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
@@ -124,12 +126,18 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
 # ---------------------------------------------------------------- a checkpoint
 
 
-def with_vocabulary_of(config: ModelConfig, stored: dict[str, Any]) -> ModelConfig:
-    """The config with the ids of the checkpoint's model, which are more than the corpus's if it began at weights of
-    others."""
-    model = stored.get("model")
-    vocab_size = model.get("vocab_size") if isinstance(model, dict) else None
-    return replace(config, vocab_size=max(config.vocab_size, vocab_size)) if isinstance(vocab_size, int) else config
+def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
+    """The config with what the model of a checkpoint has from the weights of others, at which its run began.
+
+    Those are more ids than the corpus has, and what no flag sets: the size of heads, the epsilon of norms.
+    """
+    with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
+        there = load.read_config(folder)
+        if type(there) is type(config):
+            by_flags = {*SHAPE, "vocab_size", "seq_length", "dropout"}
+            others = {field.name: getattr(there, field.name) for field in fields(there) if field.name not in by_flags}
+            return replace(config, vocab_size=max(config.vocab_size, there.vocab_size), **others)
+    return config
 
 
 def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str, Any]] | None:

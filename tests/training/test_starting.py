@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import train
 from checkpoint.find import steps_in
 from checkpoint.huggingface import load_model, read_config
 from common.errors import Exit, UserError
+from tests.helpers.models import make_rotary
 from tests.helpers.training import metrics_of
 
 ROOT = Path(train.__file__).parent
@@ -170,3 +172,16 @@ def test_an_optimizer_reset_resumes_weights_and_step_alone(run):
     assert steps == [1, 2, 3, 4, 5, 6]
     tensors = load_file(run.folder / "out/checkpoint-6/optimizer.safetensors")
     assert tensors["step.transformer.wte.weight"] == 2
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_weights_of_others_are_trained_and_resumed_with_what_no_flag_says(arch, run, corpus, tmp_path, write_folder):
+    model = make_rotary(arch, vocab_size=512, head_dim=24, rms_norm_epsilon=1e-3, rope_theta=500.0)
+    folder = write_folder(tmp_path / "theirs", model)
+    (folder / "tokenizer.json").unlink()
+    argv = ["--data_dir", str(corpus), "--no-use_gpu", "--sample_interval", "0", "--output_dir", str(tmp_path / "out")]
+    assert train.main([*argv, "--init_from", str(folder), "--seq_length", "16", "--max_steps", "2"]) == 0
+    config = read_config(tmp_path / "out/checkpoint-2")
+    assert config == replace(model.config, seq_length=16)
+    assert train.main(["--resume_from", str(tmp_path / "out"), "--max_steps", "3"]) == 0
+    assert read_config(tmp_path / "out/checkpoint-3") == config
