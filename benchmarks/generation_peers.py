@@ -1,6 +1,7 @@
-"""Generating with GPT-2 Small: other projects' samplers and ours, in turns. Run by hand, not by bench.py.
+"""Generating with a model of GPT-2 Small's size: other projects' samplers and ours, in turns. Run by hand.
 
     python -m benchmarks.generation_peers --turns 2 [--use_gpu] [--nanogpt DIR]
+    python -m benchmarks.generation_peers --turns 3 --arch qwen3
     python -m benchmarks.generation_peers --first_token tokenizer.json
 
 The weights are random, prompts have 32 ids, the temperature is 0.8 and top_k 200. Compared are the generate() of
@@ -22,16 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import generate
+from architectures.table import ARCHITECTURES, DEFAULT
 from common.errors import optional
 from generation.continuation import Continuation, Sampling
 from generation.sampling import decode
+from model import SIZES
 
 FLAGS = {
     "ours fp32": [],
@@ -41,6 +44,7 @@ FLAGS = {
     "ours bf16, compiled": ["--use_amp", "--compile"],
     "ours int8, compiled": ["--quantize", "int8", "--compile"],
 }
+VOCAB_SIZE = 50257
 PROMPT_TOKENS = 32
 SAMPLING = Sampling(temperature=0.8, top_k=200)
 READING = """
@@ -89,7 +93,7 @@ def nanogpt_sampler(folder: str, prompts: list[list[int]], num_tokens: int, devi
     module = sys.modules["nanogpt"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with contextlib.redirect_stdout(io.StringIO()):
-        model = module.GPT(module.GPTConfig(vocab_size=50257, dropout=0.0)).eval().to(device)
+        model = module.GPT(module.GPTConfig(vocab_size=VOCAB_SIZE, dropout=0.0)).eval().to(device)
 
     def run() -> None:
         with torch.no_grad():
@@ -99,20 +103,27 @@ def nanogpt_sampler(folder: str, prompts: list[list[int]], num_tokens: int, devi
     return run
 
 
-def all_samplers(folder: str, models: dict[str, Any], nanogpt: str | None, num_tokens: int,
-                 device: str) -> dict[str, tuple[Sampler, int]]:
-    """Every sampler by its name, with the number of prompts that it continues at once."""
-    prompts = torch.randint(50257, (8, PROMPT_TOKENS)).tolist()
+def all_samplers(folder: str, models: dict[str, Any], nanogpt: str | None, num_tokens: int, device: str,
+                 only: Sequence[str]) -> dict[str, tuple[Sampler, int]]:
+    """Every sampler by its name, with the number of prompts that it continues at once; only those, if any is named."""
+    prompts = torch.randint(VOCAB_SIZE, (8, PROMPT_TOKENS)).tolist()
     found = {}
     for num in (1, 8):
         for name, model in models.items():
-            found[f"{name}, {num}"] = transformers_sampler(model, prompts[:num], num_tokens, device), num
+            if is_chosen(f"{name}, {num}", only):
+                found[f"{name}, {num}"] = transformers_sampler(model, prompts[:num], num_tokens, device), num
         for name, flags in FLAGS.items():
-            if num == 1 or device == "cuda" or "--compile" not in flags:  # on a CPU the compiled step serves one row
+            fits = num == 1 or device == "cuda" or "--compile" not in flags  # on a CPU the compiled step serves one row
+            if fits and is_chosen(f"{name}, {num}", only):
                 found[f"{name}, {num}"] = our_sampler(folder, flags, prompts[:num], num_tokens, device), num
     if nanogpt:
         found["nanoGPT fp32, 1"] = nanogpt_sampler(nanogpt, prompts[:1], num_tokens, device), 1
     return found
+
+
+def is_chosen(name: str, only: Sequence[str]) -> bool:
+    """True if the sampler is to run: its name is among those given, or none is."""
+    return not only or name in only
 
 
 # ---------------------------------------------------------------- measuring
@@ -177,24 +188,31 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--use_gpu", action="store_true")
-    parser.add_argument("--nanogpt", metavar="DIR")
+    parser.add_argument("--arch", choices=ARCHITECTURES, default=DEFAULT)
+    parser.add_argument("--nanogpt", metavar="DIR", help="gpt2 only")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=(), help="samplers, as 'ours bf16, 1'")
     parser.add_argument("--first_token", metavar="TOKENIZER")
     chosen = parser.parse_args()
+    if chosen.nanogpt and chosen.arch != DEFAULT:
+        parser.error("--nanogpt: nanoGPT has gpt2 alone")
     device = "cuda" if chosen.use_gpu else "cpu"
 
     transformers = optional("transformers", "benchmarks/generation_peers.py")
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    config = ARCHITECTURES[chosen.arch].sized(SIZES["gpt2_small"], VOCAB_SIZE, 1024)
+    fields = ARCHITECTURES[chosen.arch].to_hf_config(config, None)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**fields)).eval()
+    print(f"{chosen.arch}, {config.num_parameters:,} parameters, {torch.get_num_threads()} threads")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         if chosen.first_token:
             compare_first_token(folder, chosen.first_token, chosen.turns, device)
             return
-        half = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        half = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
         models = {"transformers fp32": model.to(device), "transformers bf16": half.to(device)}
         for each in models.values():
             each.generation_config.eos_token_id = None
-        samplers = all_samplers(folder, models, chosen.nanogpt, chosen.tokens, device)
+        samplers = all_samplers(folder, models, chosen.nanogpt, chosen.tokens, device, chosen.only)
         compare_speed(samplers, chosen.tokens, chosen.turns, device)
 
 

@@ -138,6 +138,34 @@ def test_each_json_line_says_everything_about_one_continuation(call, tokenizer):
         assert record["finish_reason"] == ("length" if len(record["ids"]) == 12 else "end_of_text")
 
 
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_a_text_ends_where_the_folder_says_and_special_tokens_are_text_unless_asked(call, make_any, write_folder,
+                                                                                   tmp_path, arch):
+    folder = write_folder(tmp_path / arch, make_any(arch))
+    greedy = ["--json", "--prompt", "the <|endoftext|>cat", "--temperature", "0"]
+    whole, = objects(call(*greedy, ckpt=folder)[0])
+    assert whole["finish_reason"] == "length"
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [399, whole["ids"][5]]}))
+    short, = objects(call(*greedy, ckpt=folder)[0])
+    assert short["finish_reason"] == "end_of_text"
+    assert short["ids"] == whole["ids"][:whole["ids"].index(whole["ids"][5])]
+    other, = objects(call(*greedy, "--special_tokens", ckpt=folder)[0])
+    assert other["log_probabilities"] != short["log_probabilities"]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "<|im_end|>"}))
+    with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id is '<\|im_end\|>'") as caught:
+        call(*greedy, ckpt=folder)
+    assert caught.value.code == Exit.CHECKPOINT
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_a_modern_checkpoint_gives_the_same_text_alone_and_in_a_batch(call, make_any, write_folder, tmp_path, arch):
+    folder = write_folder(tmp_path / arch, make_any(arch))
+    (tmp_path / "prompts.txt").write_text("the\nthe cat sat on the mat\na")
+    settings = ["--prompt_file", str(tmp_path / "prompts.txt"), "--prompt_lines", "--json"]
+    alone, together = (objects(call("--batch_size", size, *settings, ckpt=folder)[0]) for size in ("1", "3"))
+    assert alone == together
+
+
 @pytest.mark.parametrize("flags", [[], ["--use_amp"], ["--quantize", "int8"]], ids=str)
 def test_a_prompt_gives_the_same_text_alone_and_in_a_batch(call, tmp_path, flags):
     path, prompts = tmp_path / "prompts.txt", ["the", "the cat sat on the mat", "a", "sea " * 20]
