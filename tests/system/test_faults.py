@@ -22,11 +22,13 @@ from typing import Any
 import pytest
 
 from architectures.fields import InvalidCheckpoint
+from architectures.table import ARCHITECTURES
 from checkpoint.find import newest_sound, steps_in
 from checkpoint.verify import verify
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Forks, Raised
 from tests.helpers.training import metrics_of
+from training.optimizers import OPTIMIZERS
 from training.pace import WARM_STEPS
 
 TENSORS = ("model.safetensors", "optimizer.safetensors")
@@ -307,10 +309,10 @@ class Killer:
             _, text, self.seconds = trial.run(trial.folder / "again")
             assert "compile_seconds: " in text, text
 
-    def run(self, seed: int) -> list[str]:
-        """One run killed 1 to 4 times, between its first moment and its last; what is wrong at its end."""
+    def run(self, seed: int, times: int | None = None) -> list[str]:
+        """One run killed 1 to 4 times, or so many, between its first moment and its last; what is wrong at its end."""
         rng, out, kills = random.Random(seed), self.trial.folder / str(seed), 0
-        wanted = rng.randint(1, 4)
+        wanted = times or rng.randint(1, 4)
         for _ in range(4 * wanted):
             newest = self.trial.newest(out)
             left = (self.seconds - self.start_up) * (1 - newest / self.trial.last)
@@ -354,6 +356,77 @@ def test_a_hundred_runs_killed_at_random_moments_are_exact(forks, corpus, tmp_pa
     assert not wrong, "\n".join(wrong)
     assert exact == runs
     assert tally.share < 1 or (runs >= 100 and kills >= 200)
+
+
+# ---------------------------------------------------------------- every network, every optimizer, a mixture
+
+
+MIXTURE = "mixture"
+KINDS = [*(f"--arch {arch} --optimizer {name}" for arch in ARCHITECTURES for name in OPTIMIZERS), MIXTURE]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, make_corpus, tmp_path_factory):
+    """The flags of a run of each kind: their checkpoints hold tensors of other names, shapes and types."""
+    if request.param != MIXTURE:
+        return request.param.split()
+    folder = tmp_path_factory.mktemp("mixture")
+    shares = [f"{make_corpus(folder / name)}:{share}" for name, share in (("one", 0.7), ("two", 0.3))]
+    return ["--data_dir", *shares]
+
+
+@pytest.mark.slow
+@pytest.mark.kills
+def test_sixty_steps_killed_three_times_are_exact_whatever_is_trained(forks, corpus, tmp_path, tally, kind):
+    killer = Killer(Trial(forks, corpus, tmp_path, 60, ["--checkpoint_every_steps", "7", "--dropout", "0.1", *kind]))
+    seeds = tally.some(range(3))
+    wrong = forks.map(lambda seed: killer.run(seed, times=3), seeds)
+    tally.add("kills", runs=len(seeds), kills=killer.kills, identical=killer.exact, wrong=len(wrong))
+    print(f"\n{' '.join(kind)}: runs {len(seeds)}, kills {killer.kills}, identical {killer.exact}", flush=True)
+    assert not wrong, "\n".join(wrong)
+    assert killer.kills
+
+
+@pytest.mark.slow
+@pytest.mark.sweeps
+def test_a_save_that_fails_costs_nothing_but_itself_whatever_is_trained(disk, corpus, tmp_path, tally, kind):
+    """Ten faults: a power cut, a full disk and an error of the device among them."""
+    trial = Trial(disk, corpus, tmp_path, 12, ["--checkpoint_every_steps", "3", "--eval_interval", "1000", *kind])
+    sweep = Sweep(trial, 6, 3, flags=("--keep_checkpoints", "1"))
+    cases = tally.some(random.Random(2).sample(sweep.cases(), 10))
+    wrong = disk.map(sweep.wrong, cases)
+    tally.add("sweeps", runs=len(cases), wrong=len(wrong))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.damages
+def test_the_checkpoint_before_a_damaged_one_is_taken_whatever_is_trained(forks, corpus, tmp_path, tally, kind):
+    trial = Trial(forks, corpus, tmp_path, 8, ["--checkpoint_every_steps", "2", "--eval_interval", "1000", *kind])
+
+    def wrong_after(seed: int) -> list[str]:
+        out = shutil.copytree(trial.whole, tmp_path / str(seed))
+        what, names = damage(random.Random(seed), out / "checkpoint-8")
+        code, text, _ = trial.run(out)
+        is_named = any(f"checkpoint-8 is damaged and was skipped: {name}" in text for name in names)
+        is_exact = (metrics_of(out), trial.unsound(out)) == (trial.losses, [])
+        return [] if code == 0 and is_named and is_exact else [f"seed {seed}, {what}: exit {code}\n{text}"]
+
+    seeds = tally.some(range(50, 56))
+    wrong = forks.map(wrong_after, seeds)
+    tally.add("damages", damages=len(seeds), recovered=len(seeds) - len(wrong), wrong=len(wrong))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+def test_a_signal_loses_no_step_whatever_is_trained(disk, corpus, tmp_path, tally, kind):
+    stops = Stops(disk, corpus, tmp_path, tuple(kind))
+    cases = tally.some([("first step", signal.SIGTERM, 0.0), ("training", signal.SIGINT, 0.01),
+                        ("saving", signal.SIGTERM, 0.01), ("validating", signal.SIGHUP, 0.0)])
+    wrong = disk.map(stops.wrong, cases)
+    tally.add("signals", runs=len(cases), signals=len(cases), wrong=len(wrong))
+    assert not wrong, "\n".join(wrong)
 
 
 # ---------------------------------------------------------------- damaged checkpoints
