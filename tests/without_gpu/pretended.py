@@ -57,7 +57,8 @@ def pretend(card: Card) -> None:
     answer(torch._C, _cuda_getDevice=0, _cuda_setDevice=None, _cuda_getDeviceCount=1, _cuda_getCurrentRawStream=0,
            _cuda_exchangeDevice=0, _cuda_maybeExchangeDevice=0)
     interface: Any = torch._dynamo.device_interface.CudaInterface
-    answer(interface, get_compute_capability=card.capability, is_available=True)
+    answer(interface, get_compute_capability=card.capability, is_available=True, get_device_properties=properties,
+           current_device=0, device_count=1, set_device=None, synchronize=None, get_raw_stream=0)
     answer(interface.Worker, get_device_properties=properties, current_device=0, set_device=None)
     _pretend_to_triton(card)
 

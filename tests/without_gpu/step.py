@@ -61,7 +61,7 @@ class Compiler:
         compile_fx.compile_fx = lambda graph, example, inner_compile=None, **kwargs: compile_graph(
             graph, example, inner_compile=inner, **kwargs)
 
-    def _keep_kernel(self, _: Any, name: str, source: str, device_str: str = "cuda") -> Any:
+    def _keep_kernel(self, name: str, source: str, device_str: str = "cuda") -> Any:
         self.kernels[name] = source
         return argparse.Namespace(run=lambda *args, **kwargs: None)
 
