@@ -206,7 +206,7 @@ def _train(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Rec
         out.now(f"step {state.step + 1:,}")
         rate = plan.recipe.learning_rate * min(1.0, (state.step + 1) / WARMUP_STEPS)
         for group in learner.optimizer.param_groups:
-            group["lr"] = group.get("lr_scale", 1.0) * rate
+            group["lr"] = group["lr_scale"] * rate
         loss, norm = recovery.until_it_fits(step)
 
         state.step += 1

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import train
+from architectures.table import ARCHITECTURES
 from common.errors import Exit, UserError
 from tests.helpers.training import TINY, recipe
 from training.memorizing import NEAR, Course, FewWindows, Tables, explain, few_windows
+from training.optimizers import OPTIMIZERS
 from training.parts import Parts
 
 LEARNS = ["--overfit", "1", "--learning_rate", "0.03", "--weight_decay", "0"]
@@ -51,8 +53,9 @@ def test_fp16_and_several_micro_batches_are_learned(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--compile", "--use_amp"],
                                    ["--activation_checkpointing", "--loss_chunk_tokens", "5"],
-                                   ["--use_amp", "--overfit", "3", "--n_embd", "32", "--learning_rate", "0.01"]],
-                         ids=" ".join)
+                                   ["--use_amp", "--overfit", "3", "--n_embd", "32", "--learning_rate", "0.01"],
+                                   *(["--arch", arch, "--optimizer", name, "--n_embd", "32", "--learning_rate", "0.01"]
+                                     for arch in ARCHITECTURES for name in OPTIMIZERS)], ids=" ".join)
 def test_a_sound_set_up_learns_in_every_way_of_computing(run, flags):
     code, text = run(*LEARNS, *flags)
     assert code == 0, text
