@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -21,6 +21,7 @@ from common.errors import Exit, UserError
 from common.words import duration, several
 from machine.device import Machine
 from ops.loss import IGNORED
+from training.pace import Step
 from training.plan import Pace, Plan, step_time
 from training.recipe import Recipe
 from training.recovery import Recovery
@@ -28,18 +29,16 @@ from training.state import Learner, Runtime, TrainState
 
 WARMUP_STEPS = 20
 LOOK_STEPS = 10  # between two looks at the loss, or one pass over the batches where that takes more
-MOST_STEPS, MOST_PASSES = 1000, 100  # without --max_steps: whichever takes longer
+LIMIT_STEPS, LIMIT_PASSES = 1000, 100  # without --max_steps: whichever takes longer
 STUCK_STEPS, STUCK_PASSES = 200, 20  # without GAIN, whichever takes longer: it will not come near zero
 GAIN = 0.01  # of the loss
 NEAR = 0.05  # nats above the least that is possible
 STANDS = 0.1  # of a table's loss: so close to it, the network does what the table does
 HARDLY = 0.02  # of the first loss: less is no fall
 LOW_RATE = 0.1  # of the default learning rate
-MOST_SKIPPED_IN_A_ROW = 10
+NOT_FINITE_IN_A_ROW = 10
 KEPT_POSITIONS = 8  # whose loss must not depend on any later token
 ROUNDING, ROUNDING_FP8 = 1e-3, 0.05  # nats; in 8 bits all tokens share one scale
-
-Step = Callable[[Iterator[data.Batch], int], tuple[torch.Tensor, torch.Tensor]]
 
 
 # ---------------------------------------------------------------- the batches
@@ -169,7 +168,7 @@ def memorize(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner,
     out, samples = runtime.out, args.overfit * plan.recipe.samples_per_step
     runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
     course = Course(_tables_of(batches, samples), args.overfit,
-                    args.max_steps or max(MOST_STEPS, MOST_PASSES * args.overfit))
+                    args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * args.overfit))
     out.say("\n".join(_describe(args, plan, pace, course)))
     weights = [parameter.detach().to("cpu", copy=True) for parameter in learner.model.parameters()]
 
@@ -217,7 +216,7 @@ def _train(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Rec
             continue
         *losses_now, norm_now, in_a_row = torch.stack([*losses, norm, skipped_in_a_row]).tolist()
         course.add(state.step, losses_now)
-        if in_a_row >= MOST_SKIPPED_IN_A_ROW:
+        if in_a_row >= NOT_FINITE_IN_A_ROW:
             raise _not_finite(args, plan.recipe, int(in_a_row), state.step, machine)
         said = {"step": f"step {state.step:,}/{course.most_steps:,}", "loss": f"loss {course.last:.4f}",
                 "norm": f"norm {norm_now:.2f}", "time": step_time(runtime.clock.lap() / len(losses))}
