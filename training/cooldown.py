@@ -91,22 +91,30 @@ def before_decay(args: argparse.Namespace, found: Found, out: Progress) -> Found
     """
     folder, stored = found
     schedule = _recorded_schedule(stored)
-    if schedule is None or schedule.plateau_end is None or stored["step"] <= schedule.plateau_end:
+    if schedule is None or stored["step"] <= schedule.decay_start or args.cooldown_from:
         return found
-    if args.cooldown_from or not (schedule.cooldown or _is_longer(args, stored["settings"])):
+    if not (schedule.cooldown or _is_longer(args, stored["settings"])):
         return found
     is_named = args.resume_from != "auto" and Path(args.resume_from).resolve() == folder.resolve()
     earlier = None if is_named else _newest_until(schedule.plateau_end, folder.parent)
     if earlier is None:
-        rate = learning_rate_at(stored["step"], schedule)
-        out.warn(f"the learning rate of {folder.name} has fallen to {rate:.2g}, and rises again now. To go on from the "
-                 f"plateau, give a checkpoint up to step {schedule.plateau_end:,}.")
+        _warn_of_rise(folder, learning_rate_at(stored["step"], schedule), schedule, out)
         return found
     path, state = earlier
     out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before it")
     if args.max_minutes:  # the horizon of these minutes is planned anew
         state = {**state, "settings": {**state["settings"], "total_steps": state["step"]}}
     return path, state
+
+
+def _warn_of_rise(folder: Path, rate: float, schedule: Schedule, out: Progress) -> None:
+    """Says what a longer run does to a model whose learning rate has fallen, unless it has fallen by little."""
+    if rate > schedule.learning_rate / 2:
+        return
+    cure = "A run that may be made longer is one with --lr_schedule wsd."
+    if schedule.plateau_end is not None:
+        cure = f"To go on from the plateau, give a checkpoint up to step {schedule.plateau_end:,}."
+    out.warn(f"the learning rate of {folder.name} has fallen to {rate:.2g}, and rises again now. {cure}")
 
 
 def _is_longer(args: argparse.Namespace, settings: dict[str, Any]) -> bool:
@@ -118,8 +126,10 @@ def _is_longer(args: argparse.Namespace, settings: dict[str, Any]) -> bool:
     return (args.epochs or 0) > settings.get("epochs", 0)
 
 
-def _newest_until(step: int, folder: Path) -> Found | None:
-    """The newest sound checkpoint of a folder up to a step."""
+def _newest_until(step: int | None, folder: Path) -> Found | None:
+    """The newest sound checkpoint of a folder up to a step; none without a step."""
+    if step is None:
+        return None
     for other, path in find.steps_in(folder).items():
         if other <= step:
             try:

@@ -162,6 +162,9 @@ def describe_finished(args: argparse.Namespace, state: TrainState, recipe: Recip
         return (f"already {args.max_minutes:g} minutes used, at step {state.step:,} of {recipe.total_steps:,}; raise "
                 "--max_minutes to continue")
     limits = "--max_minutes" if args.max_minutes else "--epochs or --max_steps"
+    if recipe.cooldown:
+        return (f"already cooled down, at step {state.step:,}; give --max_steps to train on from step "
+                f"{recipe.cooldown.start:,}")
     return f"already at step {state.step:,} of {recipe.total_steps:,}; raise {limits} to continue"
 
 

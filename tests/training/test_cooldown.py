@@ -83,6 +83,17 @@ def test_a_decayed_checkpoint_that_is_named_itself_is_taken_with_a_warning(run):
     assert "resume      from checkpoint-10, step 10 of 20" in text
     assert "the learning rate of checkpoint-10 has fallen to" in text
     assert "give a checkpoint up to step 8." in text
+    code, text = run("--resume_from", "auto", "--max_steps", "20")
+    assert "already at step 20 of 20" in text
+
+
+@pytest.mark.parametrize(("schedule", "warns"), [
+    ("linear", True), pytest.param("cosine", True, marks=pytest.mark.slow), ("constant", False)])
+def test_a_rate_that_rises_again_is_said(run, schedule, warns):
+    assert run("--lr_schedule", schedule, "--max_steps", "4")[0] == 0
+    code, text = run("--resume_from", "auto", "--max_steps", "5")
+    assert code == 0
+    assert ("rises again now. A run that may be made longer is one with --lr_schedule wsd." in text) == warns
 
 
 # ---------------------------------------------------------------- a cooldown
@@ -136,6 +147,8 @@ def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
+    _, text = run("--resume_from", "auto")
+    assert "already cooled down, at step 24; give --max_steps to train on from step 20" in text
     code, text = run("--resume_from", "auto", "--max_steps", "30")
     assert code == 0
     assert "a longer run goes on from checkpoint-20, before it" in text
