@@ -284,12 +284,15 @@ def _default_peak(args: argparse.Namespace, config: ModelConfig, optimizer: str,
                   samples_per_step: int) -> tuple[float, str]:
     """The peak learning rate where --learning_rate is not given, and the reason."""
     tokens_per_step = samples_per_step * config.seq_length
-    peak = defaults.peak_rate(optimizer, config, tokens_per_step, max(1, total_steps) * tokens_per_step)
-    share = ""
+    total_tokens = max(1, total_steps) * tokens_per_step
     if args.init_from:
-        peak, share = defaults.FINETUNING * peak, f"; {defaults.FINETUNING:g} of what random weights get"
+        peak = defaults.finetuning_rate(config, tokens_per_step, total_tokens)
+        why = f"{defaults.FINETUNING:g} of the lower of two laws, as for trained weights (Radford et al. 2018)"
+    else:
+        peak = defaults.peak_rate(optimizer, config, tokens_per_step, total_tokens)
+        why = defaults.PEAK_REASONS[optimizer]
     return peak, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and "
-                  f"{count(total_steps * tokens_per_step)} in all; {defaults.PEAK_REASONS[optimizer]}{share}")
+                  f"{count(total_tokens)} in all; {why}")
 
 
 def _embedding_rate(args: argparse.Namespace, learning_rate: float, optimizer: str, settings: Mapping[str, Any],
