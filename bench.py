@@ -86,7 +86,8 @@ def rung_numbers() -> flags.ValueKind:
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, text, one_of = flags.whole, flags.text, flags.one_of
-    parser = flags.Parser("bench.py", "Times train.py's levers one by one, or a peer's model beside ours.")
+    parser = flags.Parser("bench.py", "Times train.py's levers one by one, or a peer's model beside ours; or "
+                          "compares what recipes learn.")
     g = parser.group("what is timed: the ladder, or")
     g.flag("--rungs", rung_numbers(), None, "rungs of the ladder; a peer stands beside the last", "all")
     g.flag("--peer", one_of("nanogpt", "transformers"), None, "its model, compiled, beside our best rung", "none")

@@ -29,6 +29,7 @@ from benchmarks.quality_runs import (
     steps_of,
     time_steps,
     train_all,
+    unsteady_times,
     what_is_missing,
 )
 from benchmarks.recipes import RECIPES, NamedRecipe
@@ -54,7 +55,7 @@ def compare_recipes(args: argparse.Namespace, shape: Shape, children: Children, 
     learned = learned_from(contest, recipes, runs, turns)
     for line in quality_report.lines(learned, recipes):
         out.say(line)
-    for line in (*differing_defaults(runs), what_is_missing(runs)):
+    for line in (*differing_defaults(runs), unsteady_times(contest, turns), what_is_missing(runs)):
         if line:
             out.warn(line)
     if json_file is not None:

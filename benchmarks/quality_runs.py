@@ -32,6 +32,7 @@ from training.history import read_rows, read_run
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
 EVAL_TOKENS = 2**18  # of a validation, or all there are
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
+STEADY = 1.1  # times the shortest time of a step may be the longest of other turns
 GRACE_SECONDS = 60.0  # in which a run that is asked to stop saves
 TUNING, REPORTING = "tuning", "reporting"  # the first half of the validation tokens and the second one
 LADDER, RUN, TIMING = "ladder.json", "recipe.json", "timing.json"
@@ -309,6 +310,17 @@ def differing_defaults(runs: Sequence[Run]) -> list[str]:
             lines.append(f"{name}: its seeds were trained with different defaults of {', '.join(sorted(flags))}. "
                          f"Delete its runs and repeat them.")
     return lines
+
+
+def unsteady_times(contest: Contest, turns: Mapping[str, Sequence[float]]) -> str:
+    """A sentence about the recipe whose step took the most different times in different turns; empty if all agree."""
+    ratios = {name: max(found) / min(found) for name, found in turns.items() if found}
+    worst = max(ratios, key=ratios.__getitem__, default="")
+    if not worst or ratios[worst] <= STEADY:
+        return ""
+    least, most = min(turns[worst]), max(turns[worst])
+    return (f"a step of {worst} took {1e3 * least:,.1f} ms in one turn and {1e3 * most:,.1f} ms in another: other work "
+            f"was under way. Delete {printable(str(contest.folder / TIMING))} and repeat this on a quiet machine.")
 
 
 def what_is_missing(runs: Sequence[Run]) -> str:

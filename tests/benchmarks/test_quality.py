@@ -180,6 +180,15 @@ def test_runs_of_another_ladder_or_of_other_flags_are_not_mixed(trainer):
         trainer.compare("--recipes", "ours", "--own_recipes", "hot: ours --learning_rate 2")
 
 
+def test_times_that_differ_from_turn_to_turn_are_told(trainer, capsys, monkeypatch):
+    trainer.compare(*THREE, "--timing_turns", "1")
+    assert "turn" not in capsys.readouterr().err
+    monkeypatch.setitem(MS, "before", 130)
+    trainer.compare(*THREE, "--timing_turns", "2")
+    assert "a step of before took 100.0 ms in one turn and 130.0 ms in another" in capsys.readouterr().err
+    assert json.loads(trainer.json.read_text())["recipes"]["before"]["seconds_per_step"] == pytest.approx(0.115)
+
+
 def test_seeds_that_were_trained_with_other_defaults_are_told(trainer, capsys):
     trainer.compare("--recipes", "ours", "--timing_turns", "0")
     for seed, rate in ((1337, 0.001), (1338, 0.002)):
