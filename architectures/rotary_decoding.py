@@ -6,11 +6,11 @@ Shapes: N rows of the residual stream, C width, H heads, G heads of keys and val
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from architectures.decoding import Attend, Parts
 from architectures.rotary import RotaryConfig, Rotation
 from ops.linear import swiglu
-from ops.norm import plain_rms_norm
 from ops.rotary import rotary_tables, rotate
 
 
@@ -20,14 +20,17 @@ def kv_heads(config: RotaryConfig) -> tuple[int, int]:
 
 
 class DecodingNorm:
-    """RMSNorm over the last dimension, with a weight that may differ from head to head."""
+    """RMSNorm over the last dimension as in ops/norm.py, with a weight that may differ from head to head.
+
+    Without gradients PyTorch's own norm is the shorter way: one call instead of five. It is computed in fp32.
+    """
 
     def __init__(self, config: RotaryConfig, weight: torch.Tensor):
         self.weight = weight
         self.epsilon = config.rms_norm_epsilon
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return plain_rms_norm(x, self.weight, self.epsilon)
+        return (F.rms_norm(x.float(), x.shape[-1:], None, self.epsilon) * self.weight).to(x.dtype)
 
 
 class DecodingBlock:
