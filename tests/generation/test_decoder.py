@@ -99,11 +99,12 @@ def test_a_row_beyond_its_window_is_a_bug_of_the_caller(make_model):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Dense), (torch.bfloat16, Dense), (torch.bfloat16, Int8)])
-def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_model, dtype, kind):
+def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_any, dtype, kind, arch):
     from torch._dynamo.utils import counters
 
-    model = make_model(seq_length=256)
+    model = make_any(arch, seq_length=256)
     plain, compiled = decoder_of(model, 1), decoder_of(model, 1, torch.float32, kind, dtype)
     counters.clear()
     compiled.compile()
