@@ -65,6 +65,11 @@ REASONS = {
 # ---------------------------------------------------------------- the laws
 
 
+def entry_of(optimizer: str) -> str:
+    """The entry of the tables for an optimizer: whatever is AdamW but for its precision has AdamW's numbers."""
+    return optimizer if optimizer in EMBEDDING_RATE else "adamw"
+
+
 def peak_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
     """The peak learning rate for random weights, where --learning_rate is not given."""
     if optimizer == "muon":

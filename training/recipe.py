@@ -290,7 +290,7 @@ def _default_peak(args: argparse.Namespace, config: ModelConfig, optimizer: str,
         why = f"{defaults.FINETUNING:g} of the lower of two laws, as for trained weights (Radford et al. 2018)"
     else:
         peak = defaults.peak_rate(optimizer, config, tokens_per_step, total_tokens)
-        why = defaults.PEAK_REASONS[optimizer]
+        why = defaults.PEAK_REASONS[defaults.entry_of(optimizer)]
     return peak, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and "
                   f"{count(total_tokens)} in all; {why}")
 
@@ -301,7 +301,7 @@ def _embedding_rate(args: argparse.Namespace, learning_rate: float, optimizer: s
     if args.embedding_learning_rate is not None:
         return args.embedding_learning_rate
     is_older = "learning_rate" in settings and "embedding_learning_rate" not in settings
-    times = 1.0 if is_older or args.init_from else defaults.EMBEDDING_RATE[optimizer]
+    times = 1.0 if is_older or args.init_from else defaults.EMBEDDING_RATE[defaults.entry_of(optimizer)]
     if not is_older:
         reasons.append(f"embedding_learning_rate {times * learning_rate:.2e}: {times:g} times --learning_rate; "
                        f"{defaults.REASONS['embedding_learning_rate']}")

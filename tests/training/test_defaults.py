@@ -7,9 +7,12 @@ import pytest
 
 from model import SIZES, GPTConfig
 from training.defaults import (
+    EMBEDDING_RATE,
     MUON_PEAKS,
+    PEAK_REASONS,
     default_beta2,
     default_warmup,
+    entry_of,
     finetuning_rate,
     peak_rate,
     rate_by_compute,
@@ -40,9 +43,10 @@ def test_trained_weights_get_a_small_part_of_the_rate_of_random_ones(name):
         assert 1e-6 <= rates[0] <= 0.11 * rates[1]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [*PEAK_REASONS, "adamw8bit"])
 @pytest.mark.parametrize("name", SIZES)
 def test_the_peak_is_sane_for_every_size_and_step(optimizer, name):
+    assert entry_of(optimizer) in {*PEAK_REASONS} & {*EMBEDDING_RATE}
     config = shape(name)
     for tokens_per_step in STEPS:
         for total_tokens in (tokens_per_step, 10**6, 20 * config.num_parameters, 10**12):
