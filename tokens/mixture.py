@@ -9,12 +9,12 @@ from pathlib import Path
 from common.errors import Exit, UserError
 from common.words import printable, several, shell_word
 from tokens.corpus import Corpus, Share
-from tokens.shares import Folder, whole_parts
+from tokens.shares import DataDir, whole_parts
 from tokens.stream import TokenStream
 from tokens.tokenizer import load_tokenizer
 
 
-def mix(folders: Sequence[Folder], corpora: Sequence[Corpus]) -> Corpus:
+def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
     """The mixture of the corpora in these folders, two or more of them.
 
     Raises UserError (exit 3) where an id does not mean the same in all of them.
@@ -88,7 +88,7 @@ def _is_same_tokenizer(corpus: Corpus, other: Corpus) -> bool:
     return load_tokenizer(here).to_str() == load_tokenizer(there).to_str()
 
 
-def _names_of(folders: Sequence[Folder]) -> list[str]:
+def _names_of(folders: Sequence[DataDir]) -> list[str]:
     """What the shares are called: the ends of the folders' paths, as long as it takes to tell them apart."""
     paths = [Path(folder.path).resolve().parts for folder in folders]
     length = next(n for n in range(1, max(map(len, paths)) + 1) if len({path[-n:] for path in paths}) == len(paths))

@@ -21,14 +21,14 @@ MOST_PARTS = 2**40  # all weights together as whole numbers: products with the s
 NUMBER = r"(\d{1,15}(\.\d{0,15})?|\.\d{1,15})(e[+-]?\d{1,2})?|\d{1,15}/\d{1,15}"
 
 
-class Folder(NamedTuple):
+class DataDir(NamedTuple):
     """A folder of tokens, and its weight exactly as it was given; None where there is none."""
 
     path: str
     weight: Fraction | None
 
 
-def folders_of(words: str | Sequence[str]) -> list[Folder]:
+def folders_of(words: str | Sequence[str]) -> list[DataDir]:
     """The folders that the words of --data_dir name. Raises ValueError, in words, for a weight that is none."""
     given = [words] if isinstance(words, str) else list(words)
     return [_folder_of(word, is_alone=len(given) == 1) for word in given]
@@ -60,19 +60,19 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
     return []
 
 
-def _folder_of(word: str, is_alone: bool) -> Folder:
+def _folder_of(word: str, is_alone: bool) -> DataDir:
     """The folder that a word names. Raises ValueError for a weight that is none."""
     path, _, weight = word.rpartition(":")
     if os.path.isdir(word):
-        return Folder(word, None)
+        return DataDir(word, None)
     if not is_alone and re.fullmatch(NUMBER, word):
         raise ValueError(f"{word}: is a number, and no folder has this name. Write a weight behind its folder, with a "
                          f"colon: DIR:{word}")
     is_weight = bool(re.fullmatch(rf"\s*[+-]?({NUMBER}|nan|inf|infinity)\s*", weight, re.IGNORECASE))
     is_there = bool(path) and os.path.isdir(path)
     if not path or (is_alone and not (is_weight and is_there)) or not (is_weight or is_there):
-        return Folder(word, None)  # the colon is the name's own; that there is no such folder is said later
-    return Folder(path, _weight(weight, word))
+        return DataDir(word, None)  # the colon is the name's own; that there is no such folder is said later
+    return DataDir(path, _weight(weight, word))
 
 
 def _weight(text: str, word: str) -> Fraction:
@@ -89,7 +89,7 @@ def _weight(text: str, word: str) -> Fraction:
                      "leave it out.")
 
 
-def whole_parts(folders: Sequence[Folder], num_tokens: Sequence[int]) -> list[int]:
+def whole_parts(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:
     """The weights as whole numbers in their proportion, MOST_PARTS or fewer together; without weights the tokens count.
     """
     import math

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from tokens.shares import MOST_PARTS, Folder, folders_of, problems_with, whole_parts
+from tokens.shares import MOST_PARTS, DataDir, folders_of, problems_with, whole_parts
 
 
 @pytest.fixture(autouse=True)
@@ -17,15 +17,15 @@ def _place(tmp_path, monkeypatch):
 
 def test_one_folder_is_a_folder_whatever_colons_its_name_has():
     for word in ("a", "c:3", "nowhere", "nowhere:3", "C:\\data", "C:/data", "C:", "a:b", "https://a/b"):
-        assert folders_of(word) == folders_of([word]) == [Folder(word, None)]
+        assert folders_of(word) == folders_of([word]) == [DataDir(word, None)]
         assert not problems_with(word)
 
 
 def test_what_stands_behind_the_last_colon_is_the_weight():
     words = ["a:0.7", "c:3:0.25", "D:\\x y:1/3", "nowhere:2e-3", "C:/data:.5", "c:3"]
     assert folders_of(words) == [
-        Folder("a", Fraction(7, 10)), Folder("c:3", Fraction(1, 4)), Folder("D:\\x y", Fraction(1, 3)),
-        Folder("nowhere", Fraction(1, 500)), Folder("C:/data", Fraction(1, 2)), Folder("c:3", None)]
+        DataDir("a", Fraction(7, 10)), DataDir("c:3", Fraction(1, 4)), DataDir("D:\\x y", Fraction(1, 3)),
+        DataDir("nowhere", Fraction(1, 500)), DataDir("C:/data", Fraction(1, 2)), DataDir("c:3", None)]
 
 
 @pytest.mark.parametrize(("words", "says"), [
@@ -65,7 +65,7 @@ def test_weights_become_whole_numbers_in_their_exact_proportion():
 @pytest.mark.parametrize(("weights", "sizes"), [(("1e-30", "1"), (1, 1)), (("", ""), (10**15 + 1, 1)),
                                                 (("0.123456789012345", "1/999999999999989"), (1, 1))])
 def test_weights_that_are_far_apart_stay_above_0_and_within_the_limit(weights, sizes):
-    parts = whole_parts([Folder(str(at), Fraction(weight) if weight else None) for at, weight in enumerate(weights)],
+    parts = whole_parts([DataDir(str(at), Fraction(weight) if weight else None) for at, weight in enumerate(weights)],
                         sizes)
     assert min(parts) >= 1
     assert sum(parts) <= MOST_PARTS
