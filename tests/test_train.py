@@ -87,9 +87,10 @@ def test_a_step_equals_plain_adamw_with_clipping(clip):
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing():
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_gradient_that_is_not_finite_changes_nothing(name):
     model = small_model()
-    learner = learner_of(model)
+    learner = learner_of(model, name=name)
     step_with(learner, [small_batch(4)])
     weights = [p.clone() for p in model.parameters()]
     moments = copy.deepcopy(learner.optimizer.state_dict()["state"])
@@ -101,10 +102,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert all(torch.equal(moments[i][key], after[i][key]) for i in moments for key in moments[i])
 
 
-def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows():
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows(name):
     model = small_model()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-    learner = learner_of(model, scaler)
+    learner = learner_of(model, scaler, name=name)
     weights = [p.clone() for p in model.parameters()]
     _, norm = step_with(learner, [small_batch(4)], dtype=torch.float16)
     assert not norm.isfinite()

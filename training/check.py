@@ -48,7 +48,7 @@ LABEL = 12  # characters before the text of a line
 # The flags that a check has a use for. It says of all others that they have no effect.
 READ = {"check", "tokens", "json", "output_dir", "use_gpu", "use_amp", "amp_dtype", "compile", "tf32", "vocab_size",
         "loss_chunk_tokens", "activation_checkpointing", "model_size", "n_layer", "n_head", "n_embd", "seq_length",
-        "dropout", "bias", "tie_weights", "arch", "n_kv_head", "n_inner", "rope_theta"}
+        "dropout", "bias", "tie_weights", "optimizer", "arch", "n_kv_head", "n_inner", "rope_theta"}
 SHAPE = {"model_size", "n_layer", "n_head", "n_embd"}
 
 

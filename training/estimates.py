@@ -78,8 +78,9 @@ def estimate(args: argparse.Namespace, config: ModelConfig, machine: Machine, me
     """What the model takes on a device with this much memory that trains at flops_per_second."""
     options = choose_options(argparse.Namespace(**{**vars(args), "residual_dtype": "auto"}), machine, FAST.attention)
     room = (1 - MARGIN) * memory_bytes - (CUDA_CONTEXT if machine.device.type == "cuda" else 0)
+    optimizer = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]  # as the default micro-batch
     for recomputes in (False, True):
-        setting = MemorySetting.of(machine, options, True, True, OPTIMIZERS["adamw"].memory_bytes(config))
+        setting = MemorySetting.of(machine, options, True, True, optimizer.memory_bytes(config))
         setting = replace(setting, checkpointing=setting.checkpointing or recomputes)
         if peak_bytes(memory_parts(config, 1, setting), True) <= room:
             break

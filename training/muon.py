@@ -47,8 +47,12 @@ class Muon(torch.optim.Optimizer):
         self._update = update_matrices
 
     def compile_step(self) -> None:
-        """Makes every later step of the hidden matrices one compiled graph."""
-        self._update = torch.compile(update_matrices, dynamic=False, fullgraph=True)
+        """Makes every later step of the hidden matrices one compiled graph.
+
+        On a CPU it stays eager: products take nearly all of its time, and compiling would take minutes.
+        """
+        if self._finite.is_cuda:
+            self._update = torch.compile(update_matrices, dynamic=False, fullgraph=True)
 
     def run_eagerly(self) -> None:
         """Undoes compile_step."""

@@ -118,6 +118,28 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+# ---------------------------------------------------------------- compiling
+
+
+def compile_step(optimizer: Any) -> None:
+    """Compiles the optimizer's step where it is no fused kernel, by a step on the gradients that changes nothing."""
+    if not hasattr(optimizer, "compile_step"):
+        return
+    had_state = set(optimizer.state)
+    optimizer.compile_step()
+    optimizer.found_inf = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
+    optimizer.step()
+    optimizer.found_inf = None
+    for parameter in set(optimizer.state) - had_state:
+        del optimizer.state[parameter]
+
+
+def run_eagerly(optimizer: Any) -> None:
+    """Undoes compile_step."""
+    if hasattr(optimizer, "run_eagerly"):
+        optimizer.run_eagerly()
+
+
 # ---------------------------------------------------------------- which one
 
 # Of the blocks' FLOPs, that Muon may add: as it needs at most 0.6 of AdamW's tokens, it still ends sooner with a half

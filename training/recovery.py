@@ -24,7 +24,7 @@ from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_m
 from machine.timing import synchronize
 from tokens.watch import TokensChanged
 from training.micro_batch import divisors
-from training.optimizers import is_complete
+from training.optimizers import compile_step, is_complete, run_eagerly
 from training.recipe import Recipe
 from training.state import Learner, Runtime, TrainState
 
@@ -120,7 +120,7 @@ class Recovery:
                 self.compile()
 
     def compile(self) -> None:
-        """Compiles forward and backward on the next batch, changing nothing; if it fails, one warning, then eager."""
+        """Compiles a step on the next batch, changing nothing; if it fails, one warning, then eager."""
         learner, rng, started = self._learner, device.rng_state(self._runtime.machine), time.perf_counter()
         batch = self._batches.get(self._state.samples_seen, 0)
         try:
@@ -137,7 +137,7 @@ class Recovery:
         forget_peak(self._runtime.machine)
 
     def _run_compiled(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-        """One forward and backward, which compiles them."""
+        """One forward and backward, and a step of the optimizer that changes nothing, which compiles them."""
         learner = self._learner
         learner.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
         mode = None if self._args.compile_mode == "default" else self._args.compile_mode
@@ -145,10 +145,12 @@ class Recovery:
         with self._runtime.machine.autocast():
             loss = learner.model(inputs_BT, targets_BT, self._args.label_smoothing)
         learner.scaler.scale(loss).backward()
+        compile_step(learner.optimizer)
         synchronize(self._runtime.machine)
 
     def _fall_back_to_eager(self, error: Exception) -> None:
         torch.compiler.reset()
+        run_eagerly(self._learner.optimizer)
         self._learner.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")

@@ -109,10 +109,31 @@ def test_a_copy_of_the_state_goes_on_bit_for_bit():
             each.optimizer.step()
             each.optimizer.zero_grad()
 
-    steps(learner := learner_of(small_model(), name="muon"), 0, 1)
-    other = learner_of(copy.deepcopy(learner.model), name="muon")
+    steps(learner := learner_of(model := small_model(), name="muon"), 0, 1)
+    other = learner_of(copy.deepcopy(model), name="muon")
     for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True):
         other.optimizer.state[b] = {key: value.clone() for key, value in learner.optimizer.state[a].items()}
     steps(learner, 2, 3)
     steps(other, 2, 3)
     assert all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True))
+
+
+def test_the_step_of_all_hidden_matrices_is_traced_as_one_graph():
+    eager, traced = (learner_of(small_model(), name="muon") for _ in range(2))
+    graphs = []
+
+    def count(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    traced.optimizer._update = torch.compile(  # type: ignore[attr-defined]
+        muon.update_matrices, fullgraph=True, dynamic=False, backend=count)
+    for seed in range(3):
+        for each in (eager, traced):
+            each.model(*small_batch(2, seed)).backward()
+            each.optimizer.param_groups[0]["lr"] = 1e-2 / (seed + 1)
+            each.optimizer.step()
+            each.optimizer.zero_grad()
+    for a, b in zip(eager.model.parameters(), traced.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+    assert len(graphs) == 1  # another learning rate is not another graph
