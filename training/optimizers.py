@@ -121,7 +121,7 @@ RULES: Mapping[str, Rule] = {
 # ---------------------------------------------------------------- compiling
 
 
-def compile_step(optimizer: Any) -> None:
+def compile_optimizer(optimizer: Any) -> None:
     """Compiles the optimizer's step where it is no fused kernel, by a step on the gradients that changes nothing."""
     if not hasattr(optimizer, "compile_step"):
         return
@@ -135,7 +135,7 @@ def compile_step(optimizer: Any) -> None:
 
 
 def run_eagerly(optimizer: Any) -> None:
-    """Undoes compile_step."""
+    """Undoes compile_optimizer."""
     if hasattr(optimizer, "run_eagerly"):
         optimizer.run_eagerly()
 

@@ -24,7 +24,7 @@ from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_m
 from machine.timing import synchronize
 from tokens.watch import TokensChanged
 from training.micro_batch import divisors
-from training.optimizers import compile_step, is_complete, run_eagerly
+from training.optimizers import compile_optimizer, is_complete, run_eagerly
 from training.recipe import Recipe
 from training.state import Learner, Runtime, TrainState
 
@@ -145,7 +145,7 @@ class Recovery:
         with self._runtime.machine.autocast():
             loss = learner.model(inputs_BT, targets_BT, self._args.label_smoothing)
         learner.scaler.scale(loss).backward()
-        compile_step(learner.optimizer)
+        compile_optimizer(learner.optimizer)
         synchronize(self._runtime.machine)
 
     def _fall_back_to_eager(self, error: Exception) -> None:
