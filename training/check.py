@@ -315,7 +315,8 @@ def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, config
     """Prints the tables, each with what its figures rest on."""
     first = next(iter(configs.values()))
     tokens = f"{count(args.tokens)} tokens" if args.tokens else "20 tokens per parameter"
-    flags = " --use_amp" * (best.precision != "fp32") + " --compile" * best.compile
+    flags = f" --arch {args.arch}" * bool(args.arch) + " --use_amp" * (best.precision != "fp32")
+    flags += " --compile" * best.compile
     out.say()
     say(out, f"Estimates for {tokens}, T {first.seq_length:,}, {first.vocab_size:,} ids. On this machine"
              f"{f' with{flags}' if flags else ''}, by the matmul above:")
@@ -332,7 +333,8 @@ def say_estimates(args: argparse.Namespace, out: Progress, best: Machine, config
     out.say("\n".join(estimates.table_of_cards(args, configs, cards)))
 
     out.say()
-    flags = f"--use_gpu{' --use_amp' * (args.use_amp is not False)}{' --compile' * (args.compile is not False)}"
+    flags = f"--arch {args.arch} " * bool(args.arch) + "--use_gpu" + " --use_amp" * (args.use_amp is not False)
+    flags += " --compile" * (args.compile is not False)
     say(out, f"Recommended, with {flags}: the largest size that takes less than {WITHIN_HOURS} hours, else "
              f"the quickest; in steps of {STEP_TOKENS:,} tokens.")
     out.say("\n".join(estimates.table_of_recommended(configs, cards)))
