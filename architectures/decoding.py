@@ -16,7 +16,7 @@ from ops.products import Dense
 Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Parts(Protocol):
+class LaidOutParts(Protocol):
     """The tensors of a state dict, laid out for decoding as they are asked for."""
 
     def matrix(self, name: str) -> Dense:
@@ -32,15 +32,15 @@ class Parts(Protocol):
         ...
 
 
-class Block(Protocol):
+class LaidOutBlock(Protocol):
     """One block of a network."""
 
     def __call__(self, x: torch.Tensor, places: Any, attend: Attend, /) -> torch.Tensor:
-        """The residual stream behind the block. places is what Ends.enter returned of the positions."""
+        """The residual stream behind the block. places is what LaidOutEnds.enter returned of the positions."""
         ...
 
 
-class Ends(Protocol):
+class LaidOutEnds(Protocol):
     """What stands before the first block and behind the last one."""
 
     def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Any]:

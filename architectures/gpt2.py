@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from architectures.decoding import Attend, Parts
+from architectures.decoding import Attend, LaidOutParts
 from architectures.fields import InvalidCheckpoint, check_whole, shown
 from model import GPT, GPTConfig, Options
 from ops.attention import attention_bytes
@@ -237,10 +237,10 @@ def kv_heads(config: GPTConfig) -> tuple[int, int]:
     return config.n_head, config.n_embd // config.n_head
 
 
-class DecodingNorm:
+class GPTDecodingNorm:
     """Layer norm, by the name of its parameters."""
 
-    def __init__(self, config: GPTConfig, name: str, parts: Parts):
+    def __init__(self, config: GPTConfig, name: str, parts: LaidOutParts):
         self.weight = parts.vector(f"{name}.weight")
         self.bias = parts.vector_if_any(f"{name}.bias")
         self.epsilon = config.layer_norm_epsilon
@@ -249,16 +249,16 @@ class DecodingNorm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
-class DecodingBlock:
+class GPTDecodingBlock:
     """A block on weights laid out for decoding."""
 
-    def __init__(self, config: GPTConfig, layer: int, parts: Parts):
+    def __init__(self, config: GPTConfig, layer: int, parts: LaidOutParts):
         block = f"transformer.h.{layer}"
         self.num_heads, self.gelu = config.n_head, ACTIVATIONS[config.activation]
-        self.attention_norm = DecodingNorm(config, f"{block}.ln_1", parts)
+        self.attention_norm = GPTDecodingNorm(config, f"{block}.ln_1", parts)
         self.qkv = parts.matrix(f"{block}.attn.c_attn")
         self.attention_out = parts.matrix(f"{block}.attn.c_proj")
-        self.mlp_norm = DecodingNorm(config, f"{block}.ln_2", parts)
+        self.mlp_norm = GPTDecodingNorm(config, f"{block}.ln_2", parts)
         self.mlp_in = parts.matrix(f"{block}.mlp.c_fc")
         self.mlp_out = parts.matrix(f"{block}.mlp.c_proj")
 
@@ -269,20 +269,20 @@ class DecodingBlock:
         return self.mlp_out(hidden, plus=x)
 
 
-class DecodingEnds:
+class GPTDecodingEnds:
     """Learned positions before the blocks, a norm behind them."""
 
-    def __init__(self, config: GPTConfig, parts: Parts):
+    def __init__(self, config: GPTConfig, parts: LaidOutParts):
         self.positions = parts.vector(f"{POSITIONS}.weight")
-        self.leave = DecodingNorm(config, FINAL_NORM, parts)
+        self.leave = GPTDecodingNorm(config, FINAL_NORM, parts)
 
     def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Adds the positions."""
         return x + self.positions[positions_N], None
 
 
-decoding_block = DecodingBlock
-decoding_ends = DecodingEnds
+decoding_block = GPTDecodingBlock
+decoding_ends = GPTDecodingEnds
 
 # ---------------------------------------------------------------- GGUF (llama.cpp)
 

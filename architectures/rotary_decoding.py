@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from architectures.decoding import Attend, Parts
+from architectures.decoding import Attend, LaidOutParts
 from architectures.rotary import RotaryConfig, Rotation
 from ops.linear import swiglu
 from ops.rotary import rotary_tables, rotate
@@ -19,7 +19,7 @@ def kv_heads(config: RotaryConfig) -> tuple[int, int]:
     return config.n_kv_head, config.head_dim
 
 
-class DecodingNorm:
+class RotaryDecodingNorm:
     """RMSNorm over the last dimension as in ops/norm.py, with a weight that may differ from head to head.
 
     Without gradients PyTorch's own norm is the shorter way: one call instead of five. It is computed in fp32.
@@ -33,21 +33,21 @@ class DecodingNorm:
         return (F.rms_norm(x.float(), x.shape[-1:], None, self.epsilon) * self.weight).to(x.dtype)
 
 
-class DecodingBlock:
+class RotaryDecodingBlock:
     """A block on weights laid out for decoding. Queries and keys are normed and rotated together, as heads of one."""
 
-    def __init__(self, config: RotaryConfig, layer: int, parts: Parts):
+    def __init__(self, config: RotaryConfig, layer: int, parts: LaidOutParts):
         block = f"model.layers.{layer}"
         self.config = config
-        self.attention_norm = DecodingNorm(config, parts.vector(f"{block}.input_layernorm.weight"))
+        self.attention_norm = RotaryDecodingNorm(config, parts.vector(f"{block}.input_layernorm.weight"))
         self.qkv = parts.matrix(f"{block}.self_attn.qkv_proj")
         self.qk_norm = None
         if config.qk_norm:
             q_norm, k_norm = (parts.vector(f"{block}.self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
             weight = torch.cat([q_norm.expand(config.n_head, -1), k_norm.expand(config.n_kv_head, -1)])
-            self.qk_norm = DecodingNorm(config, weight)
+            self.qk_norm = RotaryDecodingNorm(config, weight)
         self.attention_out = parts.matrix(f"{block}.self_attn.o_proj")
-        self.mlp_norm = DecodingNorm(config, parts.vector(f"{block}.post_attention_layernorm.weight"))
+        self.mlp_norm = RotaryDecodingNorm(config, parts.vector(f"{block}.post_attention_layernorm.weight"))
         self.mlp_in = parts.matrix(f"{block}.mlp.gate_up_proj")
         self.mlp_out = parts.matrix(f"{block}.mlp.down_proj")
 
@@ -64,19 +64,19 @@ class DecodingBlock:
         return self.mlp_out(hidden, plus=x)
 
 
-class DecodingEnds:
+class RotaryDecodingEnds:
     """The rotations of the positions before the blocks, a norm behind them."""
 
-    def __init__(self, config: RotaryConfig, parts: Parts):
+    def __init__(self, config: RotaryConfig, parts: LaidOutParts):
         weight = parts.vector("model.norm.weight")
         tables = rotary_tables(config.seq_length, config.head_dim, config.rope_theta)
         self.cos_TK2, self.sin_TK2 = (table.to(weight.device) for table in tables)
-        self.leave = DecodingNorm(config, weight)
+        self.leave = RotaryDecodingNorm(config, weight)
 
     def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Rotation]:
         """Looks up the rotations."""
         return x, (self.cos_TK2[positions_N], self.sin_TK2[positions_N])
 
 
-decoding_block = DecodingBlock
-decoding_ends = DecodingEnds
+decoding_block = RotaryDecodingBlock
+decoding_ends = RotaryDecodingEnds

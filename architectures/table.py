@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 
 from architectures import gpt2, llama, qwen3
-from architectures.decoding import Block, Ends, Parts
+from architectures.decoding import LaidOutBlock, LaidOutEnds, LaidOutParts
 from architectures.fields import InvalidCheckpoint, shown
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from model import GPT, GPTConfig, Options
@@ -89,11 +89,11 @@ class Architecture(Protocol[ConfigT]):
         """The heads of keys and values, and their size: what the cache holds of each id and block, twice."""
         ...
 
-    def decoding_block(self, config: ConfigT, layer: int, parts: Parts) -> Block:
+    def decoding_block(self, config: ConfigT, layer: int, parts: LaidOutParts) -> LaidOutBlock:
         """One block on weights laid out for decoding. Called for several layers at once, from several threads."""
         ...
 
-    def decoding_ends(self, config: ConfigT, parts: Parts) -> Ends:
+    def decoding_ends(self, config: ConfigT, parts: LaidOutParts) -> LaidOutEnds:
         """What stands before and behind the blocks."""
         ...
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from architectures.decoding import Block, Ends
+from architectures.decoding import LaidOutBlock, LaidOutEnds
 from architectures.table import ModelConfig, architecture_of
 from ops.products import Dense, Packed
 
@@ -21,8 +21,8 @@ class DecodingWeights:
     """A whole model laid out for decoding. The head is the embedding itself where they share a matrix and a layout."""
 
     embedding: Dense
-    ends: Ends
-    blocks: list[Block]
+    ends: LaidOutEnds
+    blocks: list[LaidOutBlock]
     head: Dense
     bytes_per_step: int  # of the matrices, which a step reads
 
@@ -46,7 +46,7 @@ class WeightLoader:
         architecture = architecture_of(self.config)
         parts_by_layer = [PartsInOrder(self) for _ in range(self.config.n_layer)]
 
-        def load_block(layer: int) -> Block:
+        def load_block(layer: int) -> LaidOutBlock:
             return architecture.decoding_block(self.config, layer, parts_by_layer[layer])
 
         with ThreadPoolExecutor(LOADING_THREADS) as pool:
