@@ -24,6 +24,7 @@ from benchmarks.quality_runs import (
     Run,
     check_folder,
     differing_defaults,
+    is_busy,
     learned_from,
     seconds_known,
     steps_of,
@@ -92,12 +93,14 @@ def make_contest(args: argparse.Namespace, shape: Shape, children: Children, out
 
 def measure_seconds(args: argparse.Namespace, contest: Contest, recipes: Sequence[NamedRecipe], runs: Sequence[Run],
                     children: Children, out: Progress) -> dict[str, list[float]]:
-    """The turns of --timing_turns; while a run is under way in another command only those that were measured before.
+    """The turns of --timing_turns; while another command trains in the folder only those that were measured before.
 
     A step that is timed beside other work says little.
     """
-    is_ready = all(run.status in (DONE, FAILED) for run in runs)
+    is_ready = all(run.status in (DONE, FAILED) for run in runs) and not is_busy(contest.folder)
     good = [recipe for recipe in recipes if all(run.status == DONE for run in runs if run.recipe == recipe.name)]
+    if args.timing_turns and good and not is_ready:
+        out.say("steps are not timed now: another command trains in this folder, and the last one will time them")
     if not args.timing_turns or not is_ready or not good:
         return seconds_known(contest, recipes)
     steps, warmup = (50, 20) if contest.material.on_gpu else (12, 4)

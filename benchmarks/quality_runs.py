@@ -29,6 +29,11 @@ from common.progress import Progress
 from common.words import duration, printable, several
 from training.history import read_rows, read_run
 
+try:
+    import fcntl
+except ImportError:  # Windows: no locks there
+    fcntl = None
+
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
 EVAL_TOKENS = 2**18  # of a validation, or all there are
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
@@ -281,6 +286,19 @@ def time_one(contest: Contest, recipe: NamedRecipe, steps: tuple[int, int], chil
     if not found:
         raise UserError(Exit.MACHINE, f"timing {recipe.name}: no step was logged after the warm-up. Give more --steps.")
     return statistics.median(found)
+
+
+def is_busy(folder: Path) -> bool:
+    """True while train.py works on any run in the folder: it holds the lock of its output folder."""
+    if fcntl is None:
+        return False
+    for path in folder.glob("*/.lock"):
+        with contextlib.suppress(OSError), path.open("a") as handle:  # or a file system without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
 
 
 def seconds_known(contest: Contest, recipes: Sequence[NamedRecipe]) -> dict[str, list[float]]:

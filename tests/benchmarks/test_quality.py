@@ -15,6 +15,7 @@ from benchmarks.ladder import Shape
 from benchmarks.processes import Ended
 from benchmarks.quality import compare_recipes
 from benchmarks.quality_runs import RunWatch, steps_of
+from checkpoint.folder import owned
 from common.errors import Exit, UserError
 from common.outputs import Output
 from common.progress import Progress
@@ -153,6 +154,17 @@ def test_what_another_command_works_on_is_left_to_it_and_nothing_is_timed_beside
     trainer.started.clear()
     assert trainer.compare(*THREE)[0] == Exit.DONE
     assert trainer.started == ["before-1338", *TIMINGS, *TIMINGS, *TIMINGS]
+
+
+def test_nothing_is_timed_while_another_command_trains_by_other_recipes(trainer):
+    other = trainer.folder / "runs" / "hot-1337"
+    other.mkdir(parents=True)
+    with owned(other):
+        said = trainer.compare(*THREE)[1]
+    assert "steps are not timed now" in said
+    assert trainer.started == RUNS
+    trainer.compare(*THREE, "--timing_turns", "1")
+    assert trainer.started[6:] == TIMINGS
 
 
 def test_a_run_that_fails_says_why_and_the_others_are_reported(trainer, capsys):
