@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from checkpoint.recorded import recorded_flags
 from common import flags
 from common.errors import Exit, UserError, guard, require
-from tokens.shares import problems_with
+from training.contradictions import contradictions
 
 TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
 
@@ -162,65 +162,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
     g.switch("--debug", False, "show the traceback of an error")
-    return parser.read(argv, check, recorded_flags)
-
-
-def check(args: argparse.Namespace) -> list[str]:
-    """The flags that contradict each other, one line each."""
-    given = {name: value is not None for name, value in vars(args).items()}
-    is_gpt2 = args.arch in (None, "gpt2")
-    shape = ("arch", "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta")
-    has_size_flags = any(given[name] for name in shape) or args.bias is False or not args.tie_weights
-    resumes = args.resume_from or args.cooldown_from
-    decays = args.cooldown_from or args.config.recorded  # a recorded --min_lr is for the end of a cooldown
-    is_off = args.use_lr_scheduler is False and not decays
-    is_constant = args.lr_schedule == "constant" and not decays
-    no_bf16 = args.use_amp is False or args.amp_dtype == "fp16"
-    wrong = {
-        **{f"--{name}: not with several folders in --data_dir: each of them has its own":
-           given[name] and isinstance(args.data_dir, list) for name in ("bin_file", "val_bin_file", "metadata_file")},
-        "--min_lr: is above --learning_rate": given["learning_rate"] and (args.min_lr or 0) > args.learning_rate,
-        "--min_lr: needs --use_lr_scheduler": given["min_lr"] and is_off,
-        "--min_lr: has no effect with --lr_schedule constant": given["min_lr"] and is_constant,
-        "--warmup_steps: needs --use_lr_scheduler": given["warmup_steps"] and is_off,
-        "--lr_schedule: not with --no-use_lr_scheduler": (
-            args.lr_schedule not in (None, "constant") and args.use_lr_scheduler is False),
-        "--use_lr_scheduler: not with --lr_schedule constant": args.lr_schedule == "constant" and args.use_lr_scheduler,
-        "--decay_share: has no effect without --lr_schedule wsd": given["decay_share"] and args.lr_schedule != "wsd",
-        "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
-        "--cooldown_steps: has no effect without --cooldown_from": args.cooldown_steps and not args.cooldown_from,
-        "--max_steps: not with --cooldown_from; give --cooldown_steps": args.max_steps and args.cooldown_from,
-        "--epochs: not with --cooldown_from; give --cooldown_steps": args.epochs and args.cooldown_from,
-        "--init_from: not with --cooldown_from": args.init_from and args.cooldown_from,
-        "--n_embd: is not a multiple of --n_head": given["n_embd"] and given["n_head"] and args.n_embd % args.n_head,
-        "--init_from: sets the model's shape; drop --arch, --model_size, --n_layer, --n_head, --n_embd, --n_kv_head, "
-        "--n_inner, --rope_theta, --no-bias and --no-tie_weights": args.init_from and has_size_flags,
-        "--bias: only --arch gpt2 has biases": given["bias"] and not is_gpt2,
-        "--n_kv_head: needs --arch qwen3 or llama": given["n_kv_head"] and is_gpt2 and not args.init_from,
-        "--n_inner: needs --arch qwen3 or llama": given["n_inner"] and is_gpt2 and not args.init_from,
-        "--rope_theta: needs --arch qwen3 or llama": given["rope_theta"] and is_gpt2 and not args.init_from,
-        "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
-        "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
-        "--compile_mode: has no effect with --deterministic": args.compile_mode != "default" and args.deterministic,
-        "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
-        "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not resumes,
-        "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not resumes,
-        "--eval_batches: not with --eval_tokens": given["eval_batches"] and given["eval_tokens"],
-        "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
-        "--overfit: begins at step 0 and writes nothing; not with --check, --dry_run, --resume_from, --cooldown_from, "
-        "--max_minutes or --patience": args.overfit and (args.check or args.dry_run or resumes or args.max_minutes
-                                                         or args.patience),
-        "--tokens: has no effect without --check": given["tokens"] and not args.check,
-        "--json: has no effect without --check": given["json"] and not args.check,
-        "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
-        "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
-        "--residual_dtype bf16: needs mixed precision in bf16": args.residual_dtype == "bf16" and no_bf16,
-        "--fp8_head: needs a GPU and mixed precision in bf16": args.fp8_head and (args.use_gpu is False or no_bf16),
-        "--loss_chunk_tokens: must be a multiple of 16 with --fp8_head": (
-            args.fp8_head and (args.loss_chunk_tokens or 0) % 16),
-        "--loss_chunk_tokens: not with --amp_dtype fp16": args.loss_chunk_tokens and args.amp_dtype == "fp16",
-    }
-    return [*problems_with(args.data_dir), *(problem for problem, is_wrong in wrong.items() if is_wrong)]
+    return parser.read(argv, contradictions, recorded_flags)
 
 
 def answer_early(argv: Sequence[str]) -> int:
