@@ -1,4 +1,4 @@
-"""Train a GPT-2-class model: tokens in, checkpoints out.
+"""Train a language model, GPT-2, Qwen3 or Llama: tokens in, checkpoints out.
 
     python train.py --use_gpu --use_amp --compile                       data/ from pretokenize.py, GPT-2 Small, to out/
     python train.py --model_size mini --compile --use_amp               on a laptop's processor
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from checkpoint.recorded import recorded_flags
 from common import flags
@@ -184,7 +184,6 @@ import contextlib
 import gc
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,7 +194,6 @@ import data
 from architectures.table import ModelConfig, create
 from checkpoint.find import check_same
 from checkpoint.folder import owned
-from checkpoint.save import NotFinite
 from common.config import Layer
 from common.errors import Problems
 from common.files import cache_folder
@@ -204,7 +202,6 @@ from common.signals import Signals
 from common.words import printable, size
 from machine import device
 from machine.device import Machine
-from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory
 from machine.processes import ALONE
 from model import Options
 from tokens.corpus import Corpus
@@ -215,7 +212,7 @@ from training.checkpointing import Checkpointer, command_for_card, plan_saving
 from training.cooldown import set_aside
 from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, most_sequences
-from training.micro_batch import OUT_OF_MEMORY, find_micro_batch
+from training.micro_batch import find_micro_batch
 from training.monitor import Monitor, mfu, percent
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
@@ -223,10 +220,11 @@ from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
 from training.recorded import flags_of_run, write_run_config
-from training.recovery import Abandoned, Recovery, explaining_memory
+from training.recovery import Abandoned, Recovery, diverged, explaining_divergence, explaining_memory
 from training.schedules import learning_rate_at
 from training.sizing import Sizing, choose_sizing
 from training.starting import (
+    choose_place,
     choose_resume,
     delete_other_runs,
     find_corpus,
@@ -238,6 +236,7 @@ from training.starting import (
 )
 from training.state import Learner, Runtime, TrainState
 from training.trackers import Trackers
+from training.trial import measure_trial
 from training.validation import Validator
 
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
@@ -251,7 +250,7 @@ Resumed = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its tra
 def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
     if argv[:1] == [TRIAL]:
-        return measure_trial(int(argv[1]), int(argv[2]), argv[3:])
+        return answer_trial(int(argv[1]), int(argv[2]), argv[3:])
     began, args = time.monotonic(), read_flags(argv)
     if args.overfit:
         args = without_noise(args)
@@ -259,8 +258,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
         signals.at_once = NOTHING_LOST
         if args.check:
             require_gpu(args)
-            trial = [sys.executable, __file__, TRIAL, "0", "0", *argv]
-            return check_machine(args, choose_machine(args, out), out, signals, trial)
+            return check_machine(args, choose_machine(args, out), out, signals, trial_command(argv))
         corpus, sizing, config, resumed = check_inputs(args, out, held)
         deadline = Deadline(args.max_minutes, resumed[1] if resumed else {}, began)
         runtime = Runtime.of(choose_machine(args, out), ALONE, out, signals)
@@ -408,19 +406,6 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig,
     return Monitor(args, recipe, config, state, trackers, runtime)
 
 
-@contextlib.contextmanager
-def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterator[None]:
-    """Turns weights that must not be saved into an error with its cure, and waits for the save in flight."""
-    try:
-        yield
-    except NotFinite as error:
-        what = f"{error} is not finite after step {checkpointer.begun_step:,}"
-        raise diverged(what, recipe, checkpointer) from error
-    finally:
-        checkpointer.close()
-        gc.unfreeze()
-
-
 # ---------------------------------------------------------------- the plan, the model
 
 
@@ -433,27 +418,30 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     machine = runtime.machine
     where, why = choose_place(args, corpus, machine)
     if args.batch_size == "auto":
-        setting = MemorySetting.of(machine, options, recipe.samples_per_step > 1, True, kind.memory_bytes(config))
-        shape = [f"--optimizer={kind.name}"] + ([] if args.init_from else [
-            f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")])
-        recipe = find_micro_batch(args, config, setting, recipe, runtime, lambda batch_size, accumulation: [
-            sys.executable, __file__, TRIAL, str(batch_size), str(accumulation), *argv, *shape])
+        recipe = find_micro_batch(args, config, options, recipe, kind, runtime, partial(trial_command, argv))
     recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
 
+    optimizer_bytes = kind.memory_bytes(config)
     weights = 4 * config.num_parameters if machine.device.type == "cpu" else 0
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = plan_saving(args, config, recipe, machine, kind.memory_bytes(config), held_bytes)
-    setting = MemorySetting.of(machine, options, recipe.accumulation > 1, saving.copies,
-                               kind.memory_bytes(config))
+    saving = plan_saving(args, config, recipe, machine, optimizer_bytes, held_bytes)
+    setting = MemorySetting.of(machine, options, recipe.accumulation > 1, saving.copies, optimizer_bytes)
     return Plan(config, options, recipe, kind, setting, saving, where, why)
 
 
-def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> tuple[str, str]:
-    """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
-    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, free_memory(machine), available_ram())
-    if where == "gpu" and machine.device.type != "cuda":
-        raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
-    return where, why
+def trial_command(argv: Sequence[str], batch_size: int = 0, accumulation: int = 0) -> list[str]:
+    """The command line of a child process that tries a micro-batch; with --check it compiles something instead."""
+    return [sys.executable, __file__, TRIAL, str(batch_size), str(accumulation), *argv]
+
+
+def answer_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
+    """What that child process does; prints the outcome and returns the exit code."""
+    args, out = read_flags(argv), Progress(open(os.devnull, "w"))  # noqa: SIM115
+    machine = choose_machine(args, out)
+    if args.check:
+        return compile_something(machine)
+    runtime = Runtime.of(machine, ALONE, out, Signals())
+    return measure_trial(args, batch_size, accumulation, runtime, build_learner, train_step)
 
 
 def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, options: Options, recipe: Recipe,
@@ -621,15 +609,6 @@ def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recove
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 
 
-def diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError:
-    """The error (exit 6) of a run that cannot go on as it does."""
-    last = checkpointer.last_good()
-    there = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
-    again = "Resume" if last else "Start again"
-    return UserError(Exit.DIVERGED, f"{what}. {there}. {again} with half the --learning_rate "
-                                    f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
-
-
 def dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner, state: TrainState, recovery: Recovery,
             validator: Validator, checkpointer: Checkpointer, runtime: Runtime) -> int:
     """What all steps that are left will take, by those that were measured; writes nothing."""
@@ -645,46 +624,6 @@ def dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner, 
     utilization = percent(mfu(tokens_per_second, plan.config, machine))
     lines = describe_dry_run(args, plan, pace, machine, state.step, validation_seconds, utilization)
     runtime.out.say("\n".join(lines))
-    return Exit.DONE
-
-
-# ---------------------------------------------------------------- trials of --batch_size auto
-
-
-def measure_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
-    """In a child process: prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if too many.
-
-    With --check it compiles a small function instead.
-    """
-    args = read_flags(argv)
-    out = Progress(open(os.devnull, "w"))  # noqa: SIM115
-    machine = choose_machine(args, out)
-    if args.check:
-        return compile_something(machine)
-    runtime = Runtime.of(machine, ALONE, out, Signals())
-    corpus = find_corpus(args)
-    config = choose_config(args, corpus.vocab_size, corpus.train.length)
-    recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)
-    recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
-    kind, _ = choose_optimizer(args, config, batch_size * accumulation, {})
-    where, _ = choose_place(args, corpus, machine)
-    try:
-        options = choose_options(args, machine, FAST.attention)
-        learner = build_learner(args, FAST, config, options, recipe, kind, runtime)
-        windows = data.CorpusWindows(corpus.train, where, config.seq_length, args.seed, machine.device, corpus.shares)
-        recovery = Recovery(args, learner, TrainState(), recipe, data.Batches(windows, batch_size, machine.device),
-                            runtime)
-        if machine.compile:
-            recovery.compile()
-        for _ in range(2):
-            loss, _ = train_step(learner, machine, args.label_smoothing, recipe.grad_clip, recovery.micro_batches(),
-                                 accumulation)
-            loss.item()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return OUT_OF_MEMORY
-    print(peak_memory(machine))
     return Exit.DONE
 
 

@@ -255,7 +255,7 @@ ELSEWHERE = {
     "--debug": "tested in common/test_errors.py",
 }
 CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"
-                    r"time: .*|hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|data_wait:.*|out-\d+")
+                    r"time: .*|\.\.\. .*\n|hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|data_wait:.*|out-\d+")
 
 
 class Fingerprints:

@@ -24,7 +24,9 @@ from common.files import cache_folder, sha256_of, write_whole
 from common.words import printable, several, size
 from machine.device import Machine
 from machine.memory import available_ram, free_memory, total_memory
+from model import Options
 from training.memory import MARGIN, MemorySetting, largest_micro_batch
+from training.optimizers import OptimizerKind
 from training.recipe import Recipe
 from training.state import Runtime
 
@@ -98,16 +100,19 @@ def find_largest(candidates: Sequence[int], first: int, room: int, key: str, kno
     return found, peaks[str(found)] if found else 0
 
 
-def find_micro_batch(args: argparse.Namespace, config: ModelConfig, setting: MemorySetting, recipe: Recipe,
-                     runtime: Runtime, command: Callable[[int, int], list[str]]) -> Recipe:
+def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Options, recipe: Recipe,
+                     kind: OptimizerKind, runtime: Runtime, command: Callable[[int, int], list[str]]) -> Recipe:
     """The recipe with the largest micro-batch that fits, its samples per step unchanged.
 
-    command(batch_size, accumulation) is the command line of a trial. Raises UserError (exit 5) where not even one
-    sequence fits, SystemExit after a signal.
+    command(batch_size, accumulation) is the command line of a trial, without what follows from config and kind. Raises
+    UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
     """
     machine, signals, out = runtime.machine, runtime.signals, runtime.out
     before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child process behind
     samples, free = recipe.samples_per_step, free_memory(machine)
+    setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
+    decided = [f"--optimizer={kind.name}"] + ([] if args.init_from else [
+        f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")])
     room = int((1 - MARGIN) * (available_ram() if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
     expected = largest_micro_batch(config, setting, room)
@@ -119,7 +124,7 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, setting: Mem
     def measure(batch_size: int) -> int | None:
         tried.append(batch_size)
         with out.phase(f"trying --batch_size {batch_size}"):
-            trial = command(batch_size, min(2, samples // batch_size))
+            trial = [*command(batch_size, min(2, samples // batch_size)), *decided]
             held = run_trial(trial, batch_size, lambda: signals.number is not None)
         if signals.number is not None:
             raise SystemExit(128 + signals.number)

@@ -1,4 +1,4 @@
-"""Steps that fail: out of memory, given up after a signal, a compiler that cannot.
+"""Steps that fail: out of memory, given up after a signal, a compiler that cannot, weights that are not finite.
 
 A step that fails is undone: weights, optimizer, loss scale and random numbers are what they were before it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import TypeVar
 import torch
 
 import data
+from checkpoint.save import NotFinite
 from common.errors import Exit, UserError
 from common.words import duration, printable, several, size
 from machine import device
@@ -23,6 +25,7 @@ from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
 from machine.timing import synchronize
 from tokens.watch import TokensChanged
+from training.checkpointing import Checkpointer
 from training.micro_batch import divisors
 from training.optimizers import compile_optimizer, is_complete, run_eagerly
 from training.recipe import Recipe
@@ -172,3 +175,28 @@ def explaining_memory(recovery: Recovery, machine: Machine) -> Iterator[None]:
         raise UserError(Exit.MACHINE, f"out of memory with {sequences} at a time: {held} held, of {there}. What was "
                                       "saved is safe. Try a smaller --batch_size, --seq_length or "
                                       "--model_size.") from error
+
+
+# ---------------------------------------------------------------- not finite
+
+
+@contextlib.contextmanager
+def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterator[None]:
+    """Turns weights that must not be saved into an error with its cure, and waits for the save in flight."""
+    try:
+        yield
+    except NotFinite as error:
+        what = f"{error} is not finite after step {checkpointer.begun_step:,}"
+        raise diverged(what, recipe, checkpointer) from error
+    finally:
+        checkpointer.close()
+        gc.unfreeze()  # what train.py froze before the first step
+
+
+def diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError:
+    """The error (exit 6) of a run that cannot go on as it does."""
+    last = checkpointer.last_good()
+    there = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
+    again = "Resume" if last else "Start again"
+    return UserError(Exit.DIVERGED, f"{what}. {there}. {again} with half the --learning_rate "
+                                    f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")

@@ -21,6 +21,7 @@ from common.errors import Exit, Problems, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
 from machine.device import Machine
+from machine.memory import available_ram, free_memory
 from model import Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.mixture import mix
@@ -93,6 +94,14 @@ def _vocabulary_of_weights(requested: str) -> tuple[Path | None, int | None]:
 
 def _tokenizer_in(folder: Path) -> Path | None:
     return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+
+
+def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> tuple[str, str]:
+    """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
+    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, free_memory(machine), available_ram())
+    if where == "gpu" and machine.device.type != "cuda":
+        raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
+    return where, why
 
 
 # ---------------------------------------------------------------- weights of another model
