@@ -192,14 +192,14 @@ import torch
 
 import data
 from architectures.table import ModelConfig, create
-from checkpoint.find import check_same
+from checkpoint.find import Found, check_same
 from checkpoint.folder import owned
 from common.config import Layer
 from common.errors import Problems
 from common.files import cache_folder
 from common.progress import Progress
 from common.signals import Signals
-from common.words import printable, size
+from common.words import percent, printable, size
 from machine import device
 from machine.device import Machine
 from machine.processes import ALONE
@@ -213,14 +213,21 @@ from training.cooldown import set_aside
 from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, most_sequences
 from training.micro_batch import find_micro_batch
-from training.monitor import Monitor, mfu, percent
+from training.monitor import Monitor, mfu
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
 from training.recorded import flags_of_run, write_run_config
-from training.recovery import Abandoned, Recovery, diverged, explaining_divergence, explaining_memory
+from training.recovery import (
+    MOST_SKIPPED_IN_A_ROW,
+    Abandoned,
+    Recovery,
+    diverged,
+    explaining_divergence,
+    explaining_memory,
+)
 from training.schedules import learning_rate_at
 from training.sizing import Sizing, choose_sizing
 from training.starting import (
@@ -239,10 +246,7 @@ from training.trackers import Trackers
 from training.trial import measure_trial
 from training.validation import Validator
 
-MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
 NOTHING_LOST = "before the first step; nothing was lost"
-
-Resumed = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
 
 # ---------------------------------------------------------------- main, in the order of events
 
@@ -266,7 +270,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
 
 
 def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitStack,
-                 ) -> tuple[Corpus, Sizing | None, ModelConfig, Resumed | None]:
+                 ) -> tuple[Corpus, Sizing | None, ModelConfig, Found | None]:
     """The corpus, the model's size where no flag names it, its shape, and the checkpoint to resume from.
 
     The output folder stays locked while held is open. Raises one UserError with all problems that do not depend on
@@ -318,7 +322,7 @@ def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
 
 
 def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: Runtime, corpus: Corpus,
-          sizing: Sizing | None, config: ModelConfig, resumed: Resumed | None, deadline: Deadline) -> int:
+          sizing: Sizing | None, config: ModelConfig, resumed: Found | None, deadline: Deadline) -> int:
     """The run from the plan to the last line; returns the exit code."""
     machine, out = runtime.machine, runtime.out
     folder, stored = resumed or (None, {})

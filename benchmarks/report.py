@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.ladder import ANY_PRECISION, GPU_LOG_INTERVAL, LOSS_STEPS, SAME_PRECISION, Result, Setting
 from common.outputs import Output
-from common.words import size
+from common.words import percent, size
 
 ROW = "{:>4}  {:<33}{:>9}{:>9}{:>10}{:>7}{:>8}{:>12}{:>9}{:>9}  {}"
 HEADER = ROW.format("rung", "name", "ms", "p90", "tok/s", "mfu", "matmul", "memory", "compile", "speed-up", "losses")
@@ -60,16 +60,12 @@ def row(result: Result, columns: int | None = None) -> str:
         f"{figures.ms_median:,.1f}",
         f"{figures.ms_p90:,.1f}",
         f"{figures.tokens_per_second:,.0f}",
-        _percent(figures.mfu),
-        _percent(figures.share_of_matmul),
+        percent(figures.mfu),
+        percent(figures.share_of_matmul),
         size(run.peak_memory_bytes),
         "-" if run.compile_seconds is None else f"{run.compile_seconds:.1f} s",
         f"{comparison.speedup:.2f}x",
         f"{'same' if comparison.loss_ok else 'DIFFERENT'}, to {comparison.loss_difference:.1e}")
-
-
-def _percent(share: float | None) -> str:
-    return "n/a" if share is None else f"{share:.1%}"
 
 
 def footer(results: Sequence[Result]) -> list[str]:

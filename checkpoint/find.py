@@ -25,6 +25,8 @@ ON_THE_HUB = {"gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/
 LLMC_MAGIC = 20240326  # the first four bytes of a checkpoint of llm.c
 T = TypeVar("T")
 
+Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
+
 
 # ---------------------------------------------------------------- a folder of checkpoints
 
@@ -63,7 +65,7 @@ def _why_unfinished(path: Path) -> str | None:
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True,
-                 ) -> tuple[Path, dict[str, Any]] | None:
+                 ) -> Found | None:
     """The newest checkpoint of a folder that verifies, with its state; damaged ones are skipped with a warning.
 
     None if the folder holds no checkpoint. Raises UserError (exit 4) if all are damaged, with the reasons.
@@ -72,7 +74,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
 
 
 def _newest(folder: Path, warn: Callable[[str], None], reader: Callable[[Path], dict[str, Any]],
-            ) -> tuple[Path, dict[str, Any]] | None:
+            ) -> Found | None:
     """The newest checkpoint that the reader accepts, with what it returns; as newest_sound for those it does not."""
     reasons = []
     for path in _numbered_in(folder).values():
@@ -139,7 +141,7 @@ def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- best and last
 
 
-def _ranked(folder: Path, name: str, warn: Callable[[str], None], to_train: bool) -> tuple[Path, dict[str, Any]]:
+def _ranked(folder: Path, name: str, warn: Callable[[str], None], to_train: bool) -> Found:
     """The checkpoint 'best' or 'last' of a folder, with its verified state. Raises UserError (exit 4)."""
     if folder.is_file():
         raise _file_is_no_checkpoint(folder)
@@ -152,7 +154,7 @@ def _ranked(folder: Path, name: str, warn: Callable[[str], None], to_train: bool
     return found
 
 
-def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> tuple[Path, dict[str, Any]] | None:
+def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
     """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
     cure, sought = f"Give {shell_word(str(folder / LAST))}, or another checkpoint.", None
     while newest := _newest(folder, warn, read_state):
@@ -259,7 +261,7 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
 
 
 def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
-                flag: str = "--resume_from") -> tuple[Path, dict[str, Any]] | None:
+                flag: str = "--resume_from") -> Found | None:
     """The verified checkpoint that --resume_from means, with its state; None if 'auto' finds no checkpoint.
 
     requested is a checkpoint, a folder of them (the newest sound one is taken), best or last, alone or after a folder,

@@ -93,3 +93,8 @@ def several(number: int, noun: str) -> str:
     """A number with its noun: '1 file', '2,000 files', '3 micro-batches'."""
     plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
     return f"{number:,} {noun}{plural * (number != 1)}"
+
+
+def percent(share: float | None) -> str:
+    """A share in words: '48.2%', or 'n/a'."""
+    return "n/a" if share is None else f"{share:.1%}"

@@ -49,7 +49,7 @@ LABEL = 12  # characters before the text of a line
 READ = {"check", "tokens", "json", "output_dir", "use_gpu", "use_amp", "amp_dtype", "compile", "tf32", "vocab_size",
         "loss_chunk_tokens", "activation_checkpointing", "model_size", "n_layer", "n_head", "n_embd", "seq_length",
         "dropout", "bias", "tie_weights", "optimizer", "arch", "n_kv_head", "n_inner", "rope_theta"}
-SHAPE = {"model_size", "n_layer", "n_head", "n_embd"}
+NAMES_A_SIZE = {"model_size", "n_layer", "n_head", "n_embd"}
 
 
 # ---------------------------------------------------------------- the command
@@ -118,7 +118,7 @@ def models_of(args: argparse.Namespace) -> dict[str, ModelConfig]:
     Raises UserError (exit 2) for a width that the heads do not divide.
     """
     vocab_size, seq_length = args.vocab_size or VOCAB_SIZE, args.seq_length or DEFAULT_SEQ_LENGTH
-    if SHAPE & args.config.given:
+    if NAMES_A_SIZE & args.config.given:
         without_weights = argparse.Namespace(**{**vars(args), "init_from": None})
         config = choose_config(without_weights, vocab_size, 2**62)
         layers_heads_width = (config.n_layer, config.n_head, config.n_embd)

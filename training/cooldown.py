@@ -13,13 +13,12 @@ from typing import Any
 from architectures.fields import InvalidCheckpoint
 from checkpoint import find
 from checkpoint.contents import MANIFEST
+from checkpoint.find import Found
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.words import printable
 from training.schedules import Schedule, learning_rate_at, schedule_of
-
-Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
 
 # ---------------------------------------------------------------- --cooldown_from
 

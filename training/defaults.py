@@ -30,7 +30,6 @@ FINETUNING = 0.1
 WEIGHT_DECAY = 0.1
 EMBEDDING_WEIGHT_DECAY = 0.1
 
-BETA1 = 0.9
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
 HALF_LIFE_TOKENS = 7_000_000
 LEAST_BETA2, MOST_BETA2 = 0.95, 0.99

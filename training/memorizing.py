@@ -24,7 +24,7 @@ from ops.loss import IGNORED
 from training.pace import Step
 from training.plan import Pace, Plan, step_time
 from training.recipe import Recipe
-from training.recovery import Recovery
+from training.recovery import MOST_SKIPPED_IN_A_ROW, Recovery
 from training.state import Learner, Runtime, TrainState
 
 WARMUP_STEPS = 20
@@ -36,7 +36,6 @@ NEAR = 0.05  # nats above the least that is possible
 STANDS = 0.1  # of a table's loss: so close to it, the network does what the table does
 HARDLY = 0.02  # of the first loss: less is no fall
 LOW_RATE = 0.1  # of the default learning rate
-NOT_FINITE_IN_A_ROW = 10
 KEPT_POSITIONS = 8  # whose loss must not depend on any later token
 ROUNDING, ROUNDING_FP8 = 1e-3, 0.05  # nats; in 8 bits all tokens share one scale
 
@@ -216,7 +215,7 @@ def _train(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Rec
             continue
         *losses_now, norm_now, in_a_row = torch.stack([*losses, norm, skipped_in_a_row]).tolist()
         course.add(state.step, losses_now)
-        if in_a_row >= NOT_FINITE_IN_A_ROW:
+        if in_a_row >= MOST_SKIPPED_IN_A_ROW:
             raise _not_finite(args, plan.recipe, int(in_a_row), state.step, machine)
         said = {"step": f"step {state.step:,}/{course.most_steps:,}", "loss": f"loss {course.last:.4f}",
                 "norm": f"norm {norm_now:.2f}", "time": step_time(runtime.clock.lap() / len(losses))}

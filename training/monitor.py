@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from architectures.table import ModelConfig
-from common.words import duration, printable, shell_word, size
+from common.words import duration, percent, printable, shell_word, size
 from machine.device import Machine
 from machine.memory import peak_memory
 from training.curve import LossCurve
@@ -32,11 +32,6 @@ def mfu(tokens_per_second: float, config: ModelConfig, machine: Machine) -> floa
     """The model FLOPs utilization (Chowdhery et al. 2022, PaLM, section 4.1); None where the peak is unknown."""
     peak = machine.peak_flops
     return tokens_per_second * config.flops_per_token / peak if peak else None
-
-
-def percent(share: float | None) -> str:
-    """A share in words: '48.2%', or 'n/a'."""
-    return "n/a" if share is None else f"{share:.1%}"
 
 
 class Monitor:

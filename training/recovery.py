@@ -32,6 +32,7 @@ from training.recipe import Recipe
 from training.state import Learner, Runtime, TrainState
 
 REST_SECONDS = 2.0  # after a signal, a step that would take longer than this is given up at its next micro-batch
+MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
 T = TypeVar("T")
 
 

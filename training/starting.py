@@ -149,7 +149,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
-def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[str, Any]] | None:
+def choose_resume(args: argparse.Namespace, out: Progress) -> find.Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
     output_dir = Path(args.output_dir)
     there = find.steps_in(output_dir)
@@ -173,7 +173,7 @@ def choose_resume(args: argparse.Namespace, out: Progress) -> tuple[Path, dict[s
     return None
 
 
-def _find_checkpoint(args: argparse.Namespace, output_dir: Path, out: Progress) -> tuple[Path, dict[str, Any]] | None:
+def _find_checkpoint(args: argparse.Namespace, output_dir: Path, out: Progress) -> find.Found | None:
     """What --resume_from or --cooldown_from means; of a run that is made longer, the last one before its decay."""
     if args.cooldown_from is not None:
         return choose_cooldown(args, out)
