@@ -277,6 +277,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     each other.
     """
     problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
+    writes = not (args.dry_run or args.overfit)
     if args.config.recorded:
         but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
@@ -285,7 +286,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         if args.fp8_head and (reason := device.why_no_fp8()):
             raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
     with problems.catch():
-        if not (args.dry_run or args.overfit):
+        if writes:
             held.enter_context(owned(Path(args.output_dir)))
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
@@ -296,8 +297,8 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
             raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
-        resumes = args.resume_from or args.cooldown_from or not (args.dry_run or args.overfit)
-        if resumes and (resumed := choose_resume(args, out)) and corpus and config:
+        may_resume = writes or args.resume_from or args.cooldown_from
+        if may_resume and (resumed := choose_resume(args, out)) and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                        in_words(corpus.shares))
@@ -335,12 +336,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
                      settings=stored.get("settings", {}), optimizer=kind.name, why_optimizer=why_kind)
     recipe = choose(deadline.horizon)
-    if resumed and (state.step >= recipe.total_steps or deadline.is_near(0)):
-        out.say(describe_finished(args, state, recipe))
-        is_validated = corpus.val is None or state.validated_step == state.step
-        if is_validated or state.step != recipe.total_steps or args.dry_run:
-            return Exit.DONE
-        out.say("its last validation is missing and follows now")
+    if resumed and nothing_is_left(args, state, recipe, corpus, deadline, out):
+        return Exit.DONE
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored)
     say_first(args, plan, sizing, corpus, runtime)
 
@@ -596,6 +593,19 @@ def validate(state: TrainState, learner: Learner, recovery: Recovery, validator:
 
 
 # ---------------------------------------------------------------- the ends of a run
+
+
+def nothing_is_left(args: argparse.Namespace, state: TrainState, recipe: Recipe, corpus: Corpus, deadline: Deadline,
+                    out: Progress) -> bool:
+    """True, and said, if a resumed run is at its end; false if only its last validation is missing there."""
+    if state.step < recipe.total_steps and not deadline.is_near(0):
+        return False
+    out.say(describe_finished(args, state, recipe))
+    is_validated = corpus.val is None or state.validated_step == state.step
+    if is_validated or state.step != recipe.total_steps or args.dry_run:
+        return True
+    out.say("its last validation is missing and follows now")
+    return False
 
 
 def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recovery, checkpointer: Checkpointer,

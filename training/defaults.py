@@ -65,7 +65,7 @@ REASONS = {
 
 
 def entry_of(optimizer: str) -> str:
-    """The entry of the tables for an optimizer: whatever is AdamW but for its precision has AdamW's numbers."""
+    """The entry of the tables for an optimizer: one without numbers of its own has AdamW's."""
     return optimizer if optimizer in EMBEDDING_RATE else "adamw"
 
 
