@@ -79,9 +79,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
 
     g = parser.group("optimizer: decay on matrices and embeddings only")
-    g.flag("--optimizer", one_of("auto", "adamw", "muon"), "auto", "muon: the matrices inside blocks by Muon, all else "
-           "by AdamW; auto: muon for steps of many tokens, adamw for trained weights and where --learning_rate, "
-           "--beta1 or --beta2 is given")
+    g.flag("--optimizer", one_of("auto", "adamw", "muon", "adamw8bit"), "auto", "muon: the matrices inside blocks by "
+           "Muon, all else by AdamW; adamw8bit: AdamW whose moments take 2 bytes a parameter, not 8; auto: muon for "
+           "steps of many tokens, adamw for trained weights and where --learning_rate, --beta1 or --beta2 is given")
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
     g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of embeddings, output layer, norms and "
            "biases", "--learning_rate")

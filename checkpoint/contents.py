@@ -36,7 +36,7 @@ WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 MOST_NEW_TOKENS = 256  # as transformers' own default; half of T where that is less, so that a prompt has room
-DTYPES = {torch.float32: "F32", torch.uint8: "U8"}  # safetensors' names of the types that are written
+DTYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}  # safetensors' names of the types that are written
 ALIGNMENT = 64  # bytes, of a tensor in a copy of the state
 
 # ---------------------------------------------------------------- tensors

@@ -22,6 +22,7 @@ from checkpoint.contents import StateTensor
 from common.errors import Exit, UserError
 from machine import device
 from machine.device import Machine
+from training import adamw8bit
 from training.muon import Muon
 
 AdamW = Callable[..., torch.optim.Optimizer]
@@ -112,8 +113,16 @@ def _state_of_muon(parameter: torch.Tensor) -> dict[str, StateTensor]:
     return {"momentum_buffer": StateTensor(tuple(parameter.shape), torch.float32)}
 
 
+def _state_of_adamw8bit(parameter: torch.Tensor) -> dict[str, StateTensor]:
+    shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // adamw8bit.BLOCK,), torch.float32)
+    return {"step": StateTensor((), torch.float32),
+            "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,
+            "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
+
+
 RULES: Mapping[str, Rule] = {
     "adamw": Rule(_state_of_adamw, bytes_per_element=8),  # two moments in fp32
+    "adamw8bit": Rule(_state_of_adamw8bit, bytes_per_element=2 * (1 + 4 / adamw8bit.BLOCK)),
     "muon": Rule(_state_of_muon, bytes_per_element=4),
 }
 
@@ -209,8 +218,17 @@ def build_muon(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[
                 dtype)
 
 
+def build_adamw8bit(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
+                    adamw: AdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
+    """AdamW with moments in 8 bits for matrices and embeddings; the fused AdamW for vectors."""
+    return adamw8bit.AdamW8bit(groups, learning_rate, betas,
+                               partial(build_adamw, learning_rate=learning_rate, betas=betas, adamw=adamw))
+
+
 OPTIMIZERS = {
     "adamw": OptimizerKind("adamw", "AdamW", build_adamw, hidden_rule="adamw", other_rule="adamw"),
     "muon": OptimizerKind("muon", "Muon for matrices inside blocks, AdamW for all else", build_muon,
                           hidden_rule="muon", other_rule="adamw"),
+    "adamw8bit": OptimizerKind("adamw8bit", "AdamW, moments in 8 bits", build_adamw8bit,
+                               hidden_rule="adamw8bit", other_rule="adamw8bit"),
 }

@@ -46,7 +46,7 @@ def test_embeddings_decay_as_matrices_unless_their_own_decay_is_given():
 
 @KINDS
 def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
-    learner = learner_of(model := small_model(vocab_size=128), name=name)
+    learner = learner_of(model := small_model(vocab_size=128, n_embd=256), name=name)
     optimizer = learner.optimizer
     model(*small_batch(2)).backward()
     assert not any(is_complete(optimizer, parameter) for parameter in model.parameters())

@@ -1,0 +1,177 @@
+"""AdamW whose moments are kept in 8 bits: codes of a byte, and a scale in fp32 for each block of 256 elements.
+
+Dettmers et al. 2022 have larger blocks and codes by a table. Here a code c of the first moment means scale (c / 127)^2
+with the sign of c, one of the second means scale (c / 255)^4: as large as the largest of the block, or smaller by up to
+16,000 times and 4 billion times. Codes are rounded up or down by turns, so that what changes by less than a code in a
+step still arrives in the mean of some steps. Weights, gradients and all arithmetic are in fp32.
+
+On a CPU the step is eager, in pieces that take little memory; on a GPU it can be compiled into one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+BLOCK = 256  # elements that share a scale
+SIGNED, POSITIVE = 127, 255  # the largest codes
+LEAST_SCALE = 1e-28  # a block of zeros is divided by it; the square of 255 squared, divided by it, is finite
+EPSILON = 1e-8  # PyTorch's default of AdamW
+# Fractions of these are far from every fraction with a small denominator: the turns of neighbours and steps differ.
+BY_PLACE, BY_STEP = 0.6180339887498949, 0.7548776662466927
+PERIOD = 4096  # steps, after which turns repeat: fp32 has few digits for the fraction of a large product
+LARGEST_TURN = 0.999  # so that the largest code is never rounded up
+
+# Elements that are updated at a time, eagerly: fewer cost calls, more cost memory.
+CPU_PIECE, GPU_PIECE = 2**17, 2**24
+
+CODES = ("exp_avg_codes", "exp_avg_sq_codes")
+SCALES = ("exp_avg_scales", "exp_avg_sq_scales")
+State: TypeAlias = dict[str, torch.Tensor]  # of a parameter: 'step', CODES and SCALES
+
+
+def in_8_bits(parameter: torch.Tensor) -> bool:
+    """True if the moments of a parameter are kept in 8 bits: of a matrix that has whole blocks alone."""
+    return parameter.dim() >= 2 and parameter.numel() % BLOCK == 0
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW with moments in 8 bits for the groups whose rule is 'adamw8bit', and adamw for the others.
+
+    found_inf and grad_scale are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1
+    changes no bit.
+    """
+
+    found_inf: torch.Tensor | None = None
+    grad_scale: torch.Tensor | None = None
+
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
+                 adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]):
+        super().__init__([part for group in groups for part in split(group)], {"lr": learning_rate})
+        self._in_8_bits = [group for group in self.param_groups if group["rule"] == "adamw8bit"]
+        others = [group for group in self.param_groups if group["rule"] != "adamw8bit"]
+        self._adamw: Any = adamw(others) if others else None
+        if self._adamw is not None:
+            self._adamw.state = self.state  # one place for all that a checkpoint holds
+        self._betas = betas
+        device = self.param_groups[0]["params"][0].device
+        self._rates = [torch.zeros((), device=device) for _ in self._in_8_bits]  # filled at each step, without a wait
+        self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
+        self._place = torch.arange(BLOCK, device=device) * BY_PLACE % 1
+        self._host_knows = device.type == "cpu"  # whether to skip a step: it has no device to wait for
+        self._piece = CPU_PIECE if self._host_knows else GPU_PIECE
+        self._update: Callable[..., None] = update_all
+
+    def compile_step(self) -> None:
+        """Makes every later step one compiled graph.
+
+        On a CPU it stays eager, in pieces, which needs no compiler and is faster than what inductor makes of it.
+        """
+        if not self._host_knows:
+            self._update = torch.compile(update_all, dynamic=False, fullgraph=True)
+            self._piece = 2**62
+
+    def run_eagerly(self) -> None:
+        """Undoes compile_step."""
+        self._update, self._piece = update_all, CPU_PIECE if self._host_knows else GPU_PIECE
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of all groups."""
+        if self._adamw is not None:
+            self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
+            self._adamw.step()
+        parameters: list[torch.Tensor] = [p for group in self._in_8_bits for p in group["params"]]
+        for parameter in parameters:
+            if "step" not in self.state[parameter]:
+                self.state[parameter].update(new_state(parameter))
+        stays = None if self.found_inf is None else self.found_inf > 0
+        if stays is not None and self._host_knows:
+            if stays:
+                return
+            stays = None
+        for group, rate in zip(self._in_8_bits, self._rates, strict=True):
+            rate.fill_(group["lr"])
+        rates = [(rate, 1 - rate * group["weight_decay"])
+                 for group, rate in zip(self._in_8_bits, self._rates, strict=True) for _ in group["params"]]
+        self._update(parameters, [p.grad for p in parameters], [self.state[p] for p in parameters], rates, self._betas,
+                     self._place, self._unscaled if self.grad_scale is None else self.grad_scale, stays, self._piece)
+
+
+def split(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a group that are updated by one rule each."""
+    ours = [p for p in group["params"] if in_8_bits(p)]
+    others = [p for p in group["params"] if not in_8_bits(p)]
+    rest = {key: value for key, value in group.items() if key != "rows"}
+    return [{**rest, "params": params, "rule": rule} for params, rule in ((ours, "adamw8bit"), (others, "adamw"))
+            if params]
+
+
+def new_state(parameter: torch.Tensor) -> State:
+    """Moments of zero."""
+    scales = torch.zeros(parameter.numel() // BLOCK, device=parameter.device)
+    return {"step": torch.zeros((), device=parameter.device),
+            "exp_avg_codes": torch.zeros_like(parameter, dtype=torch.int8), "exp_avg_scales": scales,
+            "exp_avg_sq_codes": torch.zeros_like(parameter, dtype=torch.uint8), "exp_avg_sq_scales": scales.clone()}
+
+
+# ---------------------------------------------------------------- the step
+
+
+def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], states: Sequence[State],
+               rates: Sequence[tuple[torch.Tensor, torch.Tensor]], betas: tuple[float, float], place: torch.Tensor,
+               grad_scale: torch.Tensor, stays: torch.Tensor | None, piece: int) -> None:
+    """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, of at most `piece` elements at a time.
+
+    rates are, for each weight, the learning rate and the factor of the decay, fp32 []. Where stays, bool [], is true
+    nothing changes.
+    """
+    for weight, gradient, state, (rate, decay) in zip(weights, gradients, states, rates, strict=True):
+        count = state["step"] + 1
+        turn = (place + count % PERIOD * BY_STEP) % 1 * LARGEST_TURN
+        # AdamW's two corrections of the bias, each where it costs one pass.
+        step_size = rate / (1 - betas[0]**count)
+        root = (1 - betas[1]**count).rsqrt()
+        flat = [weight.view(-1), gradient.reshape(-1), *(state[name].view(-1) for name in CODES)]
+        pieces = [*(tensor.split(piece) for tensor in flat), *(state[name].split(piece // BLOCK) for name in SCALES)]
+        for w, g, m_codes, v_codes, m_scales, v_scales in zip(*pieces, strict=True):
+            update_piece(w, g, m_codes, v_codes, m_scales, v_scales, betas, turn, step_size, root, decay, grad_scale,
+                         stays)
+        store(state["step"], count, stays)
+
+
+def update_piece(weight: torch.Tensor, gradient: torch.Tensor, m_codes: torch.Tensor, v_codes: torch.Tensor,
+                 m_scales: torch.Tensor, v_scales: torch.Tensor, betas: tuple[float, float], turn: torch.Tensor,
+                 step_size: torch.Tensor, root: torch.Tensor, decay: torch.Tensor, grad_scale: torch.Tensor,
+                 stays: torch.Tensor | None) -> None:
+    """One step on flat tensors; turn, [BLOCK], is added to codes before they are rounded down.
+
+    Written for the eager CPU, where each pass over a piece counts: factors of a block are joined before they are
+    applied, temporary tensors are used again.
+    """
+    beta1, beta2 = betas
+    g = gradient.view(-1, BLOCK) / grad_scale
+    m = m_codes.view(-1, BLOCK).float()
+    m.mul_(m.abs()).mul_((m_scales / SIGNED**2)[:, None]).lerp_(g, 1 - beta1)
+    v = v_codes.view(-1, BLOCK).float()
+    v.square_().square_().mul_((v_scales * (beta2 / POSITIVE**4))[:, None]).addcmul_(g, g, value=1 - beta2)
+    moved = m / v.sqrt().mul_(root).add_(EPSILON)
+    store(weight, (weight * decay).sub_(moved.mul_(step_size).view(-1)), stays)
+
+    # The same turn for both moments: where the first is rounded up from nothing, so is the second, which divides it.
+    size = m.abs()
+    new_m_scales, new_v_scales = size.amax(1), v.amax(1)
+    size.mul_((SIGNED**2 / new_m_scales.clamp(min=LEAST_SCALE))[:, None]).sqrt_().add_(turn)
+    # A code of at least 1, as a second moment of zero would make the next update of an element endless.
+    v.mul_((POSITIVE**4 / new_v_scales.clamp(min=LEAST_SCALE))[:, None]).sqrt_().sqrt_().add_(turn).clamp_(min=1)
+    store(m_codes, size.copysign_(m).view(-1), stays)
+    store(v_codes, v.view(-1), stays)
+    store(m_scales, new_m_scales, stays)
+    store(v_scales, new_v_scales, stays)
+
+
+def store(tensor: torch.Tensor, values: torch.Tensor, stays: torch.Tensor | None) -> None:
+    """Writes the values, cut towards zero where the tensor holds codes, unless it stays as it is."""
+    tensor.copy_(values if stays is None else torch.where(stays, tensor, values.to(tensor.dtype)))
