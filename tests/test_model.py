@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from architectures.gpt2 import to_hf_config
+from architectures.table import Network
 from checkpoint.huggingface import load_model, load_weights
 from machine import device
 from model import GPT, SIZES, GPTConfig, Options
@@ -20,7 +21,7 @@ VARIANTS = [{}, {"tie_weights": False}, {"bias": False}, {"tie_weights": False, 
             {"vocab_size": 384}, {"n_layer": 1, "n_head": 4, "layer_norm_epsilon": 1e-3}]
 
 
-def random_ids(model: GPT, batch_size: int = 2, length: int | None = None) -> torch.Tensor:
+def random_ids(model: Network, batch_size: int = 2, length: int | None = None) -> torch.Tensor:
     return torch.randint(0, model.config.vocab_size, (batch_size, length or model.config.seq_length))
 
 

@@ -3,6 +3,7 @@
 import math
 import shutil
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_flags_that_contradict_it_are_answered(other):
 
 
 def test_the_windows_of_a_few_batches_come_again_and_again():
-    windows = types.SimpleNamespace(seq_length=8, dtype="int16", windows_per_epoch=50, may_wait_for_disk=True,
+    windows: Any = types.SimpleNamespace(seq_length=8, dtype="int16", windows_per_epoch=50, may_wait_for_disk=True,
                                     rows=lambda first, num: np.arange(first, first + num))
     few = few_windows(windows, 3, recipe(batch_size=2, accumulation=2))
     assert isinstance(few, FewWindows)

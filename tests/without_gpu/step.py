@@ -32,13 +32,14 @@ class Compiler:
         self._install()
 
     def _install(self) -> None:
+        import torch._functorch.config as functorch_config
         import torch._inductor.async_compile as async_compile
         import torch._inductor.compile_fx as compile_fx
         import torch._inductor.config as config
         from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
 
         config.compile_threads, config.fx_graph_cache = 1, False
-        torch._functorch.config.enable_autograd_cache = False
+        functorch_config.enable_autograd_cache = False
         # These trace their patterns with tensors that have memory, which a card that is not there cannot give.
         fuse_attention._sfdp_init = pad_mm._pad_mm_init = misc_patterns._misc_patterns_init = lambda *a, **k: None
         folder: Any = joint_graph.UniformValueConstantFolder
@@ -52,7 +53,7 @@ class Compiler:
         async_compile.AsyncCompile.triton = self._keep_kernel  # type: ignore[method-assign]
         compile_graph, compile_one = compile_fx.compile_fx, compile_fx.compile_fx_inner
 
-        def inner(graph: Any, example: Any, **kwargs: Any) -> Callable[..., Any]:
+        def inner(graph: Any, example: Any, **kwargs: Any) -> Any:
             kind = "backward" if kwargs.get("is_backward") else "alone" if kwargs.get("is_inference") else "forward"
             self.graphs.append(kind)
             compile_one(graph, example, **kwargs)
@@ -143,7 +144,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
         compiler = Compiler(fake)
         with machine.device:  # not .to(): tensors without memory cannot be moved
             model = architecture_of(config).build(config, options).train()
-        optimizer = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), torch.optim.AdamW,
+        optimizer: Any = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), torch.optim.AdamW,
                                dtype_of_products(machine))
         learner = Learner(model, optimizer, kind, torch.amp.GradScaler("cuda", enabled=half == torch.float16))
         model.compile(dynamic=False)
