@@ -949,7 +949,7 @@ PROMPTS = [
     ("a prompt of a gigabyte", "--prompt_file x.txt", "--prompt_file x.txt has more than", sparse("x.txt")),
     ("a prompt without end", "--prompt_file /dev/zero", "--prompt_file /dev/zero has more than", both()),
     ("an empty prompt and no end of text", "--prompt '' --tokenizer_file x.json", "an empty prompt",
-     write("x.json", NO_IDS)),
+     both(write("x.json", NO_IDS), put(CONFIG, "eos_token_id", None))),
     ("a prompt that the tokenizer has no ids for", "--prompt dog --tokenizer_file x.json", "no ids for the prompt",
      write("x.json", NO_IDS)),
     ("a tokenizer that is not there", "--tokenizer_file none.json", "tokenizer none.json: No such file", both()),
