@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -32,9 +32,12 @@ class Architecture(Protocol[ConfigT]):
     Config: type[ConfigT]
     FLAGS: tuple[str, ...]  # of train.py, which not all architectures have: what sized takes besides
 
-    # The config of a size from (layers, heads, width), vocab_size, seq_length, dropout, tie_weights and those of FLAGS.
-    # Raises UserError (exit 2) for flags that are no model.
-    sized: Callable[..., ConfigT]
+    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, *args: Any, **kwargs: Any) -> ConfigT:
+        """The config of a size, from seq_length, dropout, tie_weights and those of FLAGS besides.
+
+        Raises UserError (exit 2) for flags that are no model.
+        """
+        ...
 
     def build(self, config: ConfigT, options: Options) -> Any:
         """The network, its values not yet set."""
