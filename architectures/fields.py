@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from common.words import printable
@@ -26,3 +27,19 @@ def check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:
     """Raises InvalidCheckpoint unless the value is a whole number from low to high."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidCheckpoint(f"{file}: {key} is {shown(value)}, not a whole number from {low:,} to {high:,}")
+
+
+def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:
+    """A field of a config.json that is at least 0 and below 1. Raises InvalidCheckpoint."""
+    value = fields.get(key, default)
+    if not is_number(value) or not 0 <= value < 1:
+        raise InvalidCheckpoint(f"config.json: {key} is {shown(value)}, not a number from 0 to 1")
+    return float(value)
+
+
+def truth_of(fields: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A field of a config.json that is true or false. Raises InvalidCheckpoint."""
+    value = fields.get(key, default)
+    if not isinstance(value, bool):
+        raise InvalidCheckpoint(f"config.json: {key} is {shown(value)}, not true or false")
+    return value

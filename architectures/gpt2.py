@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from architectures.decoding import Attend, LaidOutParts
-from architectures.fields import InvalidCheckpoint, check_whole, shown
+from architectures.fields import InvalidCheckpoint, check_whole, fraction_of, shown, truth_of
 from model import GPT, GPTConfig, Options
 from ops.attention import attention_bytes
 from ops.linear import ACTIVATIONS
@@ -120,19 +120,17 @@ def from_hf_config(fields: Mapping[str, Any]) -> GPTConfig:
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         allowed = ", ".join(ACTIVATIONS)
         raise InvalidCheckpoint(f"config.json: activation_function is {shown(activation)}, not one of {allowed}")
-    tied = fields.get("tie_word_embeddings", True)
-    if not isinstance(tied, bool):
-        raise InvalidCheckpoint(f"config.json: tie_word_embeddings is {shown(tied)}, not true or false")
+    tied = truth_of(fields, "tie_word_embeddings", True)
     return GPTConfig(
         vocab_size=numbers["vocab_size"],
         seq_length=numbers["n_positions"],
         n_layer=numbers["n_layer"],
         n_head=numbers["n_head"],
         n_embd=numbers["n_embd"],
-        dropout=_fraction(fields, "resid_pdrop", 0.1),
+        dropout=fraction_of(fields, "resid_pdrop", 0.1),
         tie_weights=tied,
         activation=activation,
-        layer_norm_epsilon=_fraction(fields, "layer_norm_epsilon", 1e-5),
+        layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5),
     )
 
 
@@ -159,13 +157,6 @@ def _check_variant(fields: Mapping[str, Any], width: int) -> None:
     for key, allowed in computed.items():
         if fields.get(key, allowed[0]) not in allowed:
             raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {allowed[-1]!r} is supported")
-
-
-def _fraction(fields: Mapping[str, Any], key: str, default: float) -> float:
-    value = fields.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise InvalidCheckpoint(f"config.json: {key} is {shown(value)}, not a number from 0 to 1")
-    return float(value)
 
 
 # ---------------------------------------------------------------- tensors, there and back

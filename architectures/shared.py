@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from architectures.fields import InvalidCheckpoint, check_whole, is_number, shown
+from architectures.fields import InvalidCheckpoint, check_whole, fraction_of, is_number, shown, truth_of
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, UserError
 from model import Options
@@ -140,9 +140,7 @@ def config_from(kind: type[ConfigT], fields: Mapping[str, Any], defaults: Mappin
     for key, allowed in {**always, **computed}.items():
         if fields.get(key, allowed[0]) not in allowed:
             raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {allowed[0]!r} is supported")
-    tied = fields.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool):
-        raise InvalidCheckpoint(f"config.json: tie_word_embeddings is {shown(tied)}, not true or false")
+    tied = truth_of(fields, "tie_word_embeddings", False)
     return kind(
         vocab_size=numbers["vocab_size"],
         seq_length=numbers["max_position_embeddings"],
@@ -152,10 +150,10 @@ def config_from(kind: type[ConfigT], fields: Mapping[str, Any], defaults: Mappin
         n_kv_head=numbers["num_key_value_heads"],
         head_dim=numbers["head_dim"],
         n_inner=numbers["intermediate_size"],
-        dropout=_fraction(fields, "attention_dropout", 0.0),
+        dropout=fraction_of(fields, "attention_dropout", 0.0),
         tie_weights=tied,
         rope_theta=_rope_theta(fields),
-        rms_norm_epsilon=_fraction(fields, "rms_norm_eps", 1e-6),
+        rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6),
     )
 
 
@@ -208,13 +206,6 @@ def _rope_theta(fields: Mapping[str, Any]) -> float:
     if not is_number(theta) or not 1 < theta < 1e12:
         raise InvalidCheckpoint(f"config.json: rope_theta is {shown(theta)}, not a number above 1")
     return float(theta)
-
-
-def _fraction(fields: Mapping[str, Any], key: str, default: float) -> float:
-    value = fields.get(key, default)
-    if not is_number(value) or not 0 <= value < 1:
-        raise InvalidCheckpoint(f"config.json: {key} is {shown(value)}, not a number from 0 to 1")
-    return float(value)
 
 
 # ---------------------------------------------------------------- tensors, there and back

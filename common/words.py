@@ -91,7 +91,7 @@ def count(number: float) -> str:
 
 def several(number: int, noun: str) -> str:
     """A number with its noun: '1 file', '2,000 files', '3 micro-batches'."""
-    plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    plural = "es" if noun.endswith(("tch", "sh", "s", "x")) else "s"
     return f"{number:,} {noun}{plural * (number != 1)}"
 
 

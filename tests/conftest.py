@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from common.files import sha256_of
 from tests.helpers.forks import Forks
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
@@ -153,18 +152,12 @@ def corpus(tmp_path_factory):
 def run(corpus, tmp_path, capsys):
     """A function: runs train.main on the small corpus in this process; returns (exit code or UserError, what it
     printed)."""
-    import train
-    from tests.helpers.training import QUIET, TINY
+    from tests.helpers.training import QUIET, TINY, trained
 
     def call(*flags, out="out"):
         where = [] if "--use_gpu" in flags else ["--no-use_gpu"]
         argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *TINY, *QUIET, *where, *flags]
-        try:
-            code = train.main(argv)
-        except UserError as error:
-            code = error
-        captured = capsys.readouterr()
-        return code, captured.out + captured.err
+        return trained(argv, capsys)
 
     call.folder = tmp_path  # type: ignore[attr-defined]
     return call

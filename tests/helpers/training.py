@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from common.errors import UserError
 from data import Batch
 from machine import device
 from machine.device import Machine
@@ -21,6 +22,18 @@ OUT_OF_MEMORY = {
     "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes. Error code 12"),
     "host": MemoryError(),
 }
+
+
+def trained(argv: list[str], capsys):
+    """Runs train.main in this process; returns (exit code or UserError, what it printed)."""
+    import train
+
+    try:
+        code = train.main(argv)
+    except UserError as error:
+        code = error
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
 
 
 def recipe(**changes) -> Recipe:

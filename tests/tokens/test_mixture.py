@@ -14,7 +14,7 @@ import train
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from tests.helpers.token_files import ids_in
-from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors
+from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors, trained
 from tokens.corpus import Corpus
 from tokens.mixture import share_in_words
 from training.parts import Parts
@@ -155,12 +155,7 @@ def run_on(folders, capsys):
 
     def call(*words: str, out: str = "out"):
         argv = ["--output_dir", out, *TINY, *QUIET, "--no-use_gpu", "--log_interval", "1", *words]
-        try:
-            code = train.main(argv)
-        except UserError as error:
-            code = error
-        captured = capsys.readouterr()
-        return code, captured.out + captured.err
+        return trained(argv, capsys)
 
     return call
 
