@@ -194,10 +194,17 @@ def compile_kernels(card: Card, sources: dict[str, str]) -> dict[str, Any]:
             tuner = getattr(PyCodeCache.load(source), name)
             kernel = tuner._precompile_config(tuner.configs[0])
             kernel = getattr(kernel, "kernel", kernel)
-            found[name] = len(getattr(kernel, "cubin_raw", None) or Path(kernel.cubin_path).read_bytes())
+            found[name] = len(_binary_of(kernel))
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[:500]
     return found
+
+
+def _binary_of(kernel: Any) -> bytes:
+    """What ptxas made: kernels that Inductor starts itself keep it in one of two places, those of Triton in a third."""
+    if hasattr(kernel, "asm"):
+        return kernel.asm["cubin"]
+    return getattr(kernel, "cubin_raw", None) or Path(kernel.cubin_path).read_bytes()
 
 
 def main(argv: list[str]) -> None:
