@@ -78,7 +78,7 @@ from safetensors.torch import save_file
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import CONFIG, PUBLISHED, WEIGHTS
 from checkpoint.find import resolve
-from checkpoint.huggingface import chat_template, end_ids, open_model
+from checkpoint.huggingface import chat_template, end_ids, open_model, stored_in
 from common.errors import Exit, UserError
 from common.files import sync
 from common.outputs import KINDS, cannot_write, kind_of, place_of
@@ -129,7 +129,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 num_tensors = write_gguf(config, weights, vocabulary, template, source.resolve().name, temporary,
                                          args.dtype)
             else:
-                num_tensors = write_folder(source, temporary, args.dtype)
+                num_tensors = write_folder(source, stored_in(source), temporary, args.dtype)
         signals.look()
         if target.is_dir():
             shutil.rmtree(target)
@@ -268,8 +268,11 @@ def check_gguf(gguf: Any, path: Path, tensors: Mapping[str, tuple[np.ndarray, An
 # ---------------------------------------------------------------- a Hugging Face folder
 
 
-def write_folder(source: Path, folder: Path, dtype: str) -> int:
-    """Copies a checkpoint without its training state; returns the number of tensors. Raises UserError, OSError."""
+def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path, dtype: str) -> int:
+    """Copies a checkpoint without its training state, its weights to one file; returns the number of tensors.
+
+    Raises UserError, OSError.
+    """
     folder.mkdir()
     for name in PUBLISHED:
         if (source / name).is_file():
@@ -279,11 +282,9 @@ def write_folder(source: Path, folder: Path, dtype: str) -> int:
     (folder / CONFIG).write_text(json.dumps(fields, indent=1), encoding="utf-8")
 
     tensors, path = {}, folder / WEIGHTS
-    with safe_open(source / WEIGHTS, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - it is not a mapping
-            tensor = file.get_tensor(name)
-            check_dtype(tensor, dtype, name)
-            tensors[name] = tensor.to(DTYPES[dtype])
+    for name, tensor in stored.items():
+        check_dtype(tensor, dtype, name)
+        tensors[name] = tensor.to(DTYPES[dtype])
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors lets the owner alone read its files
     with safe_open(path, framework="pt") as file:

@@ -194,11 +194,12 @@ def to_hf_tensors(config: GPTConfig, tensors: Mapping[str, torch.Tensor]) -> dic
             for name, tensor in unpadded_tensors(config, tensors).items()}
 
 
-def from_hf_tensors(config: GPTConfig, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def from_hf_tensors(config: GPTConfig, stored: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
     """Views of stored tensors by the names and in the layout of GPT.state_dict(), without padding and not yet checked.
 
-    The names of the Hub's first uploads, which lack the prefix, and their mask buffers are understood. A tied head and,
-    in a model without biases, biases of zeros are left out. A shorter seq_length takes the first positions.
+    Each is the only part of its tensor. The names of the Hub's first uploads, which lack the prefix, and their mask
+    buffers are understood. A tied head and, in a model without biases, biases of zeros are left out. A shorter
+    seq_length takes the first positions.
     """
     found = {}
     for key, tensor in stored.items():
@@ -211,7 +212,7 @@ def from_hf_tensors(config: GPTConfig, stored: Mapping[str, torch.Tensor]) -> di
             tensor = tensor.mT
         if name == f"{POSITIONS}.weight" and tensor.dim() == 2:
             tensor = tensor[:config.seq_length]
-        found[name] = tensor
+        found[name] = (tensor,)
     return found
 
 

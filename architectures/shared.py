@@ -245,27 +245,28 @@ def _fused_rows(config: RotaryConfig) -> dict[str, tuple[int, ...]]:
     return {"self_attn.qkv_proj": config.qkv_rows, "mlp.gate_up_proj": (config.n_inner, config.n_inner)}
 
 
-def from_hf_tensors(config: RotaryConfig, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stored tensors by the names and in the layout of state_dict(), without padding and not yet checked.
+def from_hf_tensors(config: RotaryConfig, stored: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """Views of stored tensors by the names of state_dict(), as the parts of each, without padding.
 
-    Matrices that are stacked here are copied, all others are views. A tied head and buffers of old versions are left
-    out; a folder of the network without its head lacks the prefix. Raises InvalidCheckpoint for a part that is missing
-    or of another shape.
+    A tied head and buffers of old versions are left out; a folder of the network without its head lacks the prefix.
+    Raises InvalidCheckpoint for a part of several that is missing or of another shape; all else is not yet checked.
     """
-    named = {name if name.startswith(("model.", "lm_head.")) else f"model.{name}": tensor
-             for name, tensor in stored.items()}
+    named: dict[str, tuple[torch.Tensor, ...]] = {
+        name if name.startswith(("model.", "lm_head.")) else f"model.{name}": (tensor,)
+        for name, tensor in stored.items()}
     for layer in range(config.n_layer):
         for fused, rows in _fused_rows(config).items():
             names = [f"model.layers.{layer}.{part}.weight" for part in FUSED[fused]]
             for name, height in zip(names, rows, strict=True):
                 if name not in named:
                     raise InvalidCheckpoint(f"{name} is missing")
-                if list(named[name].shape) != [height, config.n_embd]:
-                    raise InvalidCheckpoint(f"{name} has shape {list(named[name].shape)}, the config asks for "
+                [part] = named[name]
+                if list(part.shape) != [height, config.n_embd]:
+                    raise InvalidCheckpoint(f"{name} has shape {list(part.shape)}, the config asks for "
                                             f"{[height, config.n_embd]}")
-            named[f"model.layers.{layer}.{fused}.weight"] = torch.cat([named.pop(name) for name in names])
+            named[f"model.layers.{layer}.{fused}.weight"] = tuple(named.pop(name)[0] for name in names)
     is_tied_head = {f"{UNTIED_HEAD}.weight"} if config.tie_weights else set()
-    return {name: tensor for name, tensor in named.items()
+    return {name: parts for name, parts in named.items()
             if name not in is_tied_head and not name.endswith(STALE_TABLES)}
 
 

@@ -75,8 +75,12 @@ class Architecture(Protocol[ConfigT]):
         """Views by the names and in the layout of a Hugging Face folder."""
         ...
 
-    def from_hf_tensors(self, config: ConfigT, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The inverse. Names and shapes are compared with shapes() afterwards, by the caller."""
+    def from_hf_tensors(self, config: ConfigT, stored: Mapping[str, torch.Tensor],
+                        ) -> dict[str, tuple[torch.Tensor, ...]]:
+        """The inverse, each tensor as the parts that are stacked in it, of most only one: views, no copies.
+
+        Names and shapes are compared with shapes() afterwards, by the caller.
+        """
         ...
 
     # decoding

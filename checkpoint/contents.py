@@ -22,6 +22,7 @@ from architectures.table import ModelConfig, Network, architecture_of, name_of
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of a folder of others whose weights are several files
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
 CARD = "README.md"

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from architectures.fields import InvalidCheckpoint, shown
 from architectures.table import DEFAULT, ModelConfig, name_of
-from checkpoint.contents import CONFIG, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
+from checkpoint.contents import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
+from checkpoint.stored import pickles_in
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, UserError
 from common.files import BEST, LAST, named_in
@@ -198,11 +199,12 @@ def _nothing_found(path: Path) -> UserError:
     name = printable(str(path))
     if (path / "ckpt.pt").exists():
         return _holds_a_pickle(name, "ckpt.pt")
-    if (path / WEIGHTS).exists():
-        return UserError(Exit.CHECKPOINT, f"{name} has {WEIGHTS} but no {CONFIG}, which says what model it is. Copy it "
-                                          "from where the weights come from.")
-    if (path / "pytorch_model.bin").exists():
-        return _holds_a_pickle(name, "pytorch_model.bin")
+    for weights in (WEIGHTS, INDEX):
+        if (path / weights).exists():
+            return UserError(Exit.CHECKPOINT, f"{name} has {weights} but no {CONFIG}, which says what model it is. "
+                                              "Copy it from where the weights come from.")
+    if pickles := pickles_in(path):
+        return _holds_a_pickle(name, pickles[0])
     if not path.exists() and (cure := _cure_for_a_name(str(path))):
         return UserError(Exit.CHECKPOINT, f"{name} does not exist. {cure}")
     if not path.exists() and (others := _others_near(path)):
@@ -225,7 +227,7 @@ def _cure_for_a_name(name: str) -> str:
         return ""
     server_name, folder = ON_THE_HUB.get(name, name), name.rpartition("/")[2]
     return ("A model on huggingface.co is downloaded once, with pip install huggingface_hub and: hf download "
-            f"{server_name} config.json model.safetensors tokenizer.json --local-dir {folder}")
+            f"{server_name} '*.json' 'model*.safetensors' --local-dir {folder}")
 
 
 def _others_near(path: Path) -> list[Path]:

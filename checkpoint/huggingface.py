@@ -1,18 +1,19 @@
-"""config.json and model.safetensors of a folder, ours or transformers', as a config, weights, or a model.
+"""config.json and the weights of a folder, ours or transformers', as a config, weights, or a model.
 
 Which fields and tensors there must be is known to the folder's architecture (architectures/).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint, check_whole
 from architectures.table import ModelConfig, Network, architecture_of, by_model_type
-from checkpoint.contents import CONFIG, GENERATION, WEIGHTS, WHAT_OPENS
+from checkpoint.contents import CONFIG, GENERATION, WHAT_OPENS
+from checkpoint.stored import said, stored_tensors
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
 from common.files import read_text
@@ -63,60 +64,82 @@ def chat_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def weights_file(folder: Path) -> Path:
-    """The folder's model.safetensors. Raises InvalidCheckpoint if there is none."""
-    path = folder / WEIGHTS
-    if path.is_file():
-        return path
-    if (folder / "pytorch_model.bin").exists():
-        raise InvalidCheckpoint("its weights are a pickle (pytorch_model.bin), which can run code and is never opened")
-    raise InvalidCheckpoint(f"{WEIGHTS} is missing")
+def open_stored(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """Config and stored tensors of a folder: nothing is read of the weights but their names, types and shapes.
+
+    Raises InvalidCheckpoint, also where the config asks for far more parameters than are stored.
+    """
+    config, stored = read_config(folder), stored_tensors(folder)
+    stored_bytes = sum(tensor.nbytes for tensor in stored.values())
+    if 2 * config.num_parameters > 1.1 * stored_bytes + 2**20:  # before their memory is taken
+        raise InvalidCheckpoint(f"{CONFIG} asks for {config.num_parameters:,} parameters, the weights have "
+                                f"{stored_bytes:,} bytes")
+    return config, stored
 
 
-def weights_in(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """The folder's weights by the names and shapes of the model's state_dict(), but without the vocabulary's padding.
+class Weights(Mapping[str, torch.Tensor]):
+    """The weights of a folder by the names and shapes of the model's state_dict(), without the vocabulary's padding.
 
-    They are views of the mapped file. Biases of zeros are left out for a model without biases, and a shorter seq_length
-    takes the first positions. Raises InvalidCheckpoint for tensors that are missing, too many, or of another shape or
-    type; it names the first three.
+    Most are views of a mapped file. A matrix that is several in the file is made each time that it is asked for, so
+    that what is read one by one takes the memory of one.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[torch.Tensor, ...]]):
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parts = self._parts[name]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+
+def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """The weights of a model from the tensors of a folder.
+
+    Biases of zeros are left out for a model without biases, and a shorter seq_length takes the first positions. Raises
+    InvalidCheckpoint for tensors that are missing, too many, or of another shape or type; it names the first three.
     """
     architecture = architecture_of(config)
     expected = architecture.shapes(config)
-    stored = architecture.from_hf_tensors(config, _stored_tensors(weights_file(folder)))
+    stored = architecture.from_hf_tensors(config, tensors)
     problems = []
     for name in {**expected, **stored}:
         if name not in stored:
             problems.append(f"{name} is missing")
         elif name not in expected:
-            problems.append(f"{name} is not part of this model")
-        elif list(stored[name].shape) != expected[name]:
-            problems.append(f"{name} has shape {list(stored[name].shape)}, the config asks for {expected[name]}")
-        elif not stored[name].is_floating_point():
-            problems.append(f"{name} holds {str(stored[name].dtype)[6:]}, not floating-point numbers")
+            problems.append(f"{printable(name)[:100]} is not part of this model")
+        elif (shape := _shape(stored[name])) != expected[name]:
+            problems.append(f"{name} has shape {shape}, the config asks for {expected[name]}")
+        elif other := next((part.dtype for part in stored[name] if not part.is_floating_point()), None):
+            problems.append(f"{name} holds {str(other)[6:]}, not floating-point numbers")
     if problems:
-        rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
-        raise InvalidCheckpoint("; ".join([*problems[:3], *rest]))
-    return {name: stored[name] for name in expected}
+        raise InvalidCheckpoint(said(problems))
+    return Weights({name: stored[name] for name in expected})
 
 
-def _stored_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file by the names they have there."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
-    except (SafetensorError, OSError) as error:
-        raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(str(error))[:100]})") from error
+def _shape(parts: Sequence[torch.Tensor]) -> list[int]:
+    """The shape of a tensor made of parts, one below the other."""
+    shape = list(parts[0].shape)
+    return shape if len(parts) == 1 else [sum(map(len, parts)), *shape[1:]]
 
 
 def load_weights(folder: Path, model: Network) -> None:
     """Copies a folder's weights into the model, whose config must be the folder's.
 
-    Raises InvalidCheckpoint as weights_in does; the model is then unchanged.
+    Raises InvalidCheckpoint as weights_of does; the model is then unchanged.
     """
-    _copy(weights_in(folder, model.config), model)
+    _copy(weights_of(model.config, stored_tensors(folder)), model)
 
 
-def _copy(weights: dict[str, torch.Tensor], model: Network) -> None:
+def _copy(weights: Mapping[str, torch.Tensor], model: Network) -> None:
     """Copies weights into the model; the rows that pad its vocabulary become zero."""
     with torch.no_grad():
         for name, target in model.state_dict().items():
@@ -125,18 +148,26 @@ def _copy(weights: dict[str, torch.Tensor], model: Network) -> None:
             target[len(tensor):] = 0.0
 
 
-def open_model(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Config and weights of a checkpoint or a Hugging Face folder, as weights_in. Raises UserError (exit 4)."""
+def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
+    """Config and weights of a checkpoint or a Hugging Face folder, as weights_of. Raises UserError (exit 4)."""
     try:
-        config = read_config(folder)
-        stored_bytes = weights_file(folder).stat().st_size
-        if 2 * config.num_parameters > 1.1 * stored_bytes + 2**20:  # before their memory is taken
-            raise InvalidCheckpoint(f"{CONFIG} asks for {config.num_parameters:,} parameters, {WEIGHTS} has "
-                                    f"{stored_bytes:,} bytes")
-        return config, weights_in(folder, config)
+        config, stored = open_stored(folder)
+        return config, weights_of(config, stored)
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Give {WHAT_OPENS} "
-                                         "with safetensors.") from error
+        raise refusal(f"checkpoint {printable(str(folder))}", error) from error
+
+
+def stored_in(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a folder as they are stored. Raises UserError (exit 4)."""
+    try:
+        return stored_tensors(folder)
+    except InvalidCheckpoint as error:
+        raise refusal(f"checkpoint {printable(str(folder))}", error) from error
+
+
+def refusal(what: str, error: InvalidCheckpoint) -> UserError:
+    """The error of a command about a folder that cannot be opened."""
+    return UserError(Exit.CHECKPOINT, f"{what}: {error}. {error.cure or f'Give {WHAT_OPENS} with safetensors.'}")
 
 
 def load_model(folder: Path, device: torch.device) -> Network:

@@ -11,9 +11,10 @@ from safetensors import SafetensorError, safe_open
 
 from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig, Network
-from checkpoint.contents import DTYPES, OPTIMIZER, WEIGHTS, WHAT_OPENS, StateSchema
+from checkpoint.contents import DTYPES, OPTIMIZER, WEIGHTS, StateSchema
 from checkpoint.find import resolve
-from checkpoint.huggingface import load_weights, read_config, weights_file
+from checkpoint.huggingface import load_weights, open_stored, refusal
+from checkpoint.stored import place_of_weights
 from checkpoint.verify import MAX_COUNT
 from common.errors import Exit, UserError
 from common.words import printable
@@ -28,11 +29,9 @@ def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, 
     """The folder that --init_from means and its model's config. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
     try:
-        weights_file(folder)
-        return folder, read_config(folder)
+        return folder, open_stored(folder)[0]
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(requested)}: {error}. Give {WHAT_OPENS} "
-                                         "with safetensors.") from error
+        raise refusal(f"--init_from {printable(requested)}", error) from error
 
 
 def start_from(folder: Path, model: Network) -> None:
@@ -40,12 +39,12 @@ def start_from(folder: Path, model: Network) -> None:
     try:
         load_weights(folder, model)
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"--init_from {printable(str(folder))}: {error}. Give another one.") from error
-    _check_finite(folder / WEIGHTS, model.named_parameters())
+        raise refusal(f"--init_from {printable(str(folder))}", error) from error
+    _check_finite(place_of_weights(folder), model.named_parameters())
 
 
-def _check_finite(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raises UserError (exit 4) with the names of the file and of its first tensor that holds NaN or infinity.
+def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raises UserError (exit 4) with the names of the place and of its first tensor that holds NaN or infinity.
 
     Training could neither use such a tensor nor save it, and would say so only at its first checkpoint.
     """
@@ -53,7 +52,7 @@ def _check_finite(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> No
         if tensor.sum().isfinite():  # a sum costs a pass over the tensor, but can overflow
             continue
         if bad := int((~tensor.isfinite()).sum()):
-            raise UserError(Exit.CHECKPOINT, f"{printable(str(file))} cannot be trained on: {bad:,} of "
+            raise UserError(Exit.CHECKPOINT, f"{printable(str(place))} cannot be trained on: {bad:,} of "
                                              f"{tensor.numel():,} values of {name} are NaN or infinite. Give an older "
                                              "checkpoint or other weights.")
 

@@ -15,6 +15,7 @@ import export
 from architectures.table import ARCHITECTURES
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
+from tests.helpers.checkpoints import cut_into_shards
 from tests.helpers.commands import ROOT
 from tokens.tokenizer import vocab_size_of
 
@@ -214,6 +215,17 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
         torch.testing.assert_close(theirs.float()(ids).logits, ours.float()(ids), rtol=0, atol=1e-5)
     assert AutoTokenizer.from_pretrained(tmp_path / "mine")(texts[1])["input_ids"] == tokenizer.encode(texts[1]).ids
     run(tmp_path / "mine", tmp_path / "again", "--format", "huggingface")  # what it wrote is a --ckpt itself
+
+
+@pytest.mark.parametrize("form", ["gguf", "huggingface"])
+def test_weights_in_several_files_are_exported_as_those_in_one(make_any, write_folder, tmp_path, form):
+    pytest.importorskip("gguf")
+    source = write_folder(tmp_path / "out", make_any("qwen3"))
+    run(source, tmp_path / "one", "--format", form, "--dtype", "bf16")
+    cut_into_shards(source)
+    run(source, tmp_path / "several", "--format", form, "--dtype", "bf16")
+    for file in sorted((tmp_path / "one").iterdir()) if form == "huggingface" else [tmp_path / "one"]:
+        assert file.read_bytes() == (tmp_path / "several" / file.relative_to(tmp_path / "one")).read_bytes(), file
 
 
 # ---------------------------------------------------------------- what is there, what is left

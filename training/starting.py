@@ -16,6 +16,7 @@ import data
 from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig
 from checkpoint import find, load
+from checkpoint.huggingface import read_config
 from common.config import SHAPE, Layer
 from common.errors import Exit, Problems, UserError
 from common.progress import Progress
@@ -141,7 +142,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     Those are more ids than the corpus has, and what no flag sets: the size of heads, the epsilon of norms.
     """
     with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
-        there = load.read_config(folder)
+        there = read_config(folder)
         if type(there) is type(config):
             by_flags = {*SHAPE, "vocab_size", "seq_length", "dropout"}
             others = {field.name: getattr(there, field.name) for field in fields(there) if field.name not in by_flags}

@@ -107,7 +107,7 @@ def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path
     ({"model_type": ["gpt2"]}, "model_type is"),
     ({"n_layer": 10**9}, "n_layer is 1000000000, not a whole number from 1 to 1,024"),
     ({"n_layer": 1024, "n_embd": 2**16, "n_head": 1}, "config.json asks for 52,777,"),
-    ({"vocab_size": 2**24}, "config.json asks for 5.* parameters, model.safetensors has")], ids=str)
+    ({"vocab_size": 2**24}, "config.json asks for 5.* parameters, the weights have")], ids=str)
 def test_a_hostile_config_is_refused_before_anything_is_built(folder, monkeypatch, fields, reason):
     monkeypatch.setattr("architectures.gpt2.GPT", None)
     edit(folder / "checkpoint-900" / "config.json", **fields)

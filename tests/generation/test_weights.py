@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from architectures.table import ARCHITECTURES
-from checkpoint.huggingface import weights_in
+from checkpoint.huggingface import open_model
 from generation.decoder import Decoder
 from ops.products import Dense, Int8
 from tests.helpers.decoding import KINDS, decoder_of, skip_unless_possible
@@ -49,7 +49,7 @@ def test_a_step_reads_every_matrix_of_the_model_once(make_model):
 def test_weights_mapped_from_a_file_give_the_bits_of_those_in_memory(make_checkpoint, tmp_path, dtype, kind):
     skip_unless_possible(dtype, kind)
     path, model, _ = make_checkpoint(tmp_path, vocab_size=300, seq_length=32)
-    weights = weights_in(path, model.config)
+    _, weights = open_model(path)
     assert len(weights["transformer.wte.weight"]) == 300 < len(model.head_weight)
     found, expected = (Decoder(model.config, each, 2, "cpu", dtype, kind) for each in (weights, model.state_dict()))
     for decoder in (found, expected):

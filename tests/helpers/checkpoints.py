@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
 from common.files import sha256_of
@@ -46,6 +47,20 @@ def flip(path: Path) -> None:
 def names_in(folder: Path) -> list[str]:
     """The sorted names of what a folder holds."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def cut_into_shards(folder: Path, num_files: int = 3) -> list[Path]:
+    """Distributes a folder's model.safetensors over several files with an index, as large models come."""
+    tensors = load_file(folder / "model.safetensors")
+    files = [folder / f"model-{i + 1:05}-of-{num_files:05}.safetensors" for i in range(num_files)]
+    names, weight_map = list(tensors), {}
+    for i, file in enumerate(files):
+        save_file({name: tensors[name] for name in names[i::num_files]}, file, {"format": "pt"})
+        weight_map.update(dict.fromkeys(names[i::num_files], file.name))
+    fields = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(fields))
+    (folder / "model.safetensors").unlink()
+    return files
 
 
 def hugging_face_folder(folder: Path, tie: bool = True):

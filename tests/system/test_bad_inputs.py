@@ -25,7 +25,7 @@ import pytest
 
 from common.errors import Exit
 from common.files import sha256_of
-from tests.helpers.checkpoints import edit, seal
+from tests.helpers.checkpoints import cut_into_shards, edit, seal
 from tests.helpers.commands import run
 from tests.helpers.forks import Ended
 
@@ -145,6 +145,11 @@ def hold(name: str) -> Setup:
         return file
 
     return setup
+
+
+def in_shards(setup: Setup) -> Setup:
+    """The Hugging Face folder with its weights in three files, then spoilt."""
+    return lambda place: (cut_into_shards(place / "gpt2"), setup(place))
 
 
 GONE: Any = object()
@@ -943,6 +948,19 @@ CONFIGS = [
     ("four tensors of another shape", "and 1 more", tensors(GPT2, lambda held: held.update(
         {key: value[:1] for key, value in list(held.items())[:4]}))),
 ]
+TENSOR_INDEX = "gpt2/model.safetensors.index.json"
+ONE_OF_THREE = "model-00002-of-00003.safetensors"
+SHARDED = [
+    ("an index that names a file elsewhere", "weight_map has '../out/checkpoint-2/model.safetensors', not the name of",
+     in_shards(change(TENSOR_INDEX, lambda held: held.replace(ONE_OF_THREE.encode(), f"../{WEIGHTS}".encode())))),
+    ("a file of several missing", f"{ONE_OF_THREE} is missing, which", in_shards(drop(f"gpt2/{ONE_OF_THREE}"))),
+    ("a file of several cut short", f"{ONE_OF_THREE} cannot be read", in_shards(cut(f"gpt2/{ONE_OF_THREE}", 3000))),
+    ("an index of a gigabyte of weights", "index.json cannot be read (it has 1,073,741,824 bytes",
+     in_shards(sparse(TENSOR_INDEX))),
+    ("weights whose index is missing", "index.json is missing, which", in_shards(drop(TENSOR_INDEX))),
+    ("a tensor too many in several files", "holds more, which", in_shards(tensors(
+        f"gpt2/{ONE_OF_THREE}", lambda held: held.update(more=np.zeros(3, "f4"))))),
+]
 PROMPTS = [
     ("a missing prompt file", "--prompt_file none.txt", "--prompt_file none.txt: No such file", both()),
     ("a folder for a prompt", "--prompt_file corpus", "--prompt_file corpus: Is a directory", both()),
@@ -965,6 +983,12 @@ PROMPTS = [
 def generate_rows() -> list[Row]:
     code = Exit.CHECKPOINT
     return [
+        *(Row(f"generate.py: {what}", f"{GENERATE} gpt2", code, says, setup) for what, says, setup in SHARDED),
+        *(Row(f"{line.partition(' ')[0]}: a file of several missing", line, code, f"{ONE_OF_THREE} is missing, which",
+              in_shards(drop(f"gpt2/{ONE_OF_THREE}")))
+          for line in ("train.py --data_dir corpus --output_dir new --init_from gpt2",
+                       "evaluate.py --ckpt gpt2 --text text.txt --no-use_gpu",
+                       "export.py --ckpt gpt2 --output x --format huggingface")),
         *(Row(f"generate.py: {what}", f"{GENERATE} gpt2 {flags}", Exit.FLAGS, says)
           for what, flags, says in GENERATE_FLAGS),
         *(Row(f"generate.py: {what}", f"{GENERATE} gpt2", code, says, setup) for what, says, setup in CONFIGS),
