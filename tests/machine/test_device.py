@@ -176,6 +176,7 @@ def test_the_attention_kernel_is_named():
 
 
 def test_dropout_leaves_cudnns_attention_out(tmp_path):
+    torch.backends.cuda.enable_cudnn_sdp(True)  # a run with dropout in this process leaves it off
     try:
         device.set_up(CPU, True, tmp_path)
         assert torch.backends.cuda.cudnn_sdp_enabled()
