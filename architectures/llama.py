@@ -30,6 +30,7 @@ from architectures.shared import (
     unpadded_tensors,
     why_no_gguf,
 )
+from ops.rotary import rotary_frequencies
 
 __all__ = (
     "EMBEDDING", "FINAL_NORM", "FLAGS", "GGUF_ARCHITECTURE", "GGUF_KEPT_IN_F32", "NAME", "Config", "add_gguf_fields",
@@ -85,11 +86,15 @@ def from_hf_config(fields: Mapping[str, Any]) -> LlamaConfig:
 def to_gguf_tensors(config: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of transformers, with the rows of queries and keys in the order of the paper on rotary positions.
 
-    llama.cpp turns the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i + K/2.
+    llama.cpp turns the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i + K/2. What it
+    divides the frequencies by, if they are scaled, is a tensor more, rope_freqs.weight.
     """
     found = shared.to_hf_tensors(config, tensors)
     for name, tensor in found.items():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             halves_H2KC = tensor.view(-1, 2, config.head_dim // 2, config.n_embd)
             found[name] = halves_H2KC.transpose(1, 2).reshape(tensor.shape)
+    if config.rope_scaling:
+        plain_K2 = rotary_frequencies(config.head_dim, config.rope_theta)
+        found["rope.freqs.weight"] = plain_K2 / config.rope_scaling.of(plain_K2)
     return found

@@ -27,7 +27,6 @@ from architectures.shared import (
     shapes,
     to_hf_tensors,
     unpadded_tensors,
-    why_no_gguf,
 )
 
 __all__ = (
@@ -84,3 +83,10 @@ def from_hf_config(fields: Mapping[str, Any]) -> Qwen3Config:
         raise InvalidCheckpoint(f"config.json: layer_types is {shown(layer_types)}; only 'full_attention' in all "
                                 "layers is supported")
     return shared.config_from(Qwen3Config, fields, DEFAULTS, COMPUTED)
+
+
+def why_no_gguf(config: Qwen3Config) -> str | None:
+    """Why llama.cpp would compute something else from this model; None if it computes the same."""
+    if config.rope_scaling is None:
+        return None
+    return "the model's rope_type is llama3, and llama.cpp scales the rotary frequencies of a Llama but not of a Qwen3"

@@ -23,7 +23,7 @@ from model import VOCAB_MULTIPLE, Options
 from ops.linear import Embedding, Linear, swiglu
 from ops.loss import output_layer
 from ops.norm import RMSNorm
-from ops.rotary import rotary_tables, rotate
+from ops.rotary import RotaryScaling, rotary_tables, rotate
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [T, K/2] each
 
@@ -49,6 +49,7 @@ class RotaryConfig:
     tie_weights: bool = True
     rope_theta: float = 10_000.0
     rms_norm_epsilon: float = 1e-6
+    rope_scaling: RotaryScaling | None = None
 
     qk_norm: ClassVar[bool]
 
@@ -153,7 +154,7 @@ class RotaryTransformer(nn.Module):
         })
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
-        cos_TK2, sin_TK2 = rotary_tables(config.seq_length, config.head_dim, config.rope_theta)
+        cos_TK2, sin_TK2 = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
         self.register_buffer("cos_TK2", cos_TK2, persistent=False)
         self.register_buffer("sin_TK2", sin_TK2, persistent=False)
 

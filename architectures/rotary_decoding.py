@@ -69,7 +69,7 @@ class RotaryDecodingEnds:
 
     def __init__(self, config: RotaryConfig, parts: LaidOutParts):
         weight = parts.vector("model.norm.weight")
-        tables = rotary_tables(config.seq_length, config.head_dim, config.rope_theta)
+        tables = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
         self.cos_TK2, self.sin_TK2 = (table.to(weight.device) for table in tables)
         self.leave = RotaryDecodingNorm(config, weight)
 

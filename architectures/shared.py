@@ -16,6 +16,7 @@ from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, UserError
 from model import Options
 from ops.attention import attends_in_blocks, attention_bytes
+from ops.rotary import RotaryScaling
 
 ConfigT = TypeVar("ConfigT", bound=RotaryConfig)
 
@@ -36,6 +37,10 @@ STALE_TABLES = ".rotary_emb.inv_freq"  # buffers that old versions of transforme
 BOUNDS = {"vocab_size": 2**24, "max_position_embeddings": 2**24, "num_hidden_layers": 1024,
           "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 2**12, "hidden_size": 2**16,
           "intermediate_size": 2**20}
+SCALING_FIELDS = {  # of rope_type llama3: those of RotaryScaling
+    "factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_seq_length",
+}
 MOST_ANGLES = 2**28  # positions x head size: their cosines and sines take 1 GiB
 
 
@@ -101,7 +106,7 @@ def block_bytes(config: RotaryConfig, device_type: str, dtype: torch.dtype, resi
 
 
 def common_fields(config: RotaryConfig, end_of_text_id: int | None) -> dict[str, Any]:
-    """The fields of config.json that both have. Those of rotary positions are there for transformers 4 and 5."""
+    """The fields of config.json that both have."""
     return {
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.seq_length,
@@ -113,9 +118,7 @@ def common_fields(config: RotaryConfig, end_of_text_id: int | None) -> dict[str,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_epsilon,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        **_rope_fields(config),
         "attention_bias": False,
         "attention_dropout": config.dropout,
         "initializer_range": 0.02,
@@ -141,6 +144,7 @@ def config_from(kind: type[ConfigT], fields: Mapping[str, Any], defaults: Mappin
         if fields.get(key, allowed[0]) not in allowed:
             raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {allowed[0]!r} is supported")
     tied = truth_of(fields, "tie_word_embeddings", False)
+    rope_theta, rope_scaling = _rope(fields)
     return kind(
         vocab_size=numbers["vocab_size"],
         seq_length=numbers["max_position_embeddings"],
@@ -152,8 +156,9 @@ def config_from(kind: type[ConfigT], fields: Mapping[str, Any], defaults: Mappin
         n_inner=numbers["intermediate_size"],
         dropout=fraction_of(fields, "attention_dropout", 0.0),
         tie_weights=tied,
-        rope_theta=_rope_theta(fields),
+        rope_theta=rope_theta,
         rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6),
+        rope_scaling=rope_scaling,
     )
 
 
@@ -184,12 +189,23 @@ def _shape(fields: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, 
     return numbers
 
 
-def _rope_theta(fields: Mapping[str, Any]) -> float:
-    """The base of the rotary frequencies, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) has it.
+def _rope_fields(config: RotaryConfig) -> dict[str, Any]:
+    """The fields of the rotary frequencies, for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
+    scaling = config.rope_scaling
+    kind: dict[str, Any] = {"rope_type": "default"}
+    if scaling is not None:
+        values = (getattr(scaling, name) for name in SCALING_FIELDS.values())
+        kind = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, values, strict=True))}
+    return {"rope_theta": config.rope_theta, "rope_scaling": kind if scaling else None,
+            "rope_parameters": {**kind, "rope_theta": config.rope_theta}}
 
-    Raises InvalidCheckpoint for frequencies that are scaled, or that rotate only a part of a head.
+
+def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
+    """The base of the rotary frequencies and how they are scaled, from the fields that _rope_fields writes.
+
+    Raises InvalidCheckpoint for another scaling than llama3's, and where only a part of a head is rotated.
     """
-    theta = fields.get("rope_theta", 10_000.0)
+    theta, found = fields.get("rope_theta", 10_000.0), []
     if fields.get("partial_rotary_factor", 1.0) not in (1, None):
         raise InvalidCheckpoint(f"config.json: partial_rotary_factor is {shown(fields['partial_rotary_factor'])}; only "
                                 "1.0 is supported")
@@ -197,15 +213,41 @@ def _rope_theta(fields: Mapping[str, Any]) -> float:
         rope = fields.get(key) or {}
         if not isinstance(rope, Mapping):
             raise InvalidCheckpoint(f"config.json: {key} is {shown(rope)}, not an object")
-        computed = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1, "rope_theta": None}
-        for name, value in rope.items():
-            if name not in computed or (name != "rope_theta" and value != computed[name]):
-                raise InvalidCheckpoint(f"config.json: {key} has {name} {shown(value)}; only rope_type 'default' of "
-                                        "all dimensions is supported")
         theta = rope.get("rope_theta", theta)
+        found += [_scaling(key, rope)] if rope else []
+    if len(set(found)) > 1:
+        raise InvalidCheckpoint("config.json: rope_scaling and rope_parameters scale differently")
     if not is_number(theta) or not 1 < theta < 1e12:
         raise InvalidCheckpoint(f"config.json: rope_theta is {shown(theta)}, not a number above 1")
-    return float(theta)
+    return float(theta), found[0] if found else None
+
+
+def _scaling(key: str, rope: Mapping[str, Any]) -> RotaryScaling | None:
+    """What rope_scaling or rope_parameters says, None for frequencies as they are. Raises InvalidCheckpoint."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    is_scaled = kind == "llama3"
+    computed = {"rope_type": (kind,) if is_scaled else ("default",), "type": ("default", "llama3"),
+                "partial_rotary_factor": (1, None)}
+    for name, value in rope.items():
+        is_known = name == "rope_theta" or (is_scaled and name in SCALING_FIELDS)
+        if not is_known and (name not in computed or value not in computed[name]):
+            raise InvalidCheckpoint(f"config.json: {key} has {name} {shown(value)}; only rope_type 'default' and "
+                                    "'llama3', of all dimensions, are supported")
+    if not is_scaled:
+        return None
+
+    numbers: dict[str, Any] = {name: rope.get(name) for name in SCALING_FIELDS}
+    *factors, positions = numbers
+    for name in factors:
+        if not is_number(numbers[name]) or not 1e-6 <= numbers[name] <= 1e6:
+            raise InvalidCheckpoint(f"config.json: {key} has {name} {shown(numbers[name])}, not a number from 0.000001 "
+                                    "to 1,000,000")
+    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
+    if low >= high:
+        raise InvalidCheckpoint(f"config.json: {key} has high_freq_factor {high:g}, not more than its low_freq_factor, "
+                                f"{low:g}")
+    check_whole("config.json", f"{key}.{positions}", numbers[positions], 1, BOUNDS["max_position_embeddings"])
+    return RotaryScaling(float(numbers["factor"]), float(low), float(high), numbers[positions])
 
 
 # ---------------------------------------------------------------- tensors, there and back

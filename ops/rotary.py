@@ -8,13 +8,49 @@ Shapes: B batch, T time, H heads, K head size.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 
 
-def rotary_tables(seq_length: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the angles, fp32 [T, K/2] each: position times theta^(-2 i / K)."""
+@dataclass(frozen=True)
+class RotaryScaling:
+    """Slower rotations for more positions than a model was first trained on: 'llama3' of transformers.
+
+    A frequency that turns less than low_freq_factor times within the original positions is divided by factor, one that
+    turns more than high_freq_factor times is kept, and between the two one goes over into the other. Llama 3.1 and 3.2
+    have it; it is defined by the code that Meta published with them (llama-models, models/llama3).
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_seq_length: int
+
+    def of(self, frequency_K2: torch.Tensor) -> torch.Tensor:
+        """The scaled frequencies; the order of operations is that of transformers, so that the bits are."""
+        wavelength_K2 = 2 * math.pi / frequency_K2
+        turns_K2 = self.original_seq_length / wavelength_K2
+        kept_K2 = (turns_K2 - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        between_K2 = (1 - kept_K2) * frequency_K2 / self.factor + kept_K2 * frequency_K2
+
+        is_fast = wavelength_K2 < self.original_seq_length / self.high_freq_factor
+        is_slow = wavelength_K2 > self.original_seq_length / self.low_freq_factor
+        return torch.where(is_slow, frequency_K2 / self.factor, torch.where(is_fast, frequency_K2, between_K2))
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None = None) -> torch.Tensor:
+    """The angles by which a step of one position turns the pairs, fp32 [K/2]: theta^(-2 i / K), scaled."""
     exponent_K2 = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    angle_TK2 = torch.outer(torch.arange(seq_length).float(), 1.0 / theta**exponent_K2)
+    frequency_K2 = 1.0 / theta**exponent_K2
+    return scaling.of(frequency_K2) if scaling else frequency_K2
+
+
+def rotary_tables(seq_length: int, head_dim: int, theta: float, scaling: RotaryScaling | None = None,
+                  ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the angles, fp32 [T, K/2] each: position times frequency."""
+    angle_TK2 = torch.outer(torch.arange(seq_length).float(), rotary_frequencies(head_dim, theta, scaling))
     return angle_TK2.cos(), angle_TK2.sin()
 
 

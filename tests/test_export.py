@@ -15,9 +15,12 @@ import export
 from architectures.table import ARCHITECTURES
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError
+from ops.rotary import RotaryScaling, rotary_frequencies
 from tests.helpers.checkpoints import cut_into_shards
 from tests.helpers.commands import ROOT
 from tokens.tokenizer import vocab_size_of
+
+SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +130,29 @@ def test_the_gguf_holds_what_llama_cpp_reads_of_a_rotary_model(make_any, write_f
     assert len(reader.tensors) == 2 + 2 * (7 + norms)
 
 
+def test_scaled_rotary_frequencies_are_a_tensor_of_a_llama_and_refused_of_a_qwen3(make_any, write_folder, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    llama = write_folder(tmp_path / "llama", make_any("llama", rope_scaling=SCALING))
+    run(llama, tmp_path / "m.gguf", "--dtype", "f16")
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}["rope_freqs.weight"]
+    assert found.tensor_type.name == "F32"
+    assert np.array_equal(found.data, rotary_frequencies(16, 1e4) / rotary_frequencies(16, 1e4, SCALING))
+    assert found.data[0] == 1 < found.data[1] < found.data[2] == 4
+    with pytest.raises(UserError, match=r"rope_type is llama3.*of a Qwen3. Give --format huggingface") as caught:
+        run(write_folder(tmp_path / "qwen3", make_any("qwen3", rope_scaling=SCALING)), tmp_path / "q.gguf")
+    assert caught.value.code == Exit.CHECKPOINT
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_llama_cpp_writes_the_same_greedily(make_any, write_folder, tokenizer, texts, tmp_path, arch):
+@pytest.mark.parametrize(("arch", "changes"), [*((arch, {}) for arch in ARCHITECTURES),
+                                               ("llama", {"rope_scaling": SCALING})], ids=str)
+def test_llama_cpp_writes_the_same_greedily(make_any, write_folder, tokenizer, texts, tmp_path, arch, changes):
     pytest.importorskip("gguf")
     llama_cpp = pytest.importorskip("llama_cpp")
     from generation.continuation import Sampling
     from generation.sampling import sample
 
-    model = make_any(arch, seq_length=64)
+    model = make_any(arch, seq_length=64, **changes)
     run(write_folder(tmp_path / "out", model), tmp_path / "model.gguf")
     theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=64, n_batch=64, verbose=False)
     for content in texts:

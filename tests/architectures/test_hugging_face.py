@@ -8,11 +8,16 @@ import torch
 
 from architectures import llama, qwen3
 from architectures.fields import InvalidCheckpoint
-from architectures.table import ARCHITECTURES
+from architectures.table import ARCHITECTURES, create
 from checkpoint.huggingface import load_model, open_model
 from common.errors import UserError
+from model import Options
+from ops.rotary import RotaryScaling
 from tests.helpers.models import make_rotary, write_hugging_face_folder
 
+SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)  # of the 8 frequencies of 16 dimensions 1 is kept, 1 between, 6 divided
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
 QWEN3 = qwen3.sized((2, 6, 96), 400, 32)
 LLAMA = llama.sized((2, 6, 96), 400, 32)
 
@@ -25,6 +30,8 @@ def test_the_config_comes_back_as_it_was(config):
     config = replace(config, tie_weights=False, dropout=0.1, rope_theta=5e5, rms_norm_epsilon=1e-5, head_dim=32)
     architecture = qwen3 if config.qk_norm else llama
     assert architecture.from_hf_config(architecture.to_hf_config(config, 7)) == config
+    scaled = replace(config, rope_scaling=SCALING)
+    assert architecture.from_hf_config(json.loads(json.dumps(architecture.to_hf_config(scaled, 7)))) == scaled
 
 
 def test_absent_fields_are_those_of_transformers():
@@ -40,6 +47,9 @@ def test_fields_of_transformers_4_and_5_say_the_same():
     newer = {**fields, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     del newer["rope_theta"]
     assert llama.from_hf_config(older) == llama.from_hf_config(newer) == replace(LLAMA, rope_theta=5e5)
+    older, newer = {**older, "rope_scaling": LLAMA3}, {**newer, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}}
+    assert llama.from_hf_config(older) == llama.from_hf_config(newer) == replace(LLAMA, rope_theta=5e5,
+                                                                                 rope_scaling=SCALING)
     assert llama.from_hf_config({**fields, "num_key_value_heads": None, "head_dim": None}).n_kv_head == 6
 
 
@@ -59,7 +69,19 @@ REFUSED_BY_BOTH = [
     ({"rope_theta": 10**400, "rope_parameters": None}, "rope_theta is 1000"),
     ({"rope_theta": float("nan"), "rope_parameters": None}, "rope_theta is nan"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has type 'linear'"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling has rope_type 'llama3'"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "rope_scaling has rope_type 'dynamic'"),
+    ({"rope_scaling": LLAMA3 | {"rope_type": "longrope"}}, "rope_scaling has rope_type 'longrope'"),
+    ({"rope_scaling": LLAMA3 | {"rope_type": "default"}}, "rope_scaling has factor 4.0; only rope_type 'default' and"),
+    ({"rope_scaling": LLAMA3 | {"attention_factor": 2.0}}, "rope_scaling has attention_factor 2.0"),
+    ({"rope_scaling": LLAMA3 | {"factor": "8"}}, "has factor '8', not a number from 0.000001 to 1,000,000"),
+    ({"rope_scaling": LLAMA3 | {"factor": 0}}, "has factor 0"),
+    ({"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "has low_freq_factor None"),
+    ({"rope_scaling": LLAMA3 | {"high_freq_factor": float("nan")}}, "has high_freq_factor nan"),
+    ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1}}, "high_freq_factor 1, not more than its low_freq_factor, 1"),
+    ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 32.0}},
+     "rope_scaling.original_max_position_embeddings is 32.0, not a whole number"),
+    ({"rope_scaling": {"rope_type": "llama3"}, "rope_parameters": None}, "has factor None"),
+    ({"rope_scaling": LLAMA3}, "rope_scaling and rope_parameters scale differently"),
     ({"rope_scaling": [2]}, r"rope_scaling is \[2\], not an object"),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "has partial_rotary_factor 0.5"),
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters has rope_type 'yarn'"),
@@ -127,7 +149,8 @@ def logits_of(model, ids):
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
-@pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "vocab_size": 384, "rope_theta": 1e6}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "vocab_size": 384, "rope_theta": 1e6},
+                                     {"rope_scaling": SCALING}], ids=str)
 def test_our_folder_opens_in_transformers_without_code_of_ours(arch, changes, tokenizer_file, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = make_rotary(arch, **changes)
@@ -160,3 +183,28 @@ def test_a_folder_of_transformers_opens_here(arch, tied, tmp_path):
     expected = logits_of(theirs, ids)
     assert (logits_of(model, ids) - expected).abs().max() < 1e-5 * expected.abs().max()
     assert not model.head_weight[150:].any()
+
+
+def test_a_folder_of_llama_3_with_scaled_positions_opens_here_and_ours_there(tmp_path, tokenizer_file):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=150, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, rope_parameters={**LLAMA3, "rope_theta": 5e5})
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = load_model(tmp_path / "theirs", torch.device("cpu")).eval()
+    ids = torch.randint(0, 150, (2, 256))
+    expected, largest = logits_of(theirs, ids), logits_of(theirs, ids).abs().max()
+    assert (logits_of(model, ids) - expected).abs().max() < 1e-5 * largest
+
+    plain = create(replace(model.config, rope_scaling=None), "cpu", Options()).eval()
+    plain.load_state_dict(model.state_dict())
+    assert (logits_of(plain, ids) - expected).abs().max() > 1e-2 * largest
+
+    ours = write_hugging_face_folder(tmp_path / "ours", model, tokenizer_file)
+    again = transformers.AutoModelForCausalLM.from_pretrained(ours).eval()
+    assert again.config.rope_parameters["rope_type"] == "llama3"
+    assert (logits_of(again, ids) - expected).abs().max() < 1e-5 * largest

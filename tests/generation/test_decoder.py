@@ -7,6 +7,7 @@ import torch
 
 from generation.decoder import Decoder
 from ops.products import Dense, Int8
+from ops.rotary import RotaryScaling
 from tests.helpers.decoding import EXACT_KINDS, KINDS, decoder_of, largest_difference, skip_unless_possible
 
 
@@ -28,7 +29,9 @@ def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_model, dtyp
 
 
 @pytest.mark.parametrize(("dtype", "kind"), KINDS)
-@pytest.mark.parametrize(("arch", "changes"), [("qwen3", {}), ("llama", {"tie_weights": False, "n_kv_head": 6})])
+@pytest.mark.parametrize(("arch", "changes"), [
+    ("qwen3", {}), ("llama", {"tie_weights": False, "n_kv_head": 6, "rope_scaling": RotaryScaling(4.0, 1.0, 4.0, 32)})],
+    ids=["qwen3", "llama"])
 def test_rotated_queries_find_the_keys_that_their_heads_share(make_any, arch, changes, dtype, kind):
     skip_unless_possible(dtype, kind)
     model = make_any(arch, **changes)

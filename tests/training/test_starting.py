@@ -18,6 +18,7 @@ import train
 from checkpoint.find import steps_in
 from checkpoint.huggingface import load_model, read_config
 from common.errors import Exit, UserError
+from ops.rotary import RotaryScaling
 from tests.helpers.models import make_rotary
 from tests.helpers.training import metrics_of
 
@@ -176,7 +177,8 @@ def test_an_optimizer_reset_resumes_weights_and_step_alone(run):
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
 def test_weights_of_others_are_trained_and_resumed_with_what_no_flag_says(arch, run, corpus, tmp_path, write_folder):
-    model = make_rotary(arch, vocab_size=512, head_dim=24, rms_norm_epsilon=1e-3, rope_theta=500.0)
+    model = make_rotary(arch, vocab_size=512, head_dim=24, rms_norm_epsilon=1e-3, rope_theta=500.0,
+                        rope_scaling=RotaryScaling(8.0, 1.0, 4.0, 24))
     folder = write_folder(tmp_path / "theirs", model)
     (folder / "tokenizer.json").unlink()
     argv = ["--data_dir", str(corpus), "--no-use_gpu", "--sample_interval", "0", "--output_dir", str(tmp_path / "out")]
