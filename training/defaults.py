@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- the table
 
-# The most that AdamW's peak may be, in units of the law by parameters below, which was found with larger steps and a
-# cosine; the law by compute holds as it is.
-ADAMW_TIMES_KAPLAN = 3.0
+# AdamW's peak goes as 1 / width (Yang et al. 2022, section 4), and for steps of fewer tokens than are best as the root
+# of their share. The numbers meet what trains best at width 128, and nothing higher was tried (LOG.md, 2026-11-22,
+# AdamW at 14 tokens a parameter).
+ADAMW_BY_WIDTH, MOST_BY_WIDTH = 1.2, 0.9
+FULL_WARMUP = 100  # steps; a shorter one stands less: the peak falls in proportion
 LOWEST_PEAK = 1e-5  # where the laws are far from what they were found with
 # The peak for Muon by width, a line on logarithmic scales in between; from the last width on it falls as before it.
 MUON_PEAKS = {128: 7e-3, 384: 5e-3, 768: 4.5e-3, 1024: 3.5e-3, 1280: 3.1e-3, 1600: 2.8e-3}
@@ -43,8 +45,7 @@ GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 
 # Why, for the plan and config.toml; the reason of the learning rate begins with its figures.
 PEAK_REASONS = {
-    "adamw": f"a law by compute (Bi et al. 2024), at most {ADAMW_TIMES_KAPLAN:g} times one by parameters "
-             "(Kaplan et al. 2020)",
+    "adamw": f"{MOST_BY_WIDTH:g} by the width (Yang et al. 2022), less for steps of few tokens (Bi et al. 2024)",
     "muon": "by width, of matrices inside blocks (Liu et al. 2025)",
 }
 REASONS = {
@@ -73,14 +74,20 @@ def peak_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_t
     """The peak learning rate for random weights, where --learning_rate is not given."""
     if optimizer == "muon":
         return _muon_peak(config.n_embd)
-    most = ADAMW_TIMES_KAPLAN * rate_by_parameters(config)
-    return max(LOWEST_PEAK, min(rate_by_compute(config, tokens_per_step, total_tokens), most))
+    warmup = min(1.0, default_warmup(total_tokens // tokens_per_step) / FULL_WARMUP)
+    share = _share_of_best_step(config, tokens_per_step, total_tokens)
+    by_width = min(ADAMW_BY_WIDTH * share**0.5, MOST_BY_WIDTH) / config.n_embd * warmup
+    return max(LOWEST_PEAK, by_width, _lower_law(config, tokens_per_step, total_tokens))
 
 
 def finetuning_rate(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
     """The peak learning rate for trained weights, of AdamW."""
-    laws = rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config)
-    return max(1e-6, FINETUNING * min(laws))
+    return max(1e-6, FINETUNING * _lower_law(config, tokens_per_step, total_tokens))
+
+
+def _lower_law(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
+    """What both laws below allow: low for what is trained from random weights, and safe."""
+    return min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
 
 
 def rate_by_compute(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
@@ -89,10 +96,19 @@ def rate_by_compute(config: ModelConfig, tokens_per_step: int, total_tokens: int
     Source: Bi et al. 2024, DeepSeek LLM, section 3.1; the square root of the step's share by Malladi et al. 2022.
     Embeddings and output layer count neither here nor in rate_by_parameters.
     """
-    parameters = config.num_block_weights
-    compute = (6 * parameters + 12 * config.n_layer * config.n_embd * config.seq_length) * total_tokens
-    share = min(1.0, tokens_per_step / (0.2920 * compute**0.3271))
-    return 0.3118 * compute**-0.125 * share**0.5
+    share = _share_of_best_step(config, tokens_per_step, total_tokens)
+    return 0.3118 * _compute(config, total_tokens)**-0.125 * share**0.5
+
+
+def _share_of_best_step(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
+    """The tokens of a step as a share of those that are best for the compute, at most 1."""
+    return min(1.0, tokens_per_step / (0.2920 * _compute(config, total_tokens)**0.3271))
+
+
+def _compute(config: ModelConfig, total_tokens: int) -> float:
+    """The run's FLOP as Bi et al. 2024 count them, section 3.1."""
+    per_token = 6 * config.num_block_weights + 12 * config.n_layer * config.n_embd * config.seq_length
+    return per_token * total_tokens
 
 
 def rate_by_parameters(config: ModelConfig) -> float:
