@@ -164,6 +164,15 @@ def test_our_folder_opens_in_transformers_without_code_of_ours(arch, changes, to
     assert (logits_of(model, ids) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+def opened_here(theirs, folder):
+    """A model of transformers with random norms, too, as its folder opens here."""
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    theirs.save_pretrained(folder)
+    return load_model(folder, torch.device("cpu")).eval()
+
+
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_folder_of_transformers_opens_here(arch, tied, tmp_path):
@@ -174,11 +183,7 @@ def test_a_folder_of_transformers_opens_here(arch, tied, tmp_path):
     kind, head_dim = {"qwen3": ("Qwen3", 20), "llama": ("Llama", 12)}[arch]
     config = getattr(transformers, f"{kind}Config")(**shape, head_dim=head_dim)
     theirs = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = load_model(tmp_path / "theirs", torch.device("cpu")).eval()
+    model = opened_here(theirs, tmp_path / "theirs")
     ids = torch.randint(0, 150, (2, 64))
     expected = logits_of(theirs, ids)
     assert (logits_of(model, ids) - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -191,11 +196,7 @@ def test_a_folder_of_llama_3_with_scaled_positions_opens_here_and_ours_there(tmp
         vocab_size=150, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, rope_parameters={**LLAMA3, "rope_theta": 5e5})
     theirs = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = load_model(tmp_path / "theirs", torch.device("cpu")).eval()
+    model = opened_here(theirs, tmp_path / "theirs")
     ids = torch.randint(0, 150, (2, 256))
     expected, largest = logits_of(theirs, ids), logits_of(theirs, ids).abs().max()
     assert (logits_of(model, ids) - expected).abs().max() < 1e-5 * largest
