@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # AdamW's peak goes as 1 / width (Yang et al. 2022, section 4), and for steps of fewer tokens than are best as the root
 # of their share. The numbers meet what trains best at width 128, and nothing higher was tried (LOG.md, 2026-11-22,
-# AdamW at 14 tokens a parameter).
-ADAMW_BY_WIDTH, MOST_BY_WIDTH = 1.2, 0.9
+# AdamW at 14 tokens a parameter): a narrower model gets no more.
+ADAMW_BY_WIDTH, MOST_BY_WIDTH, NARROWEST = 1.2, 0.9, 128
 FULL_WARMUP = 100  # steps; a shorter one stands less: the peak falls in proportion
 LOWEST_PEAK = 1e-5  # where the laws are far from what they were found with
 # The peak for Muon by width, a line on logarithmic scales in between; from the last width on it falls as before it.
@@ -45,7 +45,8 @@ GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 
 # Why, for the plan and config.toml; the reason of the learning rate begins with its figures.
 PEAK_REASONS = {
-    "adamw": f"{MOST_BY_WIDTH:g} by the width (Yang et al. 2022), less for steps of few tokens (Bi et al. 2024)",
+    "adamw": f"{MOST_BY_WIDTH:g} by the width (Yang et al. 2022), less for steps of few tokens (Bi et al. 2024) "
+             "or a short warm-up",
     "muon": "by width, of matrices inside blocks (Liu et al. 2025)",
 }
 REASONS = {
@@ -76,7 +77,7 @@ def peak_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_t
         return _muon_peak(config.n_embd)
     warmup = min(1.0, default_warmup(total_tokens // tokens_per_step) / FULL_WARMUP)
     share = _share_of_best_step(config, tokens_per_step, total_tokens)
-    by_width = min(ADAMW_BY_WIDTH * share**0.5, MOST_BY_WIDTH) / config.n_embd * warmup
+    by_width = min(ADAMW_BY_WIDTH * share**0.5, MOST_BY_WIDTH) / max(config.n_embd, NARROWEST) * warmup
     return max(LOWEST_PEAK, by_width, _lower_law(config, tokens_per_step, total_tokens))
 
 

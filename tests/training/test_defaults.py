@@ -54,6 +54,12 @@ def test_the_peak_is_sane_for_every_size_and_step(optimizer, name):
     assert peak_rate(optimizer, config, 2**19, 20 * config.num_parameters) > 2e-4
 
 
+def test_adamws_peak_is_nowhere_above_those_that_were_tried():
+    rates = [peak_rate("adamw", GPTConfig(70, 256, 4, 1, width), 2**16, 10**9) for width in (16, 64, 128, 256)]
+    assert rates[:3] == [0.9 / 128] * 3
+    assert rates[3] == 0.9 / 256
+
+
 def test_muons_peak_meets_its_table_and_falls_smoothly_with_the_width():
     def peak(width: int) -> float:
         return peak_rate("muon", GPTConfig(70, 8, 1, 1, width), 2**14, 10**8)
