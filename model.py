@@ -185,6 +185,10 @@ class GPT(nn.Module):
         return self
 
     @property
+    def blocks(self) -> nn.ModuleList:
+        return self.transformer["h"]  # type: ignore[return-value]
+
+    @property
     def head_weight(self) -> torch.Tensor:
         """The matrix of the output layer, [P, C]."""
         head = self.transformer["wte"] if self.config.tie_weights else self.lm_head
@@ -198,7 +202,7 @@ class GPT(nn.Module):
         x = self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T)
         x = F.dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
 
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
+        for block in self.blocks:
             if self.options.recompute and self.training:
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)
             else:

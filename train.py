@@ -202,7 +202,7 @@ from common.signals import Signals
 from common.words import percent, printable, size
 from machine import device
 from machine.device import Machine
-from machine.processes import ALONE
+from machine.processes import ALONE, Processes, joined, of_environment
 from model import Options
 from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words
@@ -216,6 +216,7 @@ from training.micro_batch import find_micro_batch
 from training.monitor import Monitor, mfu
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
+from training.parallel import Wishes, sequences_at_a_time, share
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
@@ -255,22 +256,26 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
     if argv[:1] == [TRIAL]:
         return answer_trial(int(argv[1]), int(argv[2]), argv[3:])
-    began, args = time.monotonic(), read_flags(argv)
+    began, args, processes = time.monotonic(), read_flags(argv), of_environment()
     if args.overfit:
         args = without_noise(args)
     with contextlib.closing(Progress()) as out, Signals(out.note) as signals, contextlib.ExitStack() as held:
         signals.at_once = NOTHING_LOST
+        held.enter_context(joined(processes, args.use_gpu))
         if args.check:
             require_gpu(args)
             return check_machine(args, choose_machine(args, out), out, signals, trial_command(argv))
-        corpus, sizing, config, resumed = check_inputs(args, out, held)
+        corpus, sizing, config, resumed = processes.lead(
+            partial(check_inputs, args, out, held), checkpoint_of, partial(follow_inputs, args))
         deadline = Deadline(args.max_minutes, resumed[1] if resumed else {}, began)
-        runtime = Runtime.of(choose_machine(args, out), ALONE, out, signals)
+        runtime = Runtime.of(choose_machine(args, out), processes, out, signals)
         return train(args, argv, parts, runtime, corpus, sizing, config, resumed, deadline)
 
 
-def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitStack,
-                 ) -> tuple[Corpus, Sizing | None, ModelConfig, Found | None]:
+Inputs = tuple[Corpus, Sizing | None, ModelConfig, Found | None]
+
+
+def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitStack) -> Inputs:
     """The corpus, the model's size where no flag names it, its shape, and the checkpoint to resume from.
 
     The output folder stays locked while held is open. Raises one UserError with all problems that do not depend on
@@ -308,6 +313,22 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     return corpus, sizing, config, resumed
 
 
+def checkpoint_of(inputs: Inputs) -> tuple[str, dict[str, Any]] | None:
+    """What the first process tells the others: the folder and the state of the checkpoint to resume from."""
+    return (str(inputs[3][0]), inputs[3][1]) if inputs[3] else None
+
+
+def follow_inputs(args: argparse.Namespace, told: tuple[str, dict[str, Any]] | None) -> Inputs:
+    """What check_inputs returns, in another process, once the first one has checked it."""
+    corpus = find_corpus(args)
+    sizing = choose_sizing(args, corpus)
+    config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+    if told is None:
+        return corpus, sizing, config, None
+    folder, state = Path(told[0]), told[1]
+    return corpus, sizing, with_what_no_flag_says(config, folder), (folder, state)
+
+
 def require_gpu(args: argparse.Namespace) -> None:
     """Raises UserError (exit 5) if --use_gpu is given and CUDA cannot be used."""
     if args.use_gpu and (reason := device.why_no_cuda()):
@@ -325,13 +346,13 @@ def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
 def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: Runtime, corpus: Corpus,
           sizing: Sizing | None, config: ModelConfig, resumed: Found | None, deadline: Deadline) -> int:
     """The run from the plan to the last line; returns the exit code."""
-    machine, out = runtime.machine, runtime.out
+    machine, processes, out = runtime.machine, runtime.processes, runtime.out
     folder, stored = resumed or (None, {})
     state = TrainState.from_stored(stored)
 
     # The plan: what will be trained, and how.
     options = choose_options(args, machine, parts.attention)
-    most = most_sequences(args, sizing, config, options, machine)
+    most = processes.agree(lambda: most_sequences(args, sizing, config, options, machine))
     kind, why_kind = choose_optimizer(args, config, samples_of_step(args, most), stored)
     choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
                      settings=stored.get("settings", {}), optimizer=kind.name, why_optimizer=why_kind)
@@ -347,7 +368,8 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device,
                                      corpus.shares)
         drawn_from = few_windows(windows, args.overfit, plan.recipe) if args.overfit else windows
-        batches = parts.batches(drawn_from, plan.recipe.batch_size, machine.device, runtime.processes)
+        at_a_time = sequences_at_a_time(plan.recipe.samples_per_step, plan.recipe.batch_size, processes)
+        batches = parts.batches(drawn_from, at_a_time, machine.device, processes)
     recovery = Recovery(args, learner, state, plan.recipe, batches, runtime)
 
     # The time: steps are measured and undone, and the horizon of --max_minutes is fixed.
@@ -357,7 +379,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
         pace = measure_pace(args, plan, learner, recovery, step, corpus, deadline, runtime)
         if deadline.is_open:
-            plan = plan_until(deadline, args, plan, choose, pace, state.step)
+            plan = plan_until(deadline, args, plan, choose, pace, state.step, processes)
     recipe = plan.recipe
     forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
     if not args.overfit:
@@ -391,15 +413,16 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
 def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig, recipe: Recipe, state: TrainState,
                 checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
-    out = runtime.out
+    out, is_first = runtime.out, runtime.processes.is_first
     runtime.signals.promise(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.stake)
     checkpointer.start(folder)
-    if args.overwrite:
+    if args.overwrite and is_first:
         delete_other_runs(checkpointer.output_dir, folder, state.step, out)
-    set_aside(checkpointer.output_dir, folder, state.step, out)
-    write_run_config(checkpointer.output_dir, flags_now, recipe.reasons)
+    if is_first:
+        set_aside(checkpointer.output_dir, folder, state.step, out)
+        write_run_config(checkpointer.output_dir, flags_now, recipe.reasons)
 
-    trackers = Trackers(args, checkpointer.output_dir, state)
+    trackers = Trackers(args, checkpointer.output_dir, state, is_silent=not is_first)
     checkpointer.add_earlier_validations(trackers.rows)
     if recipe.cooldown and not checkpointer.is_on_disk and not args.reset_optimizer:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
@@ -417,7 +440,7 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     stored is the state of the checkpoint to resume from, {} for a new run.
     """
     machine = runtime.machine
-    where, why = choose_place(args, corpus, machine)
+    where, why = runtime.processes.agree(lambda: choose_place(args, corpus, machine))
     if args.batch_size == "auto":
         recipe = find_micro_batch(args, config, options, recipe, kind, runtime, partial(trial_command, argv))
     recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
@@ -457,7 +480,7 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
         dtype = dtype_of_products(machine)
         optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2), parts.adamw, dtype)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-    return Learner(model, optimizer, kind, scaler)
+    return Learner(model, optimizer, kind, scaler, share(model, runtime.processes))
 
 
 # ---------------------------------------------------------------- the step and the loop
@@ -470,20 +493,21 @@ def train_step(learner: Learner, machine: Machine, label_smoothing: float, grad_
     A loss or norm that is not finite leaves weights and optimizer state as they are. All micro-batches have the same
     number of targets, so the mean of their losses is that of the step.
     """
-    model, optimizer, scaler = learner.model, learner.optimizer, learner.scaler
+    parallel, optimizer, scaler = learner.parallel, learner.optimizer, learner.scaler
     mean_loss = torch.zeros((), device=machine.device)
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
-    for inputs_BT, targets_BT in micro_batches:
-        with machine.autocast():
-            loss = model(inputs_BT, targets_BT, label_smoothing) / accumulation
-        scaler.scale(loss).backward()
+    for number, (inputs_BT, targets_BT) in enumerate(micro_batches, 1):
+        with parallel.micro_batch(is_last=number == accumulation):
+            with machine.autocast():
+                loss = parallel.forward(inputs_BT, targets_BT, label_smoothing) / accumulation
+            scaler.scale(loss).backward()
         mean_loss += loss.detach()
 
     # Clip: the fused optimizer divides by grad_scale on its way, and does nothing where found_inf is 1.
     scaler.unscale_(optimizer)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    gradients = [p.grad for p in learner.model.parameters() if p.grad is not None]
+    mean_loss, norm = parallel.total(mean_loss, gradients)
     optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
     if grad_clip:
         optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
@@ -501,14 +525,17 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
     """Trains from the state's step to the horizon, a signal, the end of --max_minutes, or the end of patience."""
     machine, out, signals, optimizer = runtime.machine, runtime.out, runtime.signals, learner.optimizer
     step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
+    parallel = learner.parallel
     losses: list[torch.Tensor] = []  # since the last logged step
     skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
     validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
+    parallel.ask(Wishes(lambda: signals.number is not None, checkpointer.is_late,
+                        lambda: deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))))
     runtime.clock.start()
     deadline.start(state)
 
-    while state.step < recipe.total_steps and signals.number is None:
+    while state.step < recipe.total_steps and not parallel.stops():
         # Learning rate: a pure function of the step.
         out.now(f"step {state.step + 1:,}")
         for group in optimizer.param_groups:
@@ -541,10 +568,10 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
                                f"{state.step:,}; none was applied", recipe, checkpointer)
 
         # Save, validate, sample: at their intervals, and after the last step.
-        is_too_late = deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))
+        is_too_late = parallel.ends()
         is_last = is_too_late or state.step == recipe.total_steps
         stays = is_last or checkpointer.epoch_ended() or state.step == recipe.plateau_end
-        saves = stays or checkpointer.is_due()
+        saves = stays or checkpointer.is_due() or parallel.saves()
         validates = is_last or state.step % recipe.eval_interval == 0
         samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
         if saves or validates:
@@ -612,7 +639,7 @@ def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recove
                    monitor: Monitor, runtime: Runtime) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     seconds = monitor.seconds
-    is_saved = checkpointer.finish()
+    is_saved = runtime.processes.agree(checkpointer.finish)
     monitor.close(seconds, recovery.compile_seconds, is_saved)
     if state.step and not is_saved:
         last = checkpointer.last_good()

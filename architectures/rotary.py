@@ -177,6 +177,10 @@ class RotaryTransformer(nn.Module):
         return self
 
     @property
+    def blocks(self) -> nn.ModuleList:
+        return self.model["layers"]  # type: ignore[return-value]
+
+    @property
     def head_weight(self) -> torch.Tensor:
         """The matrix of the output layer, [P, C]."""
         head = self.model["embed_tokens"] if self.config.tie_weights else self.lm_head
@@ -191,7 +195,7 @@ class RotaryTransformer(nn.Module):
         x = self.model["embed_tokens"](idx_BT)
         x = F.dropout(x.to(self.options.residual_dtype or x.dtype), config.dropout, self.training)
 
-        for block in self.model["layers"]:  # type: ignore[union-attr]
+        for block in self.blocks:
             if self.options.recompute and self.training:
                 x = checkpoint(block, x, rotation, use_reentrant=False, preserve_rng_state=config.dropout > 0)
             else:

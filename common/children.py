@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from common.ranks import on_its_own
 from common.signals import keyboard_held_back
 
 PROGRAM = Path(__file__).resolve().parents[1]
@@ -34,8 +35,8 @@ def leave_out_current_folder() -> None:
 
 
 def script_environment() -> dict[str, str]:
-    """The environment of a child that runs a script of ours, whose own folder must be on its path."""
-    return {name: value for name, value in os.environ.items() if name != SAFE_PATH}
+    """The environment of a child that runs a script of ours alone, whose own folder must be on its path."""
+    return {name: value for name, value in on_its_own(os.environ).items() if name != SAFE_PATH}
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:

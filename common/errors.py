@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from common.children import leave_out_current_folder
+from common.ranks import speaks
 from common.signals import STOPPING
 from common.words import printable, size
 
@@ -60,12 +61,14 @@ class Exit(enum.IntEnum):
 class UserError(Exception):
     """An error the user can fix. The message says what is wrong, why in numbers, and the one thing to do.
 
-    The command ends with the exit code given.
+    The command ends with the exit code given. Of several processes that train together the first one alone prints it,
+    as all have the same, unless it is not everybodys.
     """
 
-    def __init__(self, code: Exit, message: str):
+    def __init__(self, code: Exit, message: str, everybodys: bool = True):
         super().__init__(message)
         self.code = code
+        self.everybodys = everybodys
 
 
 class Problems:
@@ -92,9 +95,10 @@ class Problems:
 
 
 def warn(message: str) -> None:
-    """Prints one warning line to stderr. A stderr that is closed is no reason to stop."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+    """Prints one warning line to stderr, in the first of several processes. A closed stderr is no reason to stop."""
+    if speaks():
+        with contextlib.suppress(OSError, ValueError):
+            print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- packages
@@ -276,8 +280,9 @@ def _report(error: BaseException) -> int:
         _discard_stdout()
         return 128 + 13  # SIGPIPE
     code, message = _explain(error)
-    with contextlib.suppress(OSError, ValueError):
-        print(f"error: {message}", file=sys.stderr)
+    if speaks() or not getattr(error, "everybodys", False):
+        with contextlib.suppress(OSError, ValueError):
+            print(f"error: {message}", file=sys.stderr)
     return code
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from common.ranks import speaks
 from common.terminal import STDERR_LOCK, columns_of, fit, in_notebook, wrap
 from common.words import duration
 
@@ -23,14 +24,16 @@ class Progress:
     """All that a command prints: a tqdm bar on a terminal, whole flushed lines elsewhere, never silent for 10 seconds.
 
     A daemon thread, the heartbeat, says what the command waits for (the phase) whenever nothing else was printed for a
-    while. If the reader of stdout goes away, the printing ends, but not the work.
+    while. If the reader of stdout goes away, the printing ends, but not the work. Of several processes that train together
+    the first one alone prints.
 
     on_terminal is True where the bar can be drawn: not in a notebook, though its cells look like a terminal.
     stopped_seconds counts the time in which the whole process stood still: Ctrl-Z, or a suspended machine.
     """
 
     def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
-        self.stream = stream or sys.stdout
+        self._is_silent = not speaks()
+        self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
         is_drawable = os.environ.get("TERM") != "dumb" and (self.columns or 0) >= NARROWEST_BAR
         self.on_terminal = is_drawable and not in_notebook()
         self.stopped_seconds = 0.0
@@ -77,6 +80,8 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Prints one line to stderr, above the bar; may be called by any thread."""
+        if self._is_silent:
+            return
         with STDERR_LOCK, self._lock, contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to stop
             if self._bar is not None:
                 self._bar.clear()

@@ -1,27 +1,160 @@
-"""Which of the processes of a run this one is: rank and world size.
+"""The processes that train one model together: which of them this one is, and how they agree.
 
-train.py's main makes it, and Runtime (training/state.py) carries it to what must know: data.Batches, the Checkpointer.
+torchrun starts them and says in the environment who is who; train.py's main joins them, and Runtime
+(training/state.py) carries the result to what must know. A process on its own is ALONE, for which every method here
+is a no-op: the same line of train.py serves both.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from common.errors import Exit, UserError
+from common.ranks import MEETING, PLACE, is_one_of_several
+from machine import device
+
+# How long one process may wait for another: as long as a save from a process without RAM for a copy may take. One that
+# dies is noticed at once, by its closed connections and by torchrun.
+PATIENCE = timedelta(minutes=30)
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
 class Processes:
     """The place of this process among those that train one model together.
 
-    rank counts from 0 to world_size - 1.
+    rank counts from 0 to world_size - 1, local_rank the same on one machine.
     """
 
     rank: int = 0
     world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
 
     @property
     def is_first(self) -> bool:
         """True for the one process that prints and saves."""
         return self.rank == 0
 
+    def agree(self, decide: Callable[[], T]) -> T:
+        """What decide() returns in the first process, JSON values, in all of them; the others do not call it.
+
+        Its UserError is raised in all of them. Whatever else it raises ends the others with exit 70.
+        """
+        if self.world_size == 1:
+            return decide()
+        if not self.is_first:
+            told = json.loads(self._broadcast(b""))
+            if "error" in told:
+                raise UserError(Exit(told["code"]), told["error"])
+            return told["value"]
+        told = {"error": "it ended without a message", "code": Exit.BUG}
+        try:
+            value = decide()
+            told = {"value": value}
+            return value
+        except UserError as error:
+            told = {"error": str(error), "code": error.code}
+            raise
+        finally:
+            self._broadcast(json.dumps(told).encode())
+
+    def lead(self, first: Callable[[], T], tell: Callable[[T], U], follow: Callable[[U], T]) -> T:
+        """first() in the first process, and only then follow(x) in the others; x is what tell makes of the result.
+
+        x is a JSON value. What first raises is raised in all of them.
+        """
+        if not self.is_first:
+            return follow(self.agree(dict))  # type: ignore[arg-type]
+        found: list[T] = []
+
+        def work() -> U:
+            found.append(first())
+            return tell(found[0])
+
+        if self.world_size == 1:
+            return first()
+        self.agree(work)
+        return found[0]
+
+    def any(self, here: bool) -> bool:
+        """True in all processes if it is true in one of them."""
+        if self.world_size == 1:
+            return here
+        return self.total([here])[0] > 0
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Each of the numbers added up over all processes."""
+        if self.world_size == 1:
+            return list(numbers)
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""
+        theirs = self.agree(lambda: {name: str(fact) for name, fact in facts.items()})
+        for name, fact in facts.items():
+            if str(fact) != theirs[name]:
+                raise UserError(Exit.MACHINE, f"process {self.rank} has another {name} than process 0: {fact}, not "
+                                              f"{theirs[name]}. Give all machines the same program, packages, tokens "
+                                              "and flags.", everybodys=False)
+
+    def _broadcast(self, message: bytes) -> bytes:
+        """The message of the first process."""
+        length = torch.tensor([len(message)])
+        dist.broadcast(length, 0)
+        content = torch.frombuffer(bytearray(message or bytes(int(length))), dtype=torch.uint8)
+        dist.broadcast(content, 0)
+        return content.numpy().tobytes()
+
 
 ALONE = Processes()
+
+
+def of_environment() -> Processes:
+    """What torchrun says in the environment, ALONE without it. Raises UserError (exit 5) for what makes no sense."""
+    if not is_one_of_several():
+        return ALONE
+    found = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
+    try:
+        rank, world_size, local_rank, local_world_size = (int(os.environ[name]) for name in PLACE)
+    except ValueError:
+        rank, world_size, local_rank, local_world_size = -1, 0, 0, 0
+    if not 0 <= rank < world_size or not 0 <= local_rank < local_world_size <= world_size:
+        raise UserError(Exit.MACHINE, f"the environment speaks of several processes, but {found} makes no sense. Start "
+                                      "them by torchrun, or unset RANK to train in one.")
+    return Processes(rank, world_size, local_rank, local_world_size)
+
+
+@contextlib.contextmanager
+def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
+    """While inside, the processes can speak with each other: by gloo, and on GPUs, of which each has one, by NCCL too.
+
+    use_gpu is the flag. On an error nothing is taken down in order, which would wait for processes that may be gone.
+    Raises UserError (exit 5) for more processes than GPUs.
+    """
+    if processes is ALONE:
+        yield
+        return
+    here = None
+    if use_gpu is not False and device.why_no_cuda() is None:
+        if processes.local_world_size > torch.cuda.device_count():
+            raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a machine with "
+                                          f"{torch.cuda.device_count()} GPUs. Give torchrun --nproc_per_node "
+                                          f"{torch.cuda.device_count()}.")
+        here = torch.device("cuda", processes.local_rank)
+        torch.cuda.set_device(here)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if here else "gloo", timeout=PATIENCE, device_id=here)
+    yield
+    dist.destroy_process_group()

@@ -111,7 +111,7 @@ class Checkpointer:
         self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
         self._saver = save.Saver()
-        self._snapshot = save.Snapshot() if plan.copies else None
+        self._snapshot = save.Snapshot() if plan.copies and runtime.processes.is_first else None
 
         self._resumed_step: int | None = None  # the step resumed from, if its checkpoint lies in this folder
         self._begun_step: int | None = None  # of the save in flight, or of the last one
@@ -143,10 +143,14 @@ class Checkpointer:
             self._snapshot.reserve(num_bytes + SPARE_BYTES, is_cuda)
 
     def is_due(self) -> bool:
-        """True if a rolling checkpoint is due, by steps or by minutes."""
-        every, minutes = self._args.checkpoint_every_steps, self._args.checkpoint_every_minutes
-        by_steps = bool(every and self.state.step % every == 0)
-        return by_steps or bool(minutes and time.monotonic() - self._begun_at >= 60 * minutes)
+        """True if a rolling checkpoint is due by its step."""
+        every = self._args.checkpoint_every_steps
+        return bool(every and self.state.step % every == 0)
+
+    def is_late(self) -> bool:
+        """True if a rolling checkpoint is due by this process's clock."""
+        minutes = self._args.checkpoint_every_minutes
+        return bool(minutes and time.monotonic() - self._begun_at >= 60 * minutes)
 
     def epoch_ended(self) -> bool:
         """True if the last step completed an epoch whose checkpoint stays."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import data
 from common.errors import UserError
 from machine import device
+from machine.processes import ALONE, Processes
 from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
 from training.plan import Pace, Plan
@@ -51,7 +52,8 @@ def measure_pace(args: argparse.Namespace, plan: Plan, learner: Learner, recover
     copied = plan.saving.checkpoint_bytes / COPIED_BYTES if plan.saving.copies else written
     val_token = VALIDATION_SHARE * seconds / (plan.recipe.samples_per_step * plan.config.seq_length)
     val_tokens = corpus.val.length if corpus.val else 0
-    return Pace(seconds, val_token, val_tokens, copied, written, recovery.compile_seconds or 0.0, loss)
+    compile_seconds = runtime.processes.agree(lambda: recovery.compile_seconds or 0.0)
+    return Pace(seconds, val_token, val_tokens, copied, written, compile_seconds, loss)
 
 
 def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Runtime, whole: bool,
@@ -67,10 +69,12 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
     rng, scaler = device.rng_state(machine), learner.scaler.state_dict()
     few = recovery.accumulation if whole else min(MEASURED_MICRO_BATCHES, recovery.accumulation)
 
+    def goes_on(seconds: Sequence[float]) -> bool:
+        is_enough = bool(seconds) and seconds[0] > LONG_SECONDS and not whole
+        return not is_enough and (len(seconds) <= WARM_STEPS or sum(seconds) < at_least)
+
     with runtime.out.phase("measuring how long a step takes"):
-        while len(seconds) <= WARM_STEPS or sum(seconds) < at_least:
-            if seconds and seconds[0] > LONG_SECONDS and not whole:
-                break
+        while runtime.processes.agree(lambda: goes_on(seconds)):
             runtime.clock.start()
             loss = recovery.until_it_fits(lambda batches, _: step(islice(batches, few), few))[0].cpu()
             seconds.append(runtime.clock.lap())
@@ -82,7 +86,7 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
     learner.scaler.load_state_dict(scaler)
     device.set_rng_state(machine, rng)
     runtime.gauge.forget()
-    warm = sorted(seconds[1:] or seconds)
+    warm = sorted(runtime.processes.agree(lambda: seconds[1:] or seconds))
     return warm[len(warm) // 4] * recovery.accumulation / few, float(loss)
 
 
@@ -170,9 +174,9 @@ class Deadline:
 
 
 def plan_until(deadline: Deadline, args: argparse.Namespace, plan: Plan, choose: Callable[[int], Recipe], pace: Pace,
-               steps_done: int) -> Plan:
+               steps_done: int, processes: Processes = ALONE) -> Plan:
     """The plan with the horizon that the deadline allows; choose(horizon) makes its recipe."""
-    within = recipe_within(deadline.seconds_to_plan, args, plan, pace, steps_done)
+    within = recipe_within(processes.agree(lambda: deadline.seconds_to_plan), args, plan, pace, steps_done)
     recipe = replace(choose(within.total_steps), batch_size=within.batch_size, accumulation=within.accumulation,
                      eval_tokens=within.eval_tokens)
     return replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args, recipe))

@@ -56,8 +56,8 @@ class Recovery:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches a step; more than the recipe's once memory ran out and made them smaller."""
-        return self._recipe.samples_per_step // self._batches.batch_size
+        """Micro-batches a step in this process; more than planned once memory ran out and made them smaller."""
+        return self._recipe.samples_per_step // (self._batches.batch_size * self._runtime.processes.world_size)
 
     def micro_batches(self) -> Iterator[data.Batch]:
         """The micro-batches of the next step. Raises Abandoned between two of them after a signal that would wait."""
@@ -145,10 +145,11 @@ class Recovery:
         learner = self._learner
         learner.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
         mode = None if self._args.compile_mode == "default" else self._args.compile_mode
-        learner.model.compile(dynamic=False, mode=mode)
-        with self._runtime.machine.autocast():
-            loss = learner.model(inputs_BT, targets_BT, self._args.label_smoothing)
-        learner.scaler.scale(loss).backward()
+        learner.parallel.compile(mode=mode)
+        with learner.parallel.micro_batch(is_last=False):
+            with self._runtime.machine.autocast():
+                loss = learner.parallel.forward(inputs_BT, targets_BT, self._args.label_smoothing)
+            learner.scaler.scale(loss).backward()
         compile_optimizer(learner.optimizer)
         synchronize(self._runtime.machine)
 

@@ -14,6 +14,7 @@ from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
 from training.optimizers import OptimizerKind
+from training.parallel import Parallel
 
 
 @dataclass
@@ -45,12 +46,13 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Learner:
-    """The model with what updates it."""
+    """The model with what updates it; parallel is how other processes share in that."""
 
     model: Network
     optimizer: torch.optim.Optimizer
     kind: OptimizerKind
     scaler: torch.amp.GradScaler
+    parallel: Parallel
 
 
 @dataclass(frozen=True)

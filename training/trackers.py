@@ -102,13 +102,20 @@ def requested_trackers(args: argparse.Namespace) -> list[str]:
 
 
 class Trackers:
-    """All trackers of a run; metrics.jsonl comes first, and rows is what it kept of an earlier run."""
+    """All trackers of a run; metrics.jsonl comes first, and rows is what it kept of an earlier run.
 
-    def __init__(self, args: argparse.Namespace, output_dir: Path, state: TrainState):
+    With is_silent there are none, as in all but the first of several processes.
+    """
+
+    def __init__(self, args: argparse.Namespace, output_dir: Path, state: TrainState, is_silent: bool = False):
+        self.rows: list[Fields] = []
+        self._all: list[Tracker] = []
+        if is_silent:
+            return
         others = [TRACKERS[name](output_dir, state) for name in requested_trackers(args)]
         metrics = MetricsFile(output_dir / METRICS, state)
         self.rows = metrics.rows
-        self._all: list[Tracker] = [metrics, *others]
+        self._all = [metrics, *others]
 
     def log(self, step: int, **fields: Any) -> None:
         """Gives every tracker what is recorded of a step, what is not finite as None.

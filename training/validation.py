@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from architectures.table import ModelConfig, Network
 from common.errors import UserError
 from common.words import printable_text
 from generation.sampling import sample
+from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from tokens.corpus import Corpus, Share
 from tokens.tokenizer import bytes_per_id, load_tokenizer
@@ -101,17 +102,18 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
 
 def evaluate(model: Network, batches_of_each: Iterable[Iterable[data.Batch]], shares: Sequence[Share],
              byte_lengths_V: torch.Tensor | None, autocast: Callable[[], contextlib.AbstractContextManager],
-             should_stop: Callable[[], bool]) -> ValidationLoss | None:
+             should_stop: Callable[[], bool], processes: Processes = ALONE) -> ValidationLoss | None:
     """The mean loss over all targets of a corpus's batches; of a mixture the mean by weight over its shares.
 
-    batches_of_each has the batches of a corpus, or of each share. None if should_stop() said so in between.
+    batches_of_each has the batches of a corpus, or of each share: those of this process. None if should_stop(), whose
+    answer must be the same in all processes, said so in between.
     """
     found = []
     for batches in batches_of_each:
         sums = sum_losses(model, batches, byte_lengths_V, autocast, should_stop)
         if sums is None:
             return None
-        found.append(sums)
+        found.append(LossSums(*processes.total(list(astuple(sums)))))
     return mean_by_weight(list(zip(shares, found, strict=True))) if shares else found[0].mean()
 
 
@@ -141,9 +143,10 @@ class Validator:
             return None
         most = self._num_windows(most_windows or self._recipe.eval_windows(self._config))
         batches = (self._batches(tokens, batch_size, num) for tokens, num in zip(self._tokens, most, strict=True))
+        processes, signals = self._runtime.processes, self._runtime.signals
         with self._runtime.out.phase("validating"), self._runtime.clock.pause():
             return evaluate(model, batches, self._shares, self._byte_lengths_V, self._runtime.machine.autocast,
-                            lambda: self._runtime.signals.number is not None)
+                            lambda: processes.any(signals.number is not None), processes)
 
     def _batches(self, tokens: data.Tokens, batch_size: int, most_windows: int) -> Iterator[data.Batch]:
         """This process's validation batches, on the device."""
@@ -156,7 +159,7 @@ class Validator:
         """How many micro-batches all validations after this step have together."""
         steps, every = self._recipe.total_steps, self._recipe.eval_interval
         num_windows = self._num_windows(self._recipe.eval_windows(self._config))
-        num_batches = sum(-(-num // batch_size) for num in num_windows)
+        num_batches = sum(-(-num // (batch_size * self._runtime.processes.world_size)) for num in num_windows)
         return (steps // every - step // every + bool(steps % every)) * num_batches
 
     def _num_windows(self, most: int) -> list[int]:
@@ -165,7 +168,7 @@ class Validator:
 
     def sample(self, model: Network, step: int) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
-        if self.tokenizer is None:
+        if self.tokenizer is None or not self._runtime.processes.is_first:
             return None
         prompt: list[int] = self.tokenizer.encode("\n", add_special_tokens=False).ids
         ids: list[int] = []

@@ -11,6 +11,7 @@ from machine import device
 from machine.device import Machine
 from model import GPT, GPTConfig
 from training.optimizers import OPTIMIZERS, parameter_groups
+from training.parallel import Alone
 from training.recipe import Recipe
 from training.state import Learner
 
@@ -65,7 +66,7 @@ def learner_of(model: GPT, scaler: torch.amp.GradScaler | None = None, learning_
                name: str = "adamw") -> Learner:
     kind = OPTIMIZERS[name]
     optimizer = kind.build(parameter_groups(model, kind, 0.1), learning_rate, (0.9, 0.95))
-    return Learner(model, optimizer, kind, scaler or torch.amp.GradScaler("cpu", enabled=False))
+    return Learner(model, optimizer, kind, scaler or torch.amp.GradScaler("cpu", enabled=False), Alone(model))
 
 
 def metrics_of(folder: Path) -> list[dict]:

@@ -1,0 +1,27 @@
+"""What torchrun says in the environment of the processes it starts. How they speak is in machine/processes.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+MEETING = ("MASTER_ADDR", "MASTER_PORT")
+THEIRS = (*PLACE, *MEETING, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+          "LOCAL_ADDR")  # and all that begins with TORCHELASTIC_
+
+
+def is_one_of_several() -> bool:
+    """True for a process that torchrun has started."""
+    return all(name in os.environ for name in (*PLACE, *MEETING))
+
+
+def speaks() -> bool:
+    """True for a process on its own and for the first of several: what all of them would say, the others leave out."""
+    return not is_one_of_several() or os.environ["RANK"] == "0"
+
+
+def on_its_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child process that is none of several."""
+    return {name: value for name, value in environment.items()
+            if name not in THEIRS and not name.startswith("TORCHELASTIC_")}
