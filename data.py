@@ -221,7 +221,7 @@ def _became_shorter(part: Part) -> UserError:
 _U64 = (1 << 64) - 1
 
 
-def _mix(value: int) -> int:
+def mix(value: int) -> int:
     """splitmix64's finalizer (Steele, Lea, Flood 2014): 64 well-mixed bits."""
     value = (value + 0x9E3779B97F4A7C15) & _U64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _U64
@@ -240,7 +240,7 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     top = (1 << bits) - 1
     last = whole(n - 1)
     shift = whole(max(1, (bits + 1) // 2))
-    keys = [whole((_mix(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors must be odd
+    keys = [whole((mix(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors must be odd
 
     def rounds(x: np.ndarray) -> np.ndarray:
         for factor, term in zip(keys[::2], keys[1::2], strict=True):
@@ -282,11 +282,11 @@ class WindowOrder:
         done = 0
         while done < num:  # one epoch at a time
             epoch, position = divmod(first + done, windows)
-            key = _mix(self.seed) ^ _mix(epoch + 0x5851F42D4C957F2D)
+            key = mix(self.seed) ^ mix(epoch + 0x5851F42D4C957F2D)
             here = starts[done:done + windows - position]
             here[:] = permute(np.arange(position, position + len(here)), windows, key)
             here *= self.seq_length
-            here += _mix(key) % (slack + 1)
+            here += mix(key) % (slack + 1)
             done += len(here)
         return starts
 
@@ -324,7 +324,7 @@ class MixtureOrder:
     def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):
         """Each corpus has more than seq_length tokens; the parts, whole numbers, are 2^40 together at most."""
         self.windows_per_epoch = WindowOrder(sum(num_tokens), seq_length, seed).windows_per_epoch
-        self._orders = [WindowOrder(num, seq_length, _mix(seed ^ _mix(at))) for at, num in enumerate(num_tokens)]
+        self._orders = [WindowOrder(num, seq_length, mix(seed ^ mix(at))) for at, num in enumerate(num_tokens)]
         self._firsts = list(itertools.accumulate(num_tokens[:-1], initial=0))  # tokens of the stream
 
         # As Huffman's tree: the heaviest corpora are the fewest forks away, whose roundings add up.
@@ -424,13 +424,17 @@ class Batches:
         self.batch_size = batch_size
         self._next = None  # it has the old size
 
+    def first_sample(self, samples_seen: int, micro: int) -> int:
+        """The number of the first sample of this process in the micro-th micro-batch after samples_seen samples."""
+        processes = self._processes
+        return samples_seen + (micro * processes.world_size + processes.rank) * self.batch_size
+
     def get(self, samples_seen: int, micro: int) -> Batch:
         """The inputs and targets of this process in the micro-th micro-batch after samples_seen samples.
 
         int32 [B, T] each, views of the same ids one token apart: an embedding takes int32, half the bytes of int64.
         """
-        stride = self.batch_size * self._processes.world_size
-        first = samples_seen + micro * stride + self._processes.rank * self.batch_size
+        first = self.first_sample(samples_seen, micro)
         if self._next is not None and self._next[0] == first:
             rows, seconds = self._next[1].result()
         else:
@@ -439,8 +443,8 @@ class Batches:
         if self._reader is not None:
             self._next = None
             if seconds > COLD_SECONDS:
-                ahead = self._reader.submit(self._timed_rows, first + stride, self.batch_size)
-                self._next = (first + stride, ahead)
+                following = self.first_sample(samples_seen, micro + 1)
+                self._next = (following, self._reader.submit(self._timed_rows, following, self.batch_size))
         return _as_batch(rows, self._windows.dtype, self._device)
 
     def _timed_rows(self, first: int, num: int) -> tuple[Rows, float]:

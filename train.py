@@ -202,7 +202,7 @@ from common.signals import Signals
 from common.words import percent, printable, size
 from machine import device
 from machine.device import Machine
-from machine.processes import ALONE, Processes, joined, of_environment
+from machine.processes import ALONE, joined, of_environment
 from model import Options
 from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words

@@ -24,8 +24,8 @@ class Progress:
     """All that a command prints: a tqdm bar on a terminal, whole flushed lines elsewhere, never silent for 10 seconds.
 
     A daemon thread, the heartbeat, says what the command waits for (the phase) whenever nothing else was printed for a
-    while. If the reader of stdout goes away, the printing ends, but not the work. Of several processes that train together
-    the first one alone prints.
+    while. If the reader of stdout goes away, the printing ends, but not the work. Of several processes that train
+    together the first one alone prints.
 
     on_terminal is True where the bar can be drawn: not in a notebook, though its cells look like a terminal.
     stopped_seconds counts the time in which the whole process stood still: Ctrl-Z, or a suspended machine.

@@ -67,6 +67,9 @@ class Recovery:
                 self._finish_soon(micro, (time.monotonic() - began) / micro)
             with self._runtime.gauge.waiting("data"):
                 batch = self._batches.get(self._state.samples_seen, micro)
+            if self._args.dropout:  # drawn from the samples' numbers, it is the same in any number of processes
+                torch.manual_seed(data.mix(self._args.seed ^ data.mix(
+                    self._batches.first_sample(self._state.samples_seen, micro))))
             yield batch
 
     def _finish_soon(self, num_done: int, seconds_each: float) -> None:

@@ -147,7 +147,8 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
             model = architecture_of(config).build(config, options).train()
         optimizer: Any = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), torch.optim.AdamW,
                                dtype_of_products(machine))
-        learner = Learner(model, optimizer, kind, torch.amp.GradScaler("cuda", enabled=half == torch.float16), Alone(model))
+        scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
+        learner = Learner(model, optimizer, kind, scaler, Alone(model))
         model.compile(dynamic=False)
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
