@@ -221,7 +221,7 @@ def _became_shorter(part: Part) -> UserError:
 _U64 = (1 << 64) - 1
 
 
-def mix(value: int) -> int:
+def scrambled(value: int) -> int:
     """splitmix64's finalizer (Steele, Lea, Flood 2014): 64 well-mixed bits."""
     value = (value + 0x9E3779B97F4A7C15) & _U64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _U64
@@ -240,7 +240,7 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     top = (1 << bits) - 1
     last = whole(n - 1)
     shift = whole(max(1, (bits + 1) // 2))
-    keys = [whole((mix(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors must be odd
+    keys = [whole((scrambled(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors must be odd
 
     def rounds(x: np.ndarray) -> np.ndarray:
         for factor, term in zip(keys[::2], keys[1::2], strict=True):
@@ -282,11 +282,11 @@ class WindowOrder:
         done = 0
         while done < num:  # one epoch at a time
             epoch, position = divmod(first + done, windows)
-            key = mix(self.seed) ^ mix(epoch + 0x5851F42D4C957F2D)
+            key = scrambled(self.seed) ^ scrambled(epoch + 0x5851F42D4C957F2D)
             here = starts[done:done + windows - position]
             here[:] = permute(np.arange(position, position + len(here)), windows, key)
             here *= self.seq_length
-            here += mix(key) % (slack + 1)
+            here += scrambled(key) % (slack + 1)
             done += len(here)
         return starts
 
@@ -324,7 +324,7 @@ class MixtureOrder:
     def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):
         """Each corpus has more than seq_length tokens; the parts, whole numbers, are 2^40 together at most."""
         self.windows_per_epoch = WindowOrder(sum(num_tokens), seq_length, seed).windows_per_epoch
-        self._orders = [WindowOrder(num, seq_length, mix(seed ^ mix(at))) for at, num in enumerate(num_tokens)]
+        self._orders = [WindowOrder(num, seq_length, scrambled(seed ^ scrambled(at))) for at, num in enumerate(num_tokens)]
         self._firsts = list(itertools.accumulate(num_tokens[:-1], initial=0))  # tokens of the stream
 
         # As Huffman's tree: the heaviest corpora are the fewest forks away, whose roundings add up.

@@ -388,7 +388,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     # The start: random weights, those of --init_from, or a checkpoint.
     validator = Validator(args, recipe, config, corpus, runtime)
     flags_now = flags_of_run(args, config, recipe, corpus)
-    settings = settings_of(args, flags_now, recipe, options, machine)
+    settings = settings_of(args, flags_now, recipe, options, machine, processes)
     checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
                                 settings, command_for_card(flags_now.given), runtime)
     if args.init_from and not resumed:
@@ -523,14 +523,13 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
          recovery: Recovery, validator: Validator, checkpointer: Checkpointer, monitor: Monitor, deadline: Deadline,
          runtime: Runtime) -> None:
     """Trains from the state's step to the horizon, a signal, the end of --max_minutes, or the end of patience."""
-    machine, out, signals, optimizer = runtime.machine, runtime.out, runtime.signals, learner.optimizer
+    machine, out, parallel, optimizer = runtime.machine, runtime.out, learner.parallel, learner.optimizer
     step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
-    parallel = learner.parallel
     losses: list[torch.Tensor] = []  # since the last logged step
     skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
     validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
-    parallel.ask(Wishes(lambda: signals.number is not None, checkpointer.is_late,
+    parallel.ask(Wishes(lambda: runtime.signals.number is not None, checkpointer.is_late,
                         lambda: deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))))
     runtime.clock.start()
     deadline.start(state)

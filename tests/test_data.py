@@ -63,7 +63,7 @@ def test_permute_multiplies_as_unbounded_integers_would(n):
 
     def image(x: int, key: int) -> int:
         for i in range(4):
-            x = (x * (data.mix(key * 8 + 2 * i) | 1) + data.mix(key * 8 + 2 * i + 1)) % 2**bits
+            x = (x * (data.scrambled(key * 8 + 2 * i) | 1) + data.scrambled(key * 8 + 2 * i + 1)) % 2**bits
             x ^= x >> (bits + 1) // 2
         return x if x < n else image(x, key)
 

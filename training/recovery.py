@@ -68,7 +68,7 @@ class Recovery:
             with self._runtime.gauge.waiting("data"):
                 batch = self._batches.get(self._state.samples_seen, micro)
             if self._args.dropout:  # drawn from the samples' numbers, it is the same in any number of processes
-                torch.manual_seed(data.mix(self._args.seed ^ data.mix(
+                torch.manual_seed(data.scrambled(self._args.seed ^ data.scrambled(
                     self._batches.first_sample(self._state.samples_seen, micro))))
             yield batch
 

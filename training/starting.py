@@ -23,6 +23,7 @@ from common.progress import Progress
 from common.words import printable, several, shell_word
 from machine.device import Machine
 from machine.memory import available_ram, free_memory
+from machine.processes import Processes
 from model import Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.mixture import mix
@@ -224,13 +225,13 @@ def forget_best_on_other_tokens(stored: dict[str, Any], state: TrainState, recip
 
 
 def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options: Options, machine: Machine,
-                ) -> Settings:
+                processes: Processes) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     chosen = {name: getattr(args, name) for name in (
         "beta1", "label_smoothing", "dropout", "seed", "fp8_head", "max_minutes")}
     threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
-                   "precision": machine.precision, "compile": machine.compile,
+                   "processes": processes.world_size, "precision": machine.precision, "compile": machine.compile,
                    "residual": "bf16" if options.residual_dtype else "fp32", "loss_chunk": options.loss_chunk}
     return {"settings": {**recipe.settings(), **chosen}, "environment": environment,
             "flags": {"given": flags.given, "decided": flags.decided}}

@@ -17,6 +17,7 @@ import queue
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "system" / "faulty.c"
 POLL_SECONDS = 0.002
+GRACE_SECONDS = 30  # as torchrun has it
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Job:
     alarm: int = 0  # seconds after which SIGALRM ends it; 0: never
     ignored: list[int] = field(default_factory=list)  # signals
     raised: list[dict[str, Any]] = field(default_factory=list)  # fields of Raised
+    world_size: int = 1  # processes that run it together, as torchrun starts them
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
     else:
         os.dup2(os.open(job.stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    if job.world_size > 1:
+        become_one_of(job.world_size)
     for number in job.ignored:
         signal.signal(number, signal.SIG_IGN)
     for fields in job.raised:
@@ -133,6 +138,39 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
         main()
         raise SystemExit
     leave(main)
+
+
+def become_one_of(world_size: int) -> None:
+    """Returns in each of so many children, which can meet; this process does as torchrun's agent does.
+
+    When a child fails, the others are asked to end, and killed after a while; the exit code is that of the first.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children: dict[int, int] = {}
+    for rank in range(world_size):
+        child = os.fork()
+        if not child:
+            os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+                               "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+                               "MASTER_PORT": str(port)})
+            return
+        children[child] = rank
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: [os.kill(child, number) for child in children])
+    first = 0
+    while children:
+        with contextlib.suppress(InterruptedError):
+            child, status = os.wait()
+            children.pop(child)
+            code = os.waitstatus_to_exitcode(status)
+            if code and not first:
+                first = code if code > 0 else 128 - code
+                for other in children:
+                    os.kill(other, signal.SIGTERM)
+                threading.Timer(GRACE_SECONDS, lambda: [os.kill(other, signal.SIGKILL) for other in children]).start()
+    os._exit(first)
 
 
 def leave(main: Callable[[], None]) -> NoReturn:
@@ -205,11 +243,12 @@ class Forks:
     def run(self, line: str | list[str], *, cwd: Path | None = None, stdin: str | None = None,
             env: dict[str, str] | None = None, kill_after: float | None = None, alarm: int = 0,
             raised: Iterable[Raised] = (), ignored: Iterable[int] = (), merged: bool = False,
-            printed_to: Path | None = None) -> Ended:
+            printed_to: Path | None = None, world_size: int = 1) -> Ended:
         """Runs a command line ("train.py --max_steps 2"; a list of words where they hold spaces) and waits for its end.
 
         kill_after and alarm are seconds after which SIGKILL or SIGALRM ends it; raised and ignored are signals. merged
-        puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it.
+        puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it. world_size
+        processes do it together.
         """
         with self.lock:
             self.count += 1
@@ -226,7 +265,7 @@ class Forks:
             streams.with_suffix(".in").write_text(stdin)
             given = str(streams.with_suffix(".in"))
         job = Job(words, str(cwd or self.folder), given, str(stdout), str(stderr), {**self.always, **(env or {})},
-                  kill_after, alarm, list(ignored), [asdict(wanted) for wanted in raised])
+                  kill_after, alarm, list(ignored), [asdict(wanted) for wanted in raised], world_size)
         server = self.idle.get()
         try:
             assert server.stdin
