@@ -324,7 +324,8 @@ class MixtureOrder:
     def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):
         """Each corpus has more than seq_length tokens; the parts, whole numbers, are 2^40 together at most."""
         self.windows_per_epoch = WindowOrder(sum(num_tokens), seq_length, seed).windows_per_epoch
-        self._orders = [WindowOrder(num, seq_length, scrambled(seed ^ scrambled(at))) for at, num in enumerate(num_tokens)]
+        seeds = (scrambled(seed ^ scrambled(at)) for at in range(len(num_tokens)))
+        self._orders = [WindowOrder(num, seq_length, own) for num, own in zip(num_tokens, seeds, strict=True)]
         self._firsts = list(itertools.accumulate(num_tokens[:-1], initial=0))  # tokens of the stream
 
         # As Huffman's tree: the heaviest corpora are the fewest forks away, whose roundings add up.

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from common.ranks import is_one_of_several
 from common.terminal import STDERR_LOCK, in_notebook
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 END = b"\0"  # no signal has this number
-ONE_STOP_SECONDS = 1.0  # in a notebook, signals within this time are one wish to stop
+ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time are one wish to stop
 ANSWER_SECONDS = 1.0  # that printing may take before the process ends anyway
 USUALLY_SECONDS = 0.5  # in which most work ends after a signal: until then there is nothing to say
 
@@ -46,7 +47,7 @@ class Signals:
     number is the first signal, None before it; at is when it came, by time.monotonic(). As long as nothing can be lost,
     a command sets at_once to the words that follow "stopped by SIGTERM": then the first signal ends the process.
     Otherwise it is answered at once, by tell, as promise() says; or, for a command that as a rule ends sooner, after
-    patience seconds.
+    patience seconds. In one of several processes only a second Ctrl-C ends it at once.
 
     On POSIX a thread takes the signals. Python would run a handler only after the operation that the main thread is in,
     and a step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored. Use as a context
@@ -127,9 +128,11 @@ class Signals:
             self.at, self.number = time.monotonic(), number  # the time first: whoever sees the number may use it
 
     def _receive(self, number: int, _frame: object = None) -> None:
-        is_repeated = self._num_received > 0 and time.monotonic() - self.at < ONE_STOP_SECONDS and in_notebook()
-        if is_repeated:  # a notebook's stop button sends three, and kills the process after the last
-            return
+        is_repeated = self._num_received > 0 and time.monotonic() - self.at < ONE_STOP_SECONDS
+        if is_repeated and (in_notebook() or is_one_of_several()):
+            return  # a notebook's stop button sends three, and kills the process after the last; torchrun adds its own
+        if self._num_received > 0 and is_one_of_several() and number != signal.SIGINT and not self.at_once:
+            return  # Slurm sends one to every process, and torchrun, which gets it too, another one after it
         self._num_received += 1
         self._remember(number)
         at_once = self.at_once  # the command goes on beside this, and may take it back before the answer is printed
@@ -157,7 +160,8 @@ class Signals:
     def _first_words(self) -> str:
         if self._patience and self._ended.wait(self._patience):
             return ""
-        again = "Ctrl-C again" if self.number == signal.SIGINT else "A second signal"
+        is_keyboards = self.number == signal.SIGINT or is_one_of_several()
+        again = "Ctrl-C again" if is_keyboards else "A second signal"
         lost = self._stake().lost
         return f"{self.name}: {self._stopping()}. {again} ends it at once{f' and loses {lost}' if lost else ''}."
 

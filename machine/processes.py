@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,11 +22,13 @@ import torch.distributed as dist
 
 from common.errors import Exit, UserError
 from common.ranks import MEETING, PLACE, is_one_of_several
+from common.signals import Signals
 from machine import device
 
 # How long one process may wait for another: as long as a save from a process without RAM for a copy may take. One that
 # dies is noticed at once, by its closed connections and by torchrun.
 PATIENCE = timedelta(minutes=30)
+WATCH_SECONDS, STANDSTILL_SECONDS = 1.0, 20.0  # of the watchdog
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -156,5 +160,41 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
         here = torch.device("cuda", processes.local_rank)
         torch.cuda.set_device(here)
     dist.init_process_group("cpu:gloo,cuda:nccl" if here else "gloo", timeout=PATIENCE, device_id=here)
-    yield
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_lost_process(error):
+            raise
+        raise UserError(Exit.MACHINE, "another process of this run has ended, or cannot be reached any more, and none "
+                                      "can go on without it. What was saved is safe. Start again with --resume_from "
+                                      "auto; torchrun --max_restarts 3 does that by itself.") from error
     dist.destroy_process_group()
+
+
+def is_of_lost_process(error: RuntimeError) -> bool:
+    """True for what a collective raises when the connection to another process is gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    return any(word in str(error) for word in ("gloo", "Connection closed by peer", "Connection reset by peer"))
+
+
+class Watchdog:
+    """Ends this process when it was asked to stop but has to wait for another one that is gone.
+
+    A collective on a GPU does not notice that. beat() changes while there is progress; is_busy() says that something is
+    under way that may take long, such as a save.
+    """
+
+    def __init__(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool]):
+        self._signals, self._beat, self._is_busy = signals, beat, is_busy
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+
+    def _watch(self) -> None:
+        seen, since = self._beat(), time.monotonic()
+        while True:
+            time.sleep(WATCH_SECONDS)
+            now = self._beat()
+            if now != seen or self._is_busy() or self._signals.number is None:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > STANDSTILL_SECONDS:
+                os._exit(128 + self._signals.number)

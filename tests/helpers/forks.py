@@ -169,7 +169,8 @@ def become_one_of(world_size: int) -> None:
                 first = code if code > 0 else 128 - code
                 for other in children:
                     os.kill(other, signal.SIGTERM)
-                threading.Timer(GRACE_SECONDS, lambda: [os.kill(other, signal.SIGKILL) for other in children]).start()
+                kill = functools.partial(map, lambda other: os.kill(other, signal.SIGKILL), children)
+                threading.Timer(GRACE_SECONDS, lambda: list(kill())).start()
     os._exit(first)
 
 
