@@ -112,6 +112,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("machine")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "mixed precision", "on with CUDA, off on a CPU")
+    g.flag("--model_parallel", one_of("auto", "ddp", "fsdp", "hsdp"), "auto", "how several processes share a model; "
+           "ddp: each has all of it; fsdp: each has some rows of each weight; hsdp: so within a machine, each of which "
+           "has all; auto: ddp where that fits the memory")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
            "scaling")
     g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off on a CPU")
@@ -475,12 +478,13 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
         model = create(config, machine.device, options).train()
+        parallel = share(model, args.model_parallel, runtime.processes, machine)
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
         dtype = dtype_of_products(machine)
         optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2), parts.adamw, dtype)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-    return Learner(model, optimizer, kind, scaler, share(model, runtime.processes))
+    return Learner(model, optimizer, kind, scaler, parallel)
 
 
 # ---------------------------------------------------------------- the step and the loop

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from architectures.table import ModelConfig, Network, architecture_of, name_of
+from ops.shards import all_whole, whole
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -82,6 +83,15 @@ class Tensors:
         if device.type == "cuda":
             training["rng.cuda"] = torch.cuda.get_rng_state(device)
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
+
+    def ask(self) -> None:
+        """Takes part in gathering the tensors of which each process has some rows, for the process that keeps them."""
+        for tensor in (*self.model.values(), *self.training.values()):
+            whole(tensor)
+
+    def gathered(self) -> Tensors:
+        """The same tensors, whole."""
+        return Tensors(*map(all_whole, (self.model, self.training)))
 
     @property
     def num_bytes(self) -> int:

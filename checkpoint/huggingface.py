@@ -19,6 +19,7 @@ from common.errors import Exit, UserError
 from common.files import read_text
 from common.words import printable
 from model import Options
+from ops.shards import fill
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -143,9 +144,7 @@ def _copy(weights: Mapping[str, torch.Tensor], model: Network) -> None:
     """Copies weights into the model; the rows that pad its vocabulary become zero."""
     with torch.no_grad():
         for name, target in model.state_dict().items():
-            tensor = weights[name]
-            target[:len(tensor)] = tensor.to(target.device, target.dtype)
-            target[len(tensor):] = 0.0
+            fill(target, weights[name])
 
 
 def open_model(folder: Path) -> tuple[ModelConfig, Weights]:

@@ -18,6 +18,7 @@ from checkpoint.stored import place_of_weights
 from checkpoint.verify import MAX_COUNT
 from common.errors import Exit, UserError
 from common.words import printable
+from ops.shards import like, local
 
 CURE = "--reset_optimizer resumes without the optimizer's state"
 
@@ -49,6 +50,7 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
     Training could neither use such a tensor nor save it, and would say so only at its first checkpoint.
     """
     for name, tensor in tensors:
+        tensor = local(tensor)
         if tensor.sum().isfinite():  # a sum costs a pass over the tensor, but can overflow
             continue
         if bad := int((~tensor.isfinite()).sum()):
@@ -93,7 +95,7 @@ def _optimizer_state(file: Any, model: Network, schema: StateSchema) -> dict[tor
     _check_optimizer_state(file, model, schema)
     states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for name, parameter in model.named_parameters():
-        states[parameter] = {key: file.get_tensor(f"{key}.{name}").to(parameter.device) for key in schema(parameter)}
+        states[parameter] = {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
     return states
 
 

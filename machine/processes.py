@@ -46,6 +46,10 @@ class Processes:
     local_world_size: int = 1
 
     @property
+    def num_machines(self) -> int:
+        return self.world_size // self.local_world_size
+
+    @property
     def is_first(self) -> bool:
         """True for the one process that prints and saves."""
         return self.rank == 0

@@ -11,8 +11,9 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +133,20 @@ class Checkpointer:
             if resumed.resolve().parent == self.output_dir.resolve():
                 self._resumed_step = self._written_step = self.state.step
         if self._snapshot is not None:
-            self._saver.start(self.reserve)
+            self._saver.start(self._reservation())
 
     def reserve(self) -> None:
         """Takes the memory for a copy of the state."""
-        if self._snapshot is not None:
-            weights = contents.Tensors(dict(self.learner.model.state_dict()), {})
-            num_bytes = weights.num_bytes + state_bytes(self.learner.optimizer)  # the latter is not there yet
-            is_cuda = next(self.learner.model.parameters()).is_cuda
-            self._snapshot.reserve(num_bytes + SPARE_BYTES, is_cuda)
+        self._reservation()()
+
+    def _reservation(self) -> Callable[[], None]:
+        """What takes that memory, and may be called by any thread: divided weights are asked for by this one alone."""
+        if self._snapshot is None:
+            return lambda: None
+        weights = contents.Tensors(dict(self.learner.model.state_dict()), {})
+        num_bytes = weights.num_bytes + state_bytes(self.learner.optimizer)  # the latter is not there yet
+        is_cuda = next(self.learner.model.parameters()).is_cuda
+        return partial(self._snapshot.reserve, num_bytes + SPARE_BYTES, is_cuda)
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
@@ -163,15 +169,15 @@ class Checkpointer:
     def save(self, stays: bool) -> None:
         """Begins a save: training waits for the copy alone, where there is one."""
         self.settle(wait=True)
-        if not self._runtime.processes.is_first:
-            return
         started = time.perf_counter()
         self._begun_at, self._begun_step = time.monotonic(), self.state.step
         fields, card = self._fields(stays), self._card()
 
         with self._out.phase("copying the state"), self._clock.pause():
             tensors = contents.Tensors.of(self.learner.model, self.learner.optimizer)
-            tensors = self._snapshot.take(tensors) if self._snapshot else tensors
+            if not self._runtime.processes.is_first:
+                return tensors.ask()
+            tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
         waited = time.perf_counter() - started
 
         def write() -> tuple[int, float, float]:

@@ -16,6 +16,7 @@ import data
 from common.errors import UserError
 from machine import device
 from machine.processes import ALONE, Processes
+from ops.shards import local
 from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
 from training.plan import Pace, Plan
@@ -65,7 +66,7 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
     bit. Unless whole, a step that takes long is measured by one, and one of many micro-batches by some of them.
     """
     machine, seconds, loss = runtime.machine, [], torch.zeros(())
-    weights = [parameter.detach().to("cpu", copy=True) for parameter in learner.model.parameters()]
+    weights = [local(parameter.detach()).to("cpu", copy=True) for parameter in learner.model.parameters()]
     rng, scaler = device.rng_state(machine), learner.scaler.state_dict()
     few = recovery.accumulation if whole else min(MEASURED_MICRO_BATCHES, recovery.accumulation)
 
@@ -81,7 +82,7 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
 
     with torch.no_grad():
         for parameter, weight in zip(learner.model.parameters(), weights, strict=True):
-            parameter.copy_(weight)
+            local(parameter).copy_(weight)
     learner.optimizer.state.clear()
     learner.scaler.load_state_dict(scaler)
     device.set_rng_state(machine, rng)

@@ -14,11 +14,15 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from architectures.table import Network
 from common.errors import Exit, UserError
+from machine.device import Machine
 from machine.processes import Processes
+from ops.shards import local
 
 BUCKET_MIB = 25  # of gradients that are averaged at a time
 DELAY = 2  # steps after which a decision is known to all, so that nobody waits for it
@@ -103,7 +107,11 @@ class DataParallel:
         # Gradients are averaged while the backward pass goes on: with one graph for the whole model, all of them would
         # come at its end. So blocks are compiled one by one.
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
+        self._prepare(model, processes)
+
+    def _prepare(self, model: Network, processes: Processes) -> None:
         self._model, self._processes = model, processes
+        self._copies = processes.world_size  # processes that hold the same gradients
         self._wishes = Wishes(*3 * [lambda: False])
         self._on_the_way: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
 
@@ -117,11 +125,11 @@ class DataParallel:
     def total(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         wishes, first = self._wishes, self._processes.is_first
         asked = [float(wishes.stop()), float(first and wishes.save()), float(first and wishes.end())]
-        numbers = torch.cat([loss.view(1), _to_device(asked, loss)])
+        here = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients], foreach=True)
+        numbers = torch.cat([torch.stack([loss, here * here]), _to_device(asked, loss)])
         dist.all_reduce(numbers)
-        self._on_the_way.append(_to_host(numbers[1:]))
-        # Averaged gradients are the same everywhere.
-        return numbers[0] / self._processes.world_size, torch.nn.utils.get_total_norm(gradients, foreach=True)
+        self._on_the_way.append(_to_host(numbers[2:]))
+        return numbers[0] / self._processes.world_size, (numbers[1] / self._copies).sqrt()
 
     def ask(self, wishes: Wishes) -> None:
         self._wishes = wishes
@@ -150,6 +158,32 @@ class DataParallel:
         return self._decision(2)
 
 
+class FullySharded(DataParallel):
+    """Several processes, each with some rows of every weight, gradient and moment (Zhao et al. 2023, PyTorch FSDP).
+
+    A block's weights are gathered when it is computed. groups: so many processes hold the same rows, as machines of
+    which each has all of them.
+    """
+
+    def __init__(self, model: Network, processes: Processes, machine: Machine, groups: int = 1):
+        shape = (processes.world_size,) if groups == 1 else (groups, processes.world_size // groups)
+        names = ("shard",) if groups == 1 else ("replicate", "shard")
+        mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=names)
+        is_fp32 = machine.dtype == torch.float32
+        policy = MixedPrecisionPolicy(None if is_fp32 else machine.dtype, torch.float32)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        self.forward = model
+        self._prepare(model, processes)
+        self._copies = groups
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        self.forward.set_requires_gradient_sync(is_last)
+        self.forward.set_is_last_backward(is_last)
+        return contextlib.nullcontext()
+
+
 def _to_device(numbers: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     """fp32 numbers beside a tensor, without a wait for its device."""
     there = torch.tensor(numbers)
@@ -167,9 +201,13 @@ def _to_host(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | No
     return host, event
 
 
-def share(model: Network, processes: Processes) -> Parallel:
-    """The way in which these processes train the model."""
-    return Alone(model) if processes.world_size == 1 else DataParallel(model, processes)
+def share(model: Network, way: str, processes: Processes, machine: Machine) -> Parallel:
+    """The way in which these processes train the model: 'ddp', 'fsdp' or 'hsdp', where there are several."""
+    if processes.world_size == 1:
+        return Alone(model)
+    if way == "ddp":
+        return DataParallel(model, processes)
+    return FullySharded(model, processes, machine, processes.num_machines if way == "hsdp" else 1)
 
 
 def sequences_at_a_time(samples_per_step: int, batch_size: int, processes: Processes) -> int:

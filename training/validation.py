@@ -168,7 +168,7 @@ class Validator:
 
     def sample(self, model: Network, step: int) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
-        if self.tokenizer is None or not self._runtime.processes.is_first:
+        if self.tokenizer is None:
             return None
         prompt: list[int] = self.tokenizer.encode("\n", add_special_tokens=False).ids
         ids: list[int] = []

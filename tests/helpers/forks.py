@@ -158,7 +158,7 @@ def become_one_of(world_size: int) -> None:
             return
         children[child] = rank
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: [os.kill(child, number) for child in children])
+        signal.signal(number, lambda number, _: end_all(children, number))
     first = 0
     while children:
         with contextlib.suppress(InterruptedError):
@@ -167,11 +167,14 @@ def become_one_of(world_size: int) -> None:
             code = os.waitstatus_to_exitcode(status)
             if code and not first:
                 first = code if code > 0 else 128 - code
-                for other in children:
-                    os.kill(other, signal.SIGTERM)
-                kill = functools.partial(map, lambda other: os.kill(other, signal.SIGKILL), children)
-                threading.Timer(GRACE_SECONDS, lambda: list(kill())).start()
+                end_all(children, signal.SIGTERM)
+                threading.Timer(GRACE_SECONDS, end_all, [children, signal.SIGKILL]).start()
     os._exit(first)
+
+
+def end_all(children: Iterable[int], number: int) -> None:
+    for child in [*children]:
+        os.kill(child, number)
 
 
 def leave(main: Callable[[], None]) -> NoReturn:
@@ -248,8 +251,8 @@ class Forks:
         """Runs a command line ("train.py --max_steps 2"; a list of words where they hold spaces) and waits for its end.
 
         kill_after and alarm are seconds after which SIGKILL or SIGALRM ends it; raised and ignored are signals. merged
-        puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it. world_size
-        processes do it together.
+        puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it. So many
+        processes as world_size says do it together.
         """
         with self.lock:
             self.count += 1
