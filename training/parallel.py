@@ -205,7 +205,7 @@ def share(model: Network, way: str, processes: Processes, machine: Machine) -> P
     """The way in which these processes train the model: 'ddp', 'fsdp' or 'hsdp', where there are several."""
     if processes.world_size == 1:
         return Alone(model)
-    if way == "ddp":
+    if way in ("auto", "ddp"):
         return DataParallel(model, processes)
     return FullySharded(model, processes, machine, processes.num_machines if way == "hsdp" else 1)
 
