@@ -213,13 +213,14 @@ from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, command_for_card, plan_saving
 from training.cooldown import set_aside
+from training.decisions import Wishes
 from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, most_sequences
 from training.micro_batch import find_micro_batch
 from training.monitor import Monitor, mfu
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
-from training.parallel import Wishes, sequences_at_a_time, share
+from training.parallel import sequences_at_a_time, share
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
@@ -527,18 +528,18 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
          recovery: Recovery, validator: Validator, checkpointer: Checkpointer, monitor: Monitor, deadline: Deadline,
          runtime: Runtime) -> None:
     """Trains from the state's step to the horizon, a signal, the end of --max_minutes, or the end of patience."""
-    machine, out, parallel, optimizer = runtime.machine, runtime.out, learner.parallel, learner.optimizer
+    machine, out, optimizer, decisions = runtime.machine, runtime.out, learner.optimizer, learner.parallel.decisions
     step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
     losses: list[torch.Tensor] = []  # since the last logged step
     skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
     validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
-    parallel.ask(Wishes(lambda: runtime.signals.number is not None, checkpointer.is_late,
-                        lambda: deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))))
+    decisions.ask(Wishes(lambda: runtime.signals.number is not None, checkpointer.is_late,
+                         lambda: deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))))
     runtime.clock.start()
     deadline.start(state)
 
-    while state.step < recipe.total_steps and not parallel.stops():
+    while state.step < recipe.total_steps and not decisions.stops():
         # Learning rate: a pure function of the step.
         out.now(f"step {state.step + 1:,}")
         for group in optimizer.param_groups:
@@ -571,10 +572,10 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
                                f"{state.step:,}; none was applied", recipe, checkpointer)
 
         # Save, validate, sample: at their intervals, and after the last step.
-        is_too_late = parallel.ends()
+        is_too_late = decisions.ends()
         is_last = is_too_late or state.step == recipe.total_steps
         stays = is_last or checkpointer.epoch_ended() or state.step == recipe.plateau_end
-        saves = stays or checkpointer.is_due() or parallel.saves()
+        saves = stays or checkpointer.is_due() or decisions.saves()
         validates = is_last or state.step % recipe.eval_interval == 0
         samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
         if saves or validates:

@@ -9,6 +9,7 @@ from common.errors import UserError
 from data import Batch
 from machine import device
 from machine.device import Machine
+from machine.processes import ALONE
 from model import GPT, GPTConfig
 from training.optimizers import OPTIMIZERS, parameter_groups
 from training.parallel import Alone
@@ -66,7 +67,7 @@ def learner_of(model: GPT, scaler: torch.amp.GradScaler | None = None, learning_
                name: str = "adamw") -> Learner:
     kind = OPTIMIZERS[name]
     optimizer = kind.build(parameter_groups(model, kind, 0.1), learning_rate, (0.9, 0.95))
-    return Learner(model, optimizer, kind, scaler or torch.amp.GradScaler("cpu", enabled=False), Alone(model))
+    return Learner(model, optimizer, kind, scaler or torch.amp.GradScaler("cpu", enabled=False), Alone(model, ALONE))
 
 
 def metrics_of(folder: Path) -> list[dict]:

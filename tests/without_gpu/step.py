@@ -128,6 +128,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     import train
     from architectures.table import architecture_of
     from machine.device import Machine
+    from machine.processes import ALONE
     from model import Options
     from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
     from training.parallel import Alone
@@ -148,7 +149,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
         optimizer: Any = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), torch.optim.AdamW,
                                dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
-        learner = Learner(model, optimizer, kind, scaler, Alone(model))
+        learner = Learner(model, optimizer, kind, scaler, Alone(model, ALONE))
         model.compile(dynamic=False)
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
