@@ -43,6 +43,7 @@ class Raised:
     call: int
     number: int
     delay: float = 0.0
+    rank: int | None = None  # of several processes the one that gets it; None: each
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,9 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
         become_one_of(job.world_size)
     for number in job.ignored:
         signal.signal(number, signal.SIG_IGN)
-    for fields in job.raised:
-        raise_in(Raised(**fields))
+    for wanted in (Raised(**fields) for fields in job.raised):
+        if wanted.rank is None or os.environ.get("RANK") == str(wanted.rank):
+            raise_in(wanted)
     sys.argv = job.words
     main = functools.partial(exec, code, vars(module))
     if "--compile" in job.words:  # the compiler's threads end with the interpreter alone

@@ -1,11 +1,14 @@
 """Several processes train one model as one process does: the same losses, one voice, one folder."""
 
 import re
+import signal
 
 import pytest
 
 from checkpoint.find import steps_in
+from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of
+from training.pace import WARM_STEPS
 
 SMALL = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "2",
          "--gradient_accumulation_steps", "4", "--max_steps", "12", "--eval_interval", "5", "--log_interval", "1",
@@ -22,9 +25,9 @@ def corpus(make_corpus, tmp_path_factory):
 def train(forks, corpus, tmp_path):
     """A function: runs train.py in so many processes on the small corpus."""
 
-    def run(world_size, *flags, out="out"):
+    def run(world_size, *flags, out="out", **more):
         argv = ["train.py", "--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *SMALL, *flags]
-        return forks.run(argv, world_size=world_size, alarm=120)
+        return forks.run(argv, world_size=world_size, alarm=120, **more)
 
     run.folder = tmp_path
     return run
@@ -57,6 +60,21 @@ def test_a_run_goes_on_in_another_number_of_processes(train):
     found, alone = ({row["step"]: row["loss"] for row in metrics_of(train.folder / out) if "loss" in row}
                     for out in ("out", "alone"))
     assert found == pytest.approx(alone, rel=EXACT)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_takes_the_others_with_it_and_nothing_saved_is_lost(train, rank):
+    flags = ["--optimizer", "adamw", "--dropout", "0.1", "--checkpoint_every_steps", "2", "--resume_from", "auto"]
+    killed = Raised("train:train_step", WARM_STEPS + 1 + 8, signal.SIGKILL, rank=rank)
+    died = train(2, *flags, raised=[killed])
+    assert died.code == 128 + signal.SIGKILL
+    assert died.seconds < 20
+    assert "bug" not in died.stderr
+    assert rank == 0 or "error: another process of this run has ended" in died.stderr
+    assert max(steps_in(train.folder / "out")) >= 4
+    assert train(2, *flags).code == 0
+    assert train(2, *flags, out="whole").code == 0
+    assert figures(train.folder / "out") == figures(train.folder / "whole")
 
 
 def test_one_process_prints_and_saves(train):
