@@ -39,7 +39,8 @@ def figures(folder):
     return [row[key] for row in rows for key in ("loss", "grad_norm", "val_loss") if key in row]
 
 
-@pytest.mark.parametrize("flags", [("--optimizer", "adamw", "--dropout", "0.1"), ("--arch", "qwen3")])
+@pytest.mark.parametrize("flags", [("--optimizer", "adamw", "--dropout", "0.1"), ("--arch", "qwen3"),
+                                   ("--optimizer", "adamw", "--model_parallel", "fsdp")])
 def test_losses_do_not_depend_on_the_number_of_processes(train, flags):
     for world_size in (1, 2, 4):
         done = train(world_size, *flags, out=str(world_size))
