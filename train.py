@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from checkpoint.recorded import recorded_flags
 from common import flags
 from common.errors import Exit, UserError, guard, require
+from common.ranks import world_size
 from training.contradictions import contradictions
 
 TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
@@ -70,7 +71,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--batch_size", flags.auto_or(whole(1, 2**20)), None, "sequences per device per forward pass; auto: the "
            "largest that is found to fit, with the tokens of a step unchanged",
            "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU")
-    g.flag("--gradient_accumulation_steps", whole(1, 2**20), 1, "micro-batches a step; double it to halve --batch_size")
+    g.flag("--gradient_accumulation_steps", whole(1, 2**20), world_size(), "micro-batches a step, of all processes "
+           "together; double it to halve --batch_size", "one for each process")
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10")
     g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit")
     g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "

@@ -16,6 +16,12 @@ def is_one_of_several() -> bool:
     return all(name in os.environ for name in (*PLACE, *MEETING))
 
 
+def world_size() -> int:
+    """How many processes train together; 1 as well where the environment makes no sense, of which others complain."""
+    number = os.environ["WORLD_SIZE"] if is_one_of_several() else "1"
+    return max(1, int(number)) if number.isdigit() else 1
+
+
 def speaks() -> bool:
     """True for a process on its own and for the first of several: what all of them would say, the others leave out."""
     return not is_one_of_several() or os.environ["RANK"] == "0"

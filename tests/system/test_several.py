@@ -29,7 +29,7 @@ def train(forks, corpus, tmp_path):
         argv = ["train.py", "--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *SMALL, *flags]
         return forks.run(argv, world_size=world_size, alarm=120, **more)
 
-    run.folder = tmp_path
+    run.folder, run.corpus, run.forks = tmp_path, corpus, forks  # type: ignore[attr-defined]
     return run
 
 
@@ -76,6 +76,16 @@ def test_a_process_that_is_killed_takes_the_others_with_it_and_nothing_saved_is_
     assert train(2, *flags).code == 0
     assert train(2, *flags, out="whole").code == 0
     assert figures(train.folder / "out") == figures(train.folder / "whole")
+
+
+def test_a_step_grows_with_the_number_of_processes_unless_a_flag_says_its_size(train):
+    flags = [flag for flag in SMALL if flag not in ("--gradient_accumulation_steps", "4")]
+    argv = ["train.py", "--data_dir", str(train.corpus), "--output_dir", str(train.folder / "out"), *flags]
+    done = train.forks.run([*argv, "--max_steps", "2"], world_size=2, alarm=120)
+    assert done.code == 0, done.stderr
+    done = train.forks.run(["train.py", "--resume_from", str(train.folder / "out"), "--max_steps", "4"], alarm=120)
+    assert done.code == 0, done.stderr
+    assert [row["tokens"] for row in metrics_of(train.folder / "out") if "loss" in row] == [32, 64, 96, 128]
 
 
 def test_one_process_prints_and_saves(train):
