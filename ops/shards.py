@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -40,3 +42,24 @@ def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
 def all_whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """whole() of each."""
     return {name: whole(tensor) for name, tensor in tensors.items()}
+
+
+def gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """All rows of a tensor of which this process has those that it has of the other one, in the dtype of rows."""
+    if not isinstance(like, DTensor):
+        return rows
+    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape,
+                              stride=like.stride()).full_tensor()
+
+
+def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor) -> torch.Tensor:
+    """function(items), [N, ...] to [N, ...] item by item; of several processes each computes some of the items."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    if world_size == 1:
+        return function(items)
+    num = len(items)
+    each = -(-num // world_size)
+    mine = items[dist.get_rank() * each:][:each]
+    missing = items.new_zeros(each - len(mine), *items.shape[1:])
+    done = function(mine) if len(mine) else mine
+    return funcol.all_gather_tensor(torch.cat([done, missing]), 0, dist.group.WORLD)[:num]

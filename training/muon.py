@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from ops.orthogonal import orthogonalized
+from ops.shards import gathered, in_shares, like, local
 
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
 MOST_ELEMENTS = 2**25  # orthogonalized at a time, so that the working memory stays below half a GiB
 
 Rows = tuple[int, ...]  # of each matrix that is stacked in a parameter
-Views = tuple[torch.Tensor, ...]  # of such a matrix: weight, gradient, momentum
 
 
 class Muon(torch.optim.Optimizer):
@@ -81,23 +81,38 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
                     grad_scale: torch.Tensor, dtype: torch.dtype) -> None:
     """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
 
-    rate, found_inf and grad_scale are fp32 []. Where found_inf is 1 weights and momenta stay as they are.
+    rate, found_inf and grad_scale are fp32 []. Where found_inf is 1 weights and momenta stay as they are. Where several
+    processes train, each makes its share of the matrices orthogonal; of weights that are divided among them each
+    updates its rows, for which momenta are gathered in dtype.
     """
     stays = found_inf > 0
-    matrices = [views for *tensors, parts in zip(weights, gradients, momenta, rows, strict=True)
-                for views in zip(*(tensor.split(parts) for tensor in tensors), strict=True)]
-    for some in of_one_shape(matrices):
+    for some in _some_at_a_time(weights):
         directions = []
-        for _, gradient, momentum in some:
-            unscaled = gradient / grad_scale
-            averaged = momentum.lerp(unscaled, 1 - MOMENTUM)
-            directions.append(wide(unscaled.lerp(averaged, MOMENTUM).to(dtype)))
+        for number in some:
+            gradient, momentum = local(gradients[number]) / grad_scale, local(momenta[number])
+            averaged = momentum.lerp(gradient, 1 - MOMENTUM)
+            direction = gradient.lerp(averaged, MOMENTUM).to(dtype)
+            directions += gathered(direction, weights[number]).split(rows[number])
             momentum.copy_(torch.where(stays, momentum, averaged))
 
-        for (weight, *_), update in zip(some, orthogonalized(torch.stack(directions)), strict=True):
-            update = update if update.shape == weight.shape else update.mT
-            moved = rate * UPDATE_SIZE * math.sqrt(max(weight.shape)) * update.float()
+        updates = iter(orthogonalized_all(directions))
+        for number in some:
+            parts = [next(updates) for _ in rows[number]]
+            update = torch.cat([part * math.sqrt(max(part.shape)) for part in parts])
+            weight, moved = local(weights[number]), rate * UPDATE_SIZE * local(like(update, weights[number])).float()
             weight.copy_(torch.where(stays, weight, weight * (1 - rate * weight_decay) - moved))
+
+
+def orthogonalized_all(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each matrix made orthogonal; those of one shape, once all are wide, in one product."""
+    done: dict[int, torch.Tensor] = {}
+    shapes = [tuple(sorted(matrix.shape)) for matrix in matrices]
+    for shape in dict.fromkeys(shapes):
+        same = [number for number, its_shape in enumerate(shapes) if its_shape == shape]
+        updates = in_shares(orthogonalized, torch.stack([wide(matrices[number]) for number in same]))
+        for number, update in zip(same, updates, strict=True):
+            done[number] = update if update.shape == matrices[number].shape else update.mT
+    return [done[number] for number in range(len(matrices))]
 
 
 def wide(matrix: torch.Tensor) -> torch.Tensor:
@@ -105,10 +120,12 @@ def wide(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
 
 
-def of_one_shape(matrices: Sequence[Views]) -> Iterator[list[Views]]:
-    """The matrices in groups for one product: of one shape once they are wide, together of at most MOST_ELEMENTS."""
-    shapes = [wide(weight).shape for weight, *_ in matrices]
-    for shape in dict.fromkeys(shapes):
-        same = [views for views, its_shape in zip(matrices, shapes, strict=True) if its_shape == shape]
-        at_a_time = max(1, MOST_ELEMENTS // shape.numel())
-        yield from (same[start:start + at_a_time] for start in range(0, len(same), at_a_time))
+def _some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """The numbers of the weights in groups of at most MOST_ELEMENTS together, but one weight at least."""
+    group: list[int] = []
+    for number, weight in enumerate(weights):
+        if group and sum(weights[other].numel() for other in group) + weight.numel() > MOST_ELEMENTS:
+            yield group
+            group = []
+        group.append(number)
+    yield group
