@@ -392,7 +392,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         say_rest(args, plan, pace, sizing, corpus, state, runtime)
 
     # The start: random weights, those of --init_from, or a checkpoint.
-    validator = Validator(args, recipe, config, corpus, runtime)
+    validator = Validator(args, recipe, config, corpus, runtime, learner.parallel.decisions.stops_now)
     flags_now = flags_of_run(args, config, recipe, corpus)
     settings = settings_of(args, flags_now, recipe, options, machine, processes)
     checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
@@ -535,9 +535,9 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
     losses: list[torch.Tensor] = []  # since the last logged step
     skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
-    validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
     decisions.ask(Wishes(lambda: runtime.signals.number is not None, checkpointer.is_late,
                          lambda: deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))))
+    validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
     runtime.clock.start()
     deadline.start(state)
 
@@ -644,7 +644,8 @@ def nothing_is_left(args: argparse.Namespace, state: TrainState, recipe: Recipe,
 def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recovery, checkpointer: Checkpointer,
                    monitor: Monitor, runtime: Runtime) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
-    seconds = monitor.seconds
+    seconds, signals = monitor.seconds, runtime.signals
+    signals.hear(int(runtime.processes.largest(signals.number or 0)))
     is_saved = runtime.processes.agree(checkpointer.finish)
     monitor.close(seconds, recovery.compile_seconds, is_saved)
     if state.step and not is_saved:
@@ -653,7 +654,7 @@ def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recove
                                       f"{size(checkpointer.plan.checkpoint_bytes)} and "
                                       f"{f'resume from {last}' if last else 'start again: no checkpoint was saved'}.")
     monitor.say_what_next(checkpointer.best_step)
-    return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
+    return Exit.DONE if signals.number is None else 128 + signals.number
 
 
 def dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner, state: TrainState, recovery: Recovery,

@@ -98,6 +98,11 @@ class Signals:
             os.close(self._write_end)
             self._thread.join()
 
+    def hear(self, number: int) -> None:
+        """Takes a signal that another of several processes got for one of its own; 0: there was none."""
+        if number:
+            self._remember(number)
+
     def look(self) -> None:
         """Raises Stopped after a signal."""
         if self.number is not None:

@@ -109,6 +109,14 @@ class Processes:
         dist.all_reduce(sums)
         return sums.tolist()
 
+    def largest(self, number: float) -> float:
+        """The largest of all processes' numbers."""
+        if self.world_size == 1:
+            return number
+        found = torch.tensor(number, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.item()
+
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""
         theirs = self.agree(lambda: {name: str(fact) for name, fact in facts.items()})

@@ -31,7 +31,7 @@ class Decisions:
 
     def __init__(self, processes: Processes):
         self._processes = processes
-        self._wishes = Wishes()
+        self._wishes, self._has_stopped = Wishes(), False
         self._on_the_way: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []  # of the last steps, oldest first
 
     def ask(self, wishes: Wishes) -> None:
@@ -58,7 +58,12 @@ class Decisions:
 
     def stops(self) -> bool:
         """True once the run is to stop."""
-        return self._decided(0, self._wishes.stop)
+        return self._has_stopped or self._decided(0, self._wishes.stop)
+
+    def stops_now(self) -> bool:
+        """The same without a step in between, for what may take long; all processes ask together, and wait."""
+        self._has_stopped = self._has_stopped or self._processes.any(self._wishes.stop())
+        return self._has_stopped
 
     def saves(self) -> bool:
         """True if the run is to save now."""

@@ -120,12 +120,14 @@ def evaluate(model: Network, batches_of_each: Iterable[Iterable[data.Batch]], sh
 class Validator:
     """Measures a run's model on its validation windows, always the same ones, and shows samples of its text."""
 
-    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, corpus: Corpus, runtime: Runtime):
+    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, corpus: Corpus, runtime: Runtime,
+                 should_stop: Callable[[], bool]):
+        """should_stop says, the same in all processes, that a validation is to be given up."""
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         self._shares = [share for share in corpus.shares if share.corpus.val]
         self._tokens = [data.Tokens(stream, "mmap", runtime.machine.device) for stream in corpus.validations]
         self._args, self._recipe, self._config, self._end_id = args, recipe, config, corpus.end_of_text_id
-        self._runtime = runtime
+        self._runtime, self._should_stop = runtime, should_stop
 
         lengths = bytes_per_id(self.tokenizer, config.vocab_size) if self.tokenizer else None
         self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(runtime.machine.device)
@@ -143,10 +145,9 @@ class Validator:
             return None
         most = self._num_windows(most_windows or self._recipe.eval_windows(self._config))
         batches = (self._batches(tokens, batch_size, num) for tokens, num in zip(self._tokens, most, strict=True))
-        processes, signals = self._runtime.processes, self._runtime.signals
         with self._runtime.out.phase("validating"), self._runtime.clock.pause():
             return evaluate(model, batches, self._shares, self._byte_lengths_V, self._runtime.machine.autocast,
-                            lambda: processes.any(signals.number is not None), processes)
+                            self._should_stop, self._runtime.processes)
 
     def _batches(self, tokens: data.Tokens, batch_size: int, most_windows: int) -> Iterator[data.Batch]:
         """This process's validation batches, on the device."""

@@ -78,6 +78,19 @@ def test_a_process_that_is_killed_takes_the_others_with_it_and_nothing_saved_is_
     assert figures(train.folder / "out") == figures(train.folder / "whole")
 
 
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_signal_to_any_process_stops_all_after_the_same_step_and_is_no_loss(train, rank):
+    flags = ["--optimizer", "adamw", "--resume_from", "auto"]
+    asked = [Raised("train:train_step", WARM_STEPS + 1 + 5, signal.SIGTERM, rank=rank)]
+    stopped = train(2, *flags, raised=asked)
+    assert stopped.code == 128 + signal.SIGTERM, stopped.stderr
+    assert "stopped by SIGTERM; to continue: python train.py --resume_from" in stopped.stdout
+    assert 5 <= max(steps_in(train.folder / "out")) <= 8
+    assert train(2, *flags).code == 0
+    assert train(2, *flags, out="whole").code == 0
+    assert figures(train.folder / "out") == figures(train.folder / "whole")
+
+
 def test_a_step_grows_with_the_number_of_processes_unless_a_flag_says_its_size(train):
     flags = [flag for flag in SMALL if flag not in ("--gradient_accumulation_steps", "4")]
     argv = ["train.py", "--data_dir", str(train.corpus), "--output_dir", str(train.folder / "out"), *flags]
