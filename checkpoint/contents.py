@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from architectures.table import ModelConfig, Network, architecture_of, name_of
-from ops.shards import all_whole, whole
+from ops.shards import all_assembled, assembled
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -87,11 +87,11 @@ class Tensors:
     def ask(self) -> None:
         """Takes part in gathering the tensors of which each process has some rows, for the process that keeps them."""
         for tensor in (*self.model.values(), *self.training.values()):
-            whole(tensor)
+            assembled(tensor)
 
     def gathered(self) -> Tensors:
         """The same tensors, whole."""
-        return Tensors(*map(all_whole, (self.model, self.training)))
+        return Tensors(*map(all_assembled, (self.model, self.training)))
 
     @property
     def num_bytes(self) -> int:

@@ -40,7 +40,7 @@ from checkpoint.contents import (
 from checkpoint.folder import REPLACED, TEMPORARY, put_back
 from checkpoint.verify import manifest_entries, read_state, verify
 from common.files import sync, write_all
-from ops.shards import whole
+from ops.shards import assembled
 
 BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time
 
@@ -80,7 +80,7 @@ class Snapshot:
         for part, copied in ((tensors.model, copies.model), (tensors.training, copies.training)):
             for name, tensor in part.items():
                 place = self._buffer[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                copied[name] = place.copy_(whole(tensor), non_blocking=True)
+                copied[name] = place.copy_(assembled(tensor), non_blocking=True)
                 used += aligned(tensor.nbytes)
         if on_gpu:
             torch.cuda.synchronize()

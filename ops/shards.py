@@ -15,7 +15,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def assembled(tensor: torch.Tensor) -> torch.Tensor:
     """All of it, on the same device; of a DTensor all its processes must ask at the same time."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -39,9 +39,9 @@ def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
     target.copy_(like(torch.cat([tensor, padding]) if len(padding) else tensor, target))
 
 
-def all_whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """whole() of each."""
-    return {name: whole(tensor) for name, tensor in tensors.items()}
+def all_assembled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """assembled() of each."""
+    return {name: assembled(tensor) for name, tensor in tensors.items()}
 
 
 def gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
