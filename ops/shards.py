@@ -54,12 +54,12 @@ def gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor) -> torch.Tensor:
     """function(items), [N, ...] to [N, ...] item by item; of several processes each computes some of the items."""
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    if world_size == 1:
+    everybody = dist.group.WORLD if dist.is_initialized() else None
+    if everybody is None or (world_size := dist.get_world_size()) == 1:
         return function(items)
     num = len(items)
     each = -(-num // world_size)
     mine = items[dist.get_rank() * each:][:each]
     missing = items.new_zeros(each - len(mine), *items.shape[1:])
     done = function(mine) if len(mine) else mine
-    return funcol.all_gather_tensor(torch.cat([done, missing]), 0, dist.group.WORLD)[:num]
+    return funcol.all_gather_tensor(torch.cat([done, missing]), 0, everybody)[:num]

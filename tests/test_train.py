@@ -252,6 +252,7 @@ ELSEWHERE = {
     "--no-tf32": "a GPU's number format",
     "--fp8_head": "a GPU's number format; that a CPU refuses it is tested below",
     "--verbose": "all runs here have it; tested in training/test_plan.py",
+    "--model_parallel": "tested in system/test_several.py",
     "--debug": "tested in common/test_errors.py",
 }
 CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"
