@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ops.attention import causal_attention
 from ops.linear import ACTIVATIONS, Embedding, Linear, gelu
 from ops.loss import output_layer
+from ops.shards import fill
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the width of the output layer is a multiple of this
 
@@ -169,19 +170,18 @@ class GPT(nn.Module):
         """normal(0, 0.02), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3)."""
         for name, parameter in self.named_parameters():
             owner, kind = name.split(".")[-2:]
+            weights = torch.empty(parameter.shape, device="cpu")
             if kind == "bias":
-                nn.init.zeros_(parameter)
+                nn.init.zeros_(weights)
             elif owner in ("ln_1", "ln_2", "ln_f"):
-                nn.init.ones_(parameter)
+                nn.init.ones_(weights)
             elif owner == "c_proj":
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer))
+                nn.init.normal_(weights, std=0.02 / math.sqrt(2 * self.config.n_layer))
             elif owner in ("wte", "wpe", "c_attn", "c_fc", "lm_head"):
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(weights, std=0.02)
             else:
                 raise AssertionError(f"{name} has no initialisation")
-
-            if owner in ("wte", "lm_head"):
-                parameter[self.config.vocab_size:] = 0.0
+            fill(parameter, weights[:self.config.vocab_size] if owner in ("wte", "lm_head") else weights)
         return self
 
     @property

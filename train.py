@@ -189,6 +189,7 @@ import contextlib
 import gc
 import sys
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ from typing import Any
 import torch
 
 import data
-from architectures.table import ModelConfig, create
+from architectures.table import ModelConfig
 from checkpoint.find import Found, check_same
 from checkpoint.folder import owned
 from common.config import Layer
@@ -213,7 +214,7 @@ from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words
 from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
-from training.checkpointing import Checkpointer, command_for_card, plan_saving
+from training.checkpointing import Checkpointer, SavingPlan, command_for_card, plan_saving
 from training.cooldown import set_aside
 from training.decisions import Wishes
 from training.memorizing import few_windows, memorize, without_noise
@@ -222,7 +223,7 @@ from training.micro_batch import find_micro_batch
 from training.monitor import Monitor, mfu
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
-from training.parallel import sequences_at_a_time, share
+from training.parallel import build, sequences_at_a_time
 from training.parts import FAST, Parts
 from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
@@ -236,6 +237,7 @@ from training.recovery import (
     explaining_memory,
 )
 from training.schedules import learning_rate_at
+from training.shortage import what_fits
 from training.sizing import Sizing, choose_sizing
 from training.starting import (
     choose_place,
@@ -243,6 +245,7 @@ from training.starting import (
     delete_other_runs,
     find_corpus,
     forget_best_on_other_tokens,
+    in_common,
     resume,
     settings_of,
     start_from_weights,
@@ -366,6 +369,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     if resumed and nothing_is_left(args, state, recipe, corpus, deadline, out):
         return Exit.DONE
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored)
+    processes.check_same(in_common(args, plan.recipe, config, options, corpus, machine))
     say_first(args, plan, sizing, corpus, runtime)
 
     # The parts: model and optimizer, tokens.
@@ -379,7 +383,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     recovery = Recovery(args, learner, state, plan.recipe, batches, runtime)
 
     # The time: steps are measured and undone, and the horizon of --max_minutes is fixed.
-    with explaining_memory(recovery, machine):
+    with explaining_memory(args, plan, recovery, runtime):
         if machine.compile and state.step < recipe.total_steps:
             recovery.compile()
         step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
@@ -403,16 +407,19 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         resume(folder, stored, learner, settings, recipe.total_steps, args.reset_optimizer, out)
 
     # The run.
-    with explaining_memory(recovery, machine), explaining_divergence(recipe, checkpointer):
+    with explaining_memory(args, plan, recovery, runtime), explaining_divergence(recipe, checkpointer):
         if args.dry_run:
             return dry_run(args, plan, pace, learner, state, recovery, validator, checkpointer, runtime)
         if args.overfit:
             return memorize(args, plan, pace, learner, recovery, batches, step, state, runtime)
         monitor = open_output(args, flags_now, config, recipe, state, checkpointer, folder, runtime)
+        processes.watch(runtime.signals, lambda: learner.parallel.decisions.num_asked, lambda: checkpointer.is_busy,
+                        pace.step)
         try:
             loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
         except TokensChanged as error:
-            raise checkpointer.save_before(error) from error
+            with processes.on_its_own():
+                raise checkpointer.save_before(error) from error
         return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
 
 
@@ -445,17 +452,22 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
 
     stored is the state of the checkpoint to resume from, {} for a new run.
     """
-    machine = runtime.machine
-    where, why = runtime.processes.agree(lambda: choose_place(args, corpus, machine))
+    machine, processes = runtime.machine, runtime.processes
+    where, why = processes.agree(lambda: choose_place(args, corpus, machine, processes))
     if args.batch_size == "auto":
-        recipe = find_micro_batch(args, config, options, recipe, kind, runtime, partial(trial_command, argv))
+        recipe = recipe.with_micro_batch(processes.agree(lambda: find_micro_batch(
+            args, config, options, recipe, kind, runtime, partial(trial_command, argv))))
     recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
 
     optimizer_bytes = kind.memory_bytes(config)
     weights = 4 * config.num_parameters if machine.device.type == "cpu" else 0
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = plan_saving(args, config, recipe, machine, optimizer_bytes, held_bytes)
+    saving = SavingPlan(**processes.agree(lambda: asdict(plan_saving(args, config, recipe, machine, optimizer_bytes,
+                                                                     held_bytes))))
     setting = MemorySetting.of(machine, options, recipe.accumulation > 1, saving.copies, optimizer_bytes)
+    if processes.world_size > 1:
+        recipe = recipe.with_micro_batch(processes.agree(
+            lambda: what_fits(Path(args.output_dir), recipe, config, setting, runtime.out)))
     return Plan(config, options, recipe, kind, setting, saving, where, why)
 
 
@@ -480,8 +492,7 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
     machine = runtime.machine
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model = create(config, machine.device, options).train()
-        parallel = share(model, args.model_parallel, runtime.processes, machine)
+        model, parallel = build(config, options, args.model_parallel, runtime.processes, machine)
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
         dtype = dtype_of_products(machine)
@@ -646,7 +657,7 @@ def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recove
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
     seconds, signals = monitor.seconds, runtime.signals
     signals.hear(int(runtime.processes.largest(signals.number or 0)))
-    is_saved = runtime.processes.agree(checkpointer.finish)
+    is_saved = checkpointer.finish()
     monitor.close(seconds, recovery.compile_seconds, is_saved)
     if state.step and not is_saved:
         last = checkpointer.last_good()

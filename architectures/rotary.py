@@ -24,6 +24,7 @@ from ops.linear import Embedding, Linear, swiglu
 from ops.loss import output_layer
 from ops.norm import RMSNorm
 from ops.rotary import RotaryScaling, rotary_tables, rotate
+from ops.shards import fill
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [T, K/2] each
 
@@ -163,17 +164,21 @@ class RotaryTransformer(nn.Module):
         """normal(0, 0.02), residual projections / sqrt(2 L) as in GPT-2; norms 1."""
         for name, parameter in self.named_parameters():
             owner = name.split(".")[-2]
+            weights = torch.empty(parameter.shape, device="cpu")
             if owner.endswith("norm"):
-                nn.init.ones_(parameter)
+                nn.init.ones_(weights)
             elif owner in ("o_proj", "down_proj"):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer))
+                nn.init.normal_(weights, std=0.02 / math.sqrt(2 * self.config.n_layer))
             elif owner in ("embed_tokens", "qkv_proj", "gate_up_proj", "lm_head"):
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(weights, std=0.02)
             else:
                 raise AssertionError(f"{name} has no initialisation")
+            fill(parameter, weights[:self.config.vocab_size] if owner in ("embed_tokens", "lm_head") else weights)
 
-            if owner in ("embed_tokens", "lm_head"):
-                parameter[self.config.vocab_size:] = 0.0
+        config = self.config
+        tables = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
+        for name, table in zip(("cos_TK2", "sin_TK2"), tables, strict=True):
+            self.get_buffer(name).copy_(table)
         return self
 
     @property

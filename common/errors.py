@@ -61,8 +61,8 @@ class Exit(enum.IntEnum):
 class UserError(Exception):
     """An error the user can fix. The message says what is wrong, why in numbers, and the one thing to do.
 
-    The command ends with the exit code given. Of several processes that train together the first one alone prints it,
-    as all have the same, unless it is not everybodys.
+    The command ends with the exit code given. Of several processes that train together the first one alone prints what
+    is everybodys: all of them have the same.
     """
 
     def __init__(self, code: Exit, message: str, everybodys: bool = True):

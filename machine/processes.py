@@ -22,13 +22,14 @@ import torch.distributed as dist
 
 from common.errors import Exit, UserError
 from common.ranks import MEETING, PLACE, is_one_of_several
-from common.signals import Signals
+from common.signals import Signals, print_line
 from machine import device
 
 # How long one process may wait for another: as long as a save from a process without RAM for a copy may take. One that
 # dies is noticed at once, by its closed connections and by torchrun.
 PATIENCE = timedelta(minutes=30)
-WATCH_SECONDS, STANDSTILL_SECONDS = 1.0, 20.0  # of the watchdog
+WATCH_SECONDS = 1.0
+STANDSTILL_SECONDS, STANDSTILL_STEPS = 20.0, 3  # after a signal: so long, and as many steps
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -63,6 +64,8 @@ class Processes:
             return decide()
         if not self.is_first:
             told = json.loads(self._broadcast(b""))
+            if "ends" in told:
+                raise SystemExit(told["ends"])
             if "error" in told:
                 raise UserError(Exit(told["code"]), told["error"])
             return told["value"]
@@ -74,6 +77,9 @@ class Processes:
         except UserError as error:
             told = {"error": str(error), "code": error.code}
             raise
+        except SystemExit as end:
+            told = {"ends": end.code}
+            raise
         finally:
             self._broadcast(json.dumps(told).encode())
 
@@ -83,7 +89,9 @@ class Processes:
         x is a JSON value. What first raises is raised in all of them.
         """
         if not self.is_first:
-            return follow(self.agree(dict))  # type: ignore[arg-type]
+            told: Any = self.agree(dict)
+            with self.on_its_own():
+                return follow(told)
         found: list[T] = []
 
         def work() -> U:
@@ -120,11 +128,27 @@ class Processes:
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""
         theirs = self.agree(lambda: {name: str(fact) for name, fact in facts.items()})
-        for name, fact in facts.items():
-            if str(fact) != theirs[name]:
-                raise UserError(Exit.MACHINE, f"process {self.rank} has another {name} than process 0: {fact}, not "
-                                              f"{theirs[name]}. Give all machines the same program, packages, tokens "
-                                              "and flags.", everybodys=False)
+        with self.on_its_own():
+            for name, fact in facts.items():
+                if str(fact) != theirs[name]:
+                    raise UserError(Exit.MACHINE, f"{name}: {fact} here, {theirs[name]} in process 0. Give all "
+                                                  "machines the same program, packages, tokens and flags.")
+
+    @contextlib.contextmanager
+    def on_its_own(self) -> Iterator[None]:
+        """While inside, an error may be this process's alone: it is said, with the process's number."""
+        try:
+            yield
+        except UserError as error:
+            if self.is_first:
+                raise
+            raise UserError(error.code, f"process {self.rank}: {error}", everybodys=False) from error
+
+    def watch(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
+              step_seconds: float) -> None:
+        """Starts the watchdog, where there is somebody to wait for."""
+        if self.world_size > 1:
+            Watchdog(signals, beat, is_busy, STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds)
 
     def _broadcast(self, message: bytes) -> bytes:
         """The message of the first process."""
@@ -197,8 +221,9 @@ class Watchdog:
     under way that may take long, such as a save.
     """
 
-    def __init__(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool]):
-        self._signals, self._beat, self._is_busy = signals, beat, is_busy
+    def __init__(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float):
+        """patience is in seconds."""
+        self._signals, self._beat, self._is_busy, self._patience = signals, beat, is_busy, patience
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     def _watch(self) -> None:
@@ -208,5 +233,7 @@ class Watchdog:
             now = self._beat()
             if now != seen or self._is_busy() or self._signals.number is None:
                 seen, since = now, time.monotonic()
-            elif time.monotonic() - since > STANDSTILL_SECONDS:
+            elif time.monotonic() - since > self._patience:
+                print_line(f"error: stopped by {self._signals.name}, but another process has not answered for "
+                           f"{self._patience:.0f} s. What was saved is safe. Start again with --resume_from auto.")
                 os._exit(128 + self._signals.number)

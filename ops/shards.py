@@ -1,42 +1,33 @@
-"""Tensors of which each process holds some rows (PyTorch's DTensor), and whole ones, by the same functions."""
+"""Tensors of which each process holds some rows (PyTorch's DTensor), and whole ones, by the same functions.
+
+What only divided tensors need is imported where there are some: it takes half a second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_divided(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """True for a tensor of which this process holds some rows."""
+    return hasattr(tensor, "placements")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part that this process holds: of a whole tensor all of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_divided(tensor) else tensor
 
 
 def assembled(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, on the same device; of a DTensor all its processes must ask at the same time."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the device of the target, and divided as it is; every process has the whole and takes its part.
-    """
-    tensor = tensor.to(target.device)
-    if not isinstance(target, DTensor) or tensor.shape != target.shape:
-        return tensor
-    return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
-
-
-def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies a whole tensor into the first rows of the target; the rows behind them become zero."""
-    if not isinstance(target, DTensor):
-        target[:len(tensor)] = tensor.to(target.device, target.dtype)
-        target[len(tensor):] = 0.0
-        return
-    padding = tensor.new_zeros(len(target) - len(tensor), *tensor.shape[1:])
-    target.copy_(like(torch.cat([tensor, padding]) if len(padding) else tensor, target))
+    """All of it, on the same device; of a divided one all its processes must ask at the same time."""
+    return tensor.full_tensor() if is_divided(tensor) else tensor
 
 
 def all_assembled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -44,10 +35,33 @@ def all_assembled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {name: assembled(tensor) for name, tensor in tensors.items()}
 
 
+def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A whole tensor on the device of the target, and divided as it is; every process has the whole and takes its part.
+    """
+    tensor = tensor.to(target.device)
+    if not is_divided(target) or tensor.shape != target.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies a whole tensor into the first rows of the target; the rows behind them become zero."""
+    if not is_divided(target):
+        target[:len(tensor)] = tensor.to(target.device, target.dtype)
+        target[len(tensor):] = 0.0
+        return
+    padding = tensor.new_zeros(len(target) - len(tensor), *tensor.shape[1:])
+    target.copy_(like(torch.cat([tensor, padding]) if len(padding) else tensor, target))
+
+
 def gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """All rows of a tensor of which this process has those that it has of the other one, in the dtype of rows."""
-    if not isinstance(like, DTensor):
+    if not is_divided(like):
         return rows
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape,
                               stride=like.stride()).full_tensor()
 
@@ -57,9 +71,11 @@ def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Ten
     everybody = dist.group.WORLD if dist.is_initialized() else None
     if everybody is None or (world_size := dist.get_world_size()) == 1:
         return function(items)
+    from torch.distributed._functional_collectives import all_gather_tensor
+
     num = len(items)
     each = -(-num // world_size)
     mine = items[dist.get_rank() * each:][:each]
     missing = items.new_zeros(each - len(mine), *items.shape[1:])
     done = function(mine) if len(mine) else mine
-    return funcol.all_gather_tensor(torch.cat([done, missing]), 0, everybody)[:num]
+    return all_gather_tensor(torch.cat([done, missing]), 0, everybody)[:num]

@@ -108,6 +108,7 @@ class Checkpointer:
         self.learner, self.state, self.recipe, self.corpus = learner, state, recipe, corpus
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk
+        self.is_finishing = False  # the last save: other processes wait for the first one
         self._args, self._settings, self._tokenizer_json, self._command = args, settings, tokenizer_json, command
         self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
@@ -299,6 +300,11 @@ class Checkpointer:
         """The step of the save in flight, or of the last one."""
         return self._begun_step or 0
 
+    @property
+    def is_busy(self) -> bool:
+        """True while a save is under way, here or in the first process."""
+        return self.is_finishing or self._saver.is_busy
+
     def stake(self) -> Stake:
         """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
         there = [step for step in find.steps_in(self.output_dir) if self._first_step <= step <= self.state.step]
@@ -315,19 +321,26 @@ class Checkpointer:
         return next((path.name for path in find.steps_in(self.output_dir).values()), "")
 
     def finish(self) -> bool:
-        """Saves the last state unless it is saved; True if it is on the disk."""
+        """Saves the last state unless it is saved; True if it is on the disk. All processes take part."""
+        agree, self.is_finishing = self._runtime.processes.agree, True
         self.settle(wait=True)
-        if self.state.step and not self.is_on_disk:
+        if self.state.step and not agree(lambda: self.is_on_disk):
             self.save(stays=False)
             self.settle(wait=True)
-        return self.is_on_disk
+        return agree(lambda: self.is_on_disk)
 
     def save_before(self, error: UserError) -> UserError:
-        """Saves the state, which the error has not reached, and returns the error with that in its message."""
+        """Saves the state, which the error has not reached, and returns the error with that in its message.
+
+        One of several processes cannot do so alone: the others are in the middle of a step.
+        """
         cure = "There is no checkpoint yet. Start again"
-        with contextlib.suppress(save.NotFinite):
-            if self.state.step and self.finish():
-                cure = f"Step {self.state.step:,} is saved. Resume"
+        if self._runtime.processes.world_size > 1:
+            cure = f"The last checkpoint is {last}. Resume" if (last := self.last_good()) else cure
+        else:
+            with contextlib.suppress(save.NotFinite):
+                if self.state.step and self.finish():
+                    cure = f"Step {self.state.step:,} is saved. Resume"
         return UserError(error.code, f"{error} {cure} when the file is as pretokenize.py wrote it.")
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.config import SHAPE
+from common.ranks import world_size
 from tokens.shares import problems_with
 
 Table = Mapping[str, Any]  # by message: true where it has to be said
@@ -79,6 +80,11 @@ def _of_machine(args: argparse.Namespace) -> Table:
         "--loss_chunk_tokens: must be a multiple of 16 with --fp8_head": (
             args.fp8_head and (args.loss_chunk_tokens or 0) % 16),
         "--loss_chunk_tokens: not with --amp_dtype fp16": args.loss_chunk_tokens and args.amp_dtype == "fp16",
+        "--check: is about one machine; start it without torchrun": args.check and world_size() > 1,
+        "--optimizer adamw8bit: its blocks of 256 values do not end where the rows of fsdp and hsdp do; give "
+        "--model_parallel ddp": args.optimizer == "adamw8bit" and args.model_parallel in ("fsdp", "hsdp"),
+        "--batch_size auto: tries the whole model in one process; with --model_parallel fsdp or hsdp give a number": (
+            args.batch_size == "auto" and args.model_parallel in ("fsdp", "hsdp")),
     }
 
 

@@ -31,6 +31,7 @@ class Decisions:
 
     def __init__(self, processes: Processes):
         self._processes = processes
+        self.num_asked = 0  # grows while the run goes on
         self._wishes, self._has_stopped = Wishes(), False
         self._on_the_way: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []  # of the last steps, oldest first
 
@@ -41,6 +42,7 @@ class Decisions:
 
     def cast(self, device: torch.device) -> torch.Tensor:
         """This process's wishes as fp32 [3], to be added up over all, without a wait for the device."""
+        self.num_asked += 1
         wishes, is_first = self._wishes, self._processes.is_first
         numbers = torch.tensor([wishes.stop(), is_first and wishes.save(), is_first and wishes.end()]).float()
         return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
@@ -62,6 +64,7 @@ class Decisions:
 
     def stops_now(self) -> bool:
         """The same without a step in between, for what may take long; all processes ask together, and wait."""
+        self.num_asked += 1
         self._has_stopped = self._has_stopped or self._processes.any(self._wishes.stop())
         return self._has_stopped
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -101,19 +101,21 @@ def find_largest(candidates: Sequence[int], first: int, room: int, key: str, kno
 
 
 def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Options, recipe: Recipe,
-                     kind: OptimizerKind, runtime: Runtime, command: Callable[[int, int], list[str]]) -> Recipe:
-    """The recipe with the largest micro-batch that fits, its samples per step unchanged.
+                     kind: OptimizerKind, runtime: Runtime, command: Callable[[int, int], list[str]]) -> int:
+    """The largest micro-batch that fits: a divisor of the samples of a step, of which each process has its share.
 
+    A trial is one process that has the whole model, and its share of a machine's RAM.
     command(batch_size, accumulation) is the command line of a trial, without what follows from config and kind. Raises
     UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
     """
     machine, signals, out = runtime.machine, runtime.signals, runtime.out
     before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child process behind
-    samples, free = recipe.samples_per_step, free_memory(machine)
+    processes, free = runtime.processes, free_memory(machine)
+    samples = recipe.samples_per_step // processes.world_size
     setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
     decided = [f"--optimizer={kind.name}"] + ([] if args.init_from else [
         f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")])
-    room = int((1 - MARGIN) * (available_ram() if free is None else free))
+    room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
     expected = largest_micro_batch(config, setting, room)
     first = divisors(samples, min(expected, candidates[-1]))[-1]
@@ -143,7 +145,7 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
     source = f"{len(tried)} tried" if tried else f"remembered in {printable(str(known.file))}"
     out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(held)}; {why} ({source})")
     signals.at_once = before
-    return replace(recipe, batch_size=found, accumulation=samples // found)
+    return found
 
 
 def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:

@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from architectures.table import Network
+from architectures.table import ModelConfig, Network, architecture_of, create
 from common.errors import Exit, UserError
 from machine.device import Machine
 from machine.processes import Processes
+from model import Options
 from ops.shards import local
 from training.decisions import Decisions
 
@@ -98,10 +97,14 @@ class DataParallel(_Shared):
 class FullySharded(_Shared):
     """Several processes, each with some rows of every weight, gradient and moment (Zhao et al. 2023, PyTorch FSDP).
 
-    A block's weights are gathered when it is computed. Each of the groups, such as machines, has all rows.
+    A block's weights are gathered when it is computed. Each of the groups, such as machines, has all rows. No process
+    ever holds the whole model: it is built on the meta device, and divided before it gets its weights.
     """
 
     def __init__(self, model: Network, processes: Processes, machine: Machine, groups: int = 1):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         super().__init__(model, processes, copies=groups)
         shape, names = (processes.world_size,), ("shard",)
         if groups > 1:
@@ -113,6 +116,7 @@ class FullySharded(_Shared):
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self.forward: Any = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        model.to_empty(device=machine.device).init_weights()
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         self.forward.set_requires_gradient_sync(is_last)
@@ -120,13 +124,18 @@ class FullySharded(_Shared):
         return contextlib.nullcontext()
 
 
-def share(model: Network, way: str, processes: Processes, machine: Machine) -> Parallel:
-    """The way in which these processes train the model: 'ddp', 'fsdp' or 'hsdp', where there are several."""
-    if processes.world_size == 1:
-        return Alone(model, processes)
-    if way in ("auto", "ddp"):
-        return DataParallel(model, processes)
-    return FullySharded(model, processes, machine, processes.num_machines if way == "hsdp" else 1)
+def build(config: ModelConfig, options: Options, way: str, processes: Processes, machine: Machine,
+          ) -> tuple[Network, Parallel]:
+    """The model with its initial weights, the same for any number of processes, and how they train it.
+
+    way is 'ddp', 'fsdp' or 'hsdp', where there are several.
+    """
+    if processes.world_size == 1 or way in ("auto", "ddp"):
+        model = create(config, machine.device, options).train()
+        return model, Alone(model, processes) if processes.world_size == 1 else DataParallel(model, processes)
+    with torch.device("meta"):
+        model = architecture_of(config).build(config, options).train()
+    return model, FullySharded(model, processes, machine, processes.num_machines if way == "hsdp" else 1)
 
 
 def sequences_at_a_time(samples_per_step: int, batch_size: int, processes: Processes) -> int:

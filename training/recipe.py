@@ -61,6 +61,10 @@ class Recipe(Schedule):
     def samples_per_step(self) -> int:
         return self.batch_size * self.accumulation
 
+    def with_micro_batch(self, batch_size: int) -> Recipe:
+        """The recipe with so many sequences at a time, a divisor of its samples per step, which stay as they are."""
+        return replace(self, batch_size=batch_size, accumulation=self.samples_per_step // batch_size)
+
     @property
     def passes(self) -> float:
         """How often the run goes over its tokens; fewer than epochs where max_steps ends it."""

@@ -11,6 +11,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -20,7 +21,6 @@ from checkpoint.save import NotFinite
 from common.errors import Exit, UserError
 from common.words import duration, printable, several, size
 from machine import device
-from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
 from machine.timing import synchronize
@@ -28,7 +28,9 @@ from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
 from training.micro_batch import divisors
 from training.optimizers import compile_optimizer, is_complete, run_eagerly
+from training.plan import Plan
 from training.recipe import Recipe
+from training.shortage import remember
 from training.state import Learner, Runtime, TrainState
 
 REST_SECONDS = 2.0  # after a signal, a step that would take longer than this is given up at its next micro-batch
@@ -48,6 +50,7 @@ class Recovery:
         self.compile_seconds: float | None = None
         self._args, self._learner, self._state, self._recipe = args, learner, state, recipe
         self._batches, self._runtime = batches, runtime
+        self._is_one_of_several = runtime.processes.world_size > 1  # the others would wait for the rest of a step
 
     @property
     def batch_size(self) -> int:
@@ -63,7 +66,7 @@ class Recovery:
         """The micro-batches of the next step. Raises Abandoned between two of them after a signal that would wait."""
         began = time.monotonic()
         for micro in range(self.accumulation):
-            if micro and self._runtime.signals.number is not None:
+            if micro and not self._is_one_of_several and self._runtime.signals.number is not None:
                 self._finish_soon(micro, (time.monotonic() - began) / micro)
             with self._runtime.gauge.waiting("data"):
                 batch = self._batches.get(self._state.samples_seen, micro)
@@ -84,7 +87,7 @@ class Recovery:
     def until_it_fits(self, step: Callable[[Iterator[data.Batch], int], T]) -> T:
         """step(micro_batches, accumulation); where memory runs out, the same samples again in smaller micro-batches.
 
-        Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much.
+        Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or others wait.
         """
         rng = device.rng_state(self._runtime.machine)
         while True:
@@ -94,7 +97,7 @@ class Recovery:
                 self._undo(rng)
                 raise
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or self._batches.batch_size == 1:
+                if not is_out_of_memory(error) or self._batches.batch_size == 1 or self._is_one_of_several:
                     raise
             self._shrink(rng)  # not in the except clause: there the error holds the tensors of the failed step
 
@@ -159,7 +162,8 @@ class Recovery:
     def _fall_back_to_eager(self, error: Exception) -> None:
         torch.compiler.reset()
         run_eagerly(self._learner.optimizer)
-        self._learner.model._compiled_call_impl = None  # what model.compile() set; there is no public way back
+        for module in self._learner.model.modules():
+            module._compiled_call_impl = None  # what module.compile() set; there is no public way back
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
         self._runtime.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}. Its kernels go to "
@@ -168,18 +172,25 @@ class Recovery:
 
 
 @contextlib.contextmanager
-def explaining_memory(recovery: Recovery, machine: Machine) -> Iterator[None]:
-    """Turns want of memory that no smaller micro-batch helps into an error with its cure."""
+def explaining_memory(args: argparse.Namespace, plan: Plan, recovery: Recovery, runtime: Runtime) -> Iterator[None]:
+    """Turns want of memory that no smaller micro-batch helps into an error with its cure.
+
+    Several processes start again, with smaller micro-batches.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        held, there = size(peak_memory(machine)), size(total_memory(machine))
-        sequences = several(recovery.batch_size, "sequence")
-        raise UserError(Exit.MACHINE, f"out of memory with {sequences} at a time: {held} held, of {there}. What was "
-                                      "saved is safe. Try a smaller --batch_size, --seq_length or "
-                                      "--model_size.") from error
+        held, there = size(peak_memory(runtime.machine)), size(total_memory(runtime.machine))
+        cure = "Try a smaller --batch_size, --seq_length or --model_size."
+        if runtime.processes.world_size > 1 and recovery.batch_size > 1 and not (args.dry_run or args.overfit):
+            remember(Path(args.output_dir), plan.config, plan.memory, recovery.batch_size)
+            cure = "Start again with --resume_from auto: at most half as many at a time are taken then, the same " \
+                   "samples a step. torchrun --max_restarts 3 does that by itself."
+        with runtime.processes.on_its_own():
+            raise UserError(Exit.MACHINE, f"out of memory with {several(recovery.batch_size, 'sequence')} at a time: "
+                                          f"{held} held, of {there}. What was saved is safe. {cure}") from error
 
 
 # ---------------------------------------------------------------- not finite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from common.progress import Progress
 from common.words import printable, several, shell_word
 from machine.device import Machine
 from machine.memory import available_ram, free_memory
-from machine.processes import Processes
+from machine.processes import ALONE, Processes
 from model import Options
 from tokens.corpus import Corpus, open_corpus
 from tokens.mixture import mix
@@ -98,11 +98,14 @@ def _tokenizer_in(folder: Path) -> Path | None:
     return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
 
 
-def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine) -> tuple[str, str]:
+def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine, processes: Processes = ALONE,
+                 ) -> tuple[str, str]:
     """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
     where, why = data.choose_preload(args.preload, corpus.train.num_bytes, free_memory(machine), available_ram())
     if where == "gpu" and machine.device.type != "cuda":
         raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
+    if where == "ram" and processes.local_world_size > 1:
+        return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
     return where, why
 
 
@@ -222,6 +225,16 @@ def forget_best_on_other_tokens(stored: dict[str, Any], state: TrainState, recip
     out.say(f"resume      validation measures other tokens than before ({several(sum(now), 'sequence')}, not "
             f"{sum(before):,}): the best so far, {state.best}, does not count any more")
     state.best_val_loss, state.best_step, state.validations_without_gain = None, 0, 0
+
+
+def in_common(args: argparse.Namespace, recipe: Recipe, config: ModelConfig, options: Options, corpus: Corpus,
+              machine: Machine) -> dict[str, Any]:
+    """What must be the same in all processes that train one model, by names."""
+    found = settings_of(args, Layer("", {}, {}, {}), recipe, options, machine, ALONE)
+    own = ("device", "threads")
+    environment = {name: value for name, value in found["environment"].items() if name not in own}
+    return {**environment, "training tokens": corpus.identity,
+            **asdict(config), **found["settings"]}
 
 
 def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options: Options, machine: Machine,

@@ -61,6 +61,7 @@ class Job:
     ignored: list[int] = field(default_factory=list)  # signals
     raised: list[dict[str, Any]] = field(default_factory=list)  # fields of Raised
     world_size: int = 1  # processes that run it together, as torchrun starts them
+    num_machines: int = 1  # that these are said to be on
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
         os.dup2(os.open(job.stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if job.world_size > 1:
-        become_one_of(job.world_size)
+        become_one_of(job.world_size, job.num_machines)
     for number in job.ignored:
         signal.signal(number, signal.SIG_IGN)
     for wanted in (Raised(**fields) for fields in job.raised):
@@ -142,7 +143,7 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
     leave(main)
 
 
-def become_one_of(world_size: int) -> None:
+def become_one_of(world_size: int, num_machines: int) -> None:
     """Returns in each of so many children, which can meet; this process does as torchrun's agent does.
 
     When a child fails, the others are asked to end, and killed after a while; the exit code is that of the first.
@@ -154,9 +155,9 @@ def become_one_of(world_size: int) -> None:
     for rank in range(world_size):
         child = os.fork()
         if not child:
-            os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
-                               "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
-                               "MASTER_PORT": str(port)})
+            each = world_size // num_machines
+            os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank % each), "WORLD_SIZE": str(world_size),
+                               "LOCAL_WORLD_SIZE": str(each), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
             return
         children[child] = rank
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
