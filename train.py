@@ -268,7 +268,9 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     began, args, processes = time.monotonic(), read_flags(argv), of_environment()
     if args.overfit:
         args = without_noise(args)
-    with contextlib.closing(Progress()) as out, Signals(out.note) as signals, contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:
+        out = held.enter_context(contextlib.closing(Progress()))
+        signals = held.enter_context(Signals(out.note, can_save=True))
         signals.at_once = NOTHING_LOST
         held.enter_context(joined(processes, args.use_gpu))
         if args.check:
@@ -546,7 +548,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
     losses: list[torch.Tensor] = []  # since the last logged step
     skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
 
-    decisions.ask(Wishes(lambda: runtime.signals.number is not None, checkpointer.is_late,
+    decisions.ask(Wishes(lambda: runtime.signals.number is not None, checkpointer.is_wanted,
                          lambda: deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))))
     validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
     runtime.clock.start()

@@ -232,7 +232,8 @@ def _leave_at_a_signal() -> None:
     """Until main installs its own handlers (Signals), a signal ends the process at once, without a traceback."""
     def leave(number: int, _: object) -> None:
         with contextlib.suppress(OSError):  # not print: a handler may interrupt one
-            os.write(2, f"stopped by {signal.Signals(number).name}; nothing was lost\n".encode())
+            if speaks():
+                os.write(2, f"stopped by {signal.Signals(number).name}; nothing was lost\n".encode())
         os._exit(128 + number)
 
     for number in STOPPING:

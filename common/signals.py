@@ -15,6 +15,7 @@ from common.ranks import is_one_of_several
 from common.terminal import STDERR_LOCK, in_notebook
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+SAVING = getattr(signal, "SIGUSR1", None)
 END = b"\0"  # no signal has this number
 ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time are one wish to stop
 ANSWER_SECONDS = 1.0  # that printing may take before the process ends anyway
@@ -47,19 +48,22 @@ class Signals:
     number is the first signal, None before it; at is when it came, by time.monotonic(). As long as nothing can be lost,
     a command sets at_once to the words that follow "stopped by SIGTERM": then the first signal ends the process.
     Otherwise it is answered at once, by tell, as promise() says; or, for a command that as a rule ends sooner, after
-    patience seconds. In one of several processes only a second Ctrl-C ends it at once.
+    patience seconds. In one of several processes only a second Ctrl-C ends it at once. With can_save SIGUSR1 sets
+    asks_to_save, which the command takes back, and nothing else.
 
     On POSIX a thread takes the signals. Python would run a handler only after the operation that the main thread is in,
     and a step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored. Use as a context
     manager, in the main thread.
     """
 
-    def __init__(self, tell: Callable[[str], None] = print_line, patience: float = 0.0):
+    def __init__(self, tell: Callable[[str], None] = print_line, patience: float = 0.0, can_save: bool = False):
         self.number: int | None = None
+        self.asks_to_save = False
         self.at = 0.0
         self.at_once = ""
         self._tell = tell
         self._patience = patience
+        self._listened = (*STOPPING, SAVING) if can_save and SAVING is not None else STOPPING
         self._stopping: Callable[[], str] = lambda: "stopping"
         self._stake: Callable[[], Stake] = lambda: NOTHING
         self._ended = threading.Event()
@@ -78,7 +82,7 @@ class Signals:
         # Beside the thread a handler is still needed, or Python's own would raise KeyboardInterrupt. It remembers the
         # signal, in case a loop looks before the thread has had its turn.
         handler = self._remember if os.name == "posix" else self._receive
-        for number in STOPPING:
+        for number in self._listened:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, handler)
         if os.name == "posix":
@@ -129,10 +133,15 @@ class Signals:
         os.close(read_end)
 
     def _remember(self, number: int, _frame: object = None) -> None:
-        if self.number is None:
+        if number == SAVING:
+            self.asks_to_save = True
+        elif self.number is None:
             self.at, self.number = time.monotonic(), number  # the time first: whoever sees the number may use it
 
     def _receive(self, number: int, _frame: object = None) -> None:
+        if number == SAVING:
+            self._answer(lambda: f"{signal.Signals(number).name}: saving after this step, and going on")
+            return
         is_repeated = self._num_received > 0 and time.monotonic() - self.at < ONE_STOP_SECONDS
         if is_repeated and (in_notebook() or is_one_of_several()):
             return  # a notebook's stop button sends three, and kills the process after the last; torchrun adds its own

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,7 +218,8 @@ def is_of_lost_process(error: RuntimeError) -> bool:
 class Watchdog:
     """Ends this process when it was asked to stop but has to wait for another one that is gone.
 
-    A collective on a GPU does not notice that. beat() changes while there is progress; is_busy() says that something is
+    A collective on a GPU does not notice that. When torchrun itself is gone it asks this process to stop: nobody could
+    end it otherwise. beat() changes while there is progress; is_busy() says that something is
     under way that may take long, such as a save.
     """
 
@@ -227,9 +229,11 @@ class Watchdog:
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     def _watch(self) -> None:
-        seen, since = self._beat(), time.monotonic()
+        seen, since, parent = self._beat(), time.monotonic(), os.getppid()
         while True:
             time.sleep(WATCH_SECONDS)
+            if os.getppid() != parent:
+                self._signals.hear(signal.SIGTERM)
             now = self._beat()
             if now != seen or self._is_busy() or self._signals.number is None:
                 seen, since = now, time.monotonic()

@@ -30,6 +30,12 @@ def assembled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if is_divided(tensor) else tensor
 
 
+def let_go(model: torch.nn.Module) -> None:
+    """Divides again what a forward pass gathered, and no backward pass after it: else parameters are other objects."""
+    if isinstance(reshard := getattr(model, "reshard", None), Callable):
+        reshard()
+
+
 def all_assembled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """assembled() of each."""
     return {name: assembled(tensor) for name, tensor in tensors.items()}

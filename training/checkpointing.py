@@ -154,10 +154,12 @@ class Checkpointer:
         every = self._args.checkpoint_every_steps
         return bool(every and self.state.step % every == 0)
 
-    def is_late(self) -> bool:
-        """True if a rolling checkpoint is due by this process's clock."""
-        minutes = self._args.checkpoint_every_minutes
-        return bool(minutes and time.monotonic() - self._begun_at >= 60 * minutes)
+    def is_wanted(self) -> bool:
+        """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
+        """
+        minutes, is_first = self._args.checkpoint_every_minutes, self._runtime.processes.is_first
+        is_late = is_first and minutes and time.monotonic() - self._begun_at >= 60 * minutes
+        return bool(is_late or self._runtime.signals.asks_to_save)
 
     def epoch_ended(self) -> bool:
         """True if the last step completed an epoch whose checkpoint stays."""
@@ -170,6 +172,7 @@ class Checkpointer:
     def save(self, stays: bool) -> None:
         """Begins a save: training waits for the copy alone, where there is one."""
         self.settle(wait=True)
+        self._runtime.signals.asks_to_save = False
         started = time.perf_counter()
         self._begun_at, self._begun_step = time.monotonic(), self.state.step
         fields, card = self._fields(stays), self._card()

@@ -14,8 +14,7 @@ DELAY = 2  # steps after which a decision of several processes is read: it has a
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is asked at every step: has a signal come? And, as the first process's clock says: is a save due, the end?
-    """
+    """What is asked at every step: is the run to stop, to save, and, as the first process's clock says, to end?"""
 
     stop: Callable[[], bool] = bool
     save: Callable[[], bool] = bool
@@ -44,7 +43,7 @@ class Decisions:
         """This process's wishes as fp32 [3], to be added up over all, without a wait for the device."""
         self.num_asked += 1
         wishes, is_first = self._wishes, self._processes.is_first
-        numbers = torch.tensor([wishes.stop(), is_first and wishes.save(), is_first and wishes.end()]).float()
+        numbers = torch.tensor([wishes.stop(), wishes.save(), is_first and wishes.end()]).float()
         return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
 
     def note(self, sums: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ some rows of every weight. Alone shares nothing: a step of one process goes thro
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -106,6 +107,8 @@ class FullySharded(_Shared):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         super().__init__(model, processes, copies=groups)
+        # The residual stream is returned by a block as it came, and nothing changes it in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         shape, names = (processes.world_size,), ("shard",)
         if groups > 1:
             shape, names = (groups, processes.world_size // groups), ("replicate", "shard")

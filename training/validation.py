@@ -18,6 +18,7 @@ from common.words import printable_text
 from generation.sampling import sample
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
+from ops.shards import let_go
 from tokens.corpus import Corpus, Share
 from tokens.tokenizer import bytes_per_id, load_tokenizer
 from training.recipe import Recipe
@@ -97,6 +98,7 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
                 sums.num_bytes += 0 if byte_lengths_V is None else int(byte_lengths_V[kept].sum())
     finally:
         model.train()
+        let_go(model)
     return sums
 
 

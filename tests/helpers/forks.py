@@ -6,11 +6,14 @@ fail.
 """
 
 import ast
+import builtins
+import concurrent.futures.thread
 import contextlib
 import functools
 import gc
 import importlib
 import json
+import math
 import os
 import pkgutil
 import queue
@@ -33,17 +36,24 @@ ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "system" / "faulty.c"
 POLL_SECONDS = 0.002
 GRACE_SECONDS = 30  # as torchrun has it
+ORPHANS_SECONDS = 60  # in which processes end that have lost the one that started them
 
 
 @dataclass(frozen=True)
 class Raised:
-    """A signal that a process gets `delay` seconds after it began its call number `call` of "module:function"."""
+    """What befalls a process in its call number `call` of "module:function".
+
+    It gets a signal, `delay` seconds after the call began, or stands still for so long (SIGSTOP), or the call fails, or
+    returns a tensor that is not finite.
+    """
 
     function: str
     call: int
-    number: int
+    number: int = 0  # of the signal; 0: none
     delay: float = 0.0
-    rank: int | None = None  # of several processes the one that gets it; None: each
+    rank: int | None = None  # of several processes the one that it befalls; None: each
+    error: str = ""  # name of a builtin exception
+    spoils: bool = False  # the result becomes NaN
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,8 @@ class Job:
     raised: list[dict[str, Any]] = field(default_factory=list)  # fields of Raised
     world_size: int = 1  # processes that run it together, as torchrun starts them
     num_machines: int = 1  # that these are said to be on
+    victim: int | None = None  # of these the one that is killed then; None: the one that started them
+    own_words: dict[str, list[str]] = field(default_factory=dict)  # by rank: what its command line has besides
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,9 @@ def serve() -> None:
         child = os.fork()
         if not child:
             run_job(job, *commands[name])
-        _, status, usage = wait_for(child, started, job.kill_after)
+        _, status, usage = wait_for(child, started, job.kill_after if job.victim is None else None)
+        if job.world_size > 1:
+            wait_for_group(child, ORPHANS_SECONDS)
         with contextlib.suppress(OSError):
             os.killpg(child, signal.SIGKILL)  # what it started and left behind
         answer = {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started,
@@ -129,7 +143,7 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
         os.dup2(os.open(job.stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if job.world_size > 1:
-        become_one_of(job.world_size, job.num_machines)
+        become_one_of(job)
     for number in job.ignored:
         signal.signal(number, signal.SIG_IGN)
     for wanted in (Raised(**fields) for fields in job.raised):
@@ -143,7 +157,7 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
     leave(main)
 
 
-def become_one_of(world_size: int, num_machines: int) -> None:
+def become_one_of(job: Job) -> None:
     """Returns in each of so many children, which can meet; this process does as torchrun's agent does.
 
     When a child fails, the others are asked to end, and killed after a while; the exit code is that of the first.
@@ -152,14 +166,17 @@ def become_one_of(world_size: int, num_machines: int) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     children: dict[int, int] = {}
-    for rank in range(world_size):
+    each = job.world_size // job.num_machines
+    for rank in range(job.world_size):
         child = os.fork()
         if not child:
-            each = world_size // num_machines
-            os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank % each), "WORLD_SIZE": str(world_size),
+            os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank % each), "WORLD_SIZE": str(job.world_size),
                                "LOCAL_WORLD_SIZE": str(each), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+            job.words.extend(job.own_words.get(str(rank), []))
             return
         children[child] = rank
+    if job.kill_after is not None and job.victim is not None:
+        threading.Timer(job.kill_after, end_all, [[[*children][job.victim]], signal.SIGKILL]).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: end_all(children, number))
     first = 0
@@ -177,7 +194,8 @@ def become_one_of(world_size: int, num_machines: int) -> None:
 
 def end_all(children: Iterable[int], number: int) -> None:
     for child in [*children]:
-        os.kill(child, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
 
 
 def leave(main: Callable[[], None]) -> NoReturn:
@@ -189,6 +207,7 @@ def leave(main: Callable[[], None]) -> NoReturn:
     except SystemExit as end:
         code = int(end.code or 0)
     finally:
+        concurrent.futures.thread._python_exit()  # as the interpreter does: idle workers end
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
@@ -199,7 +218,7 @@ def leave(main: Callable[[], None]) -> NoReturn:
 
 
 def raise_in(wanted: Raised) -> None:
-    """Wraps a function so that one of its calls raises a signal in this process."""
+    """Wraps a function so that the wanted thing happens in one of its calls."""
     module, _, path = wanted.function.partition(":")
     *outer, name = path.split(".")
     holder = pkgutil.resolve_name(f"{module}:{'.'.join(outer)}" if outer else module)
@@ -207,13 +226,21 @@ def raise_in(wanted: Raised) -> None:
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        if len(calls) == wanted.call and wanted.delay:
+        if len(calls) != wanted.call:
+            return real(*args, **kwargs)
+        if wanted.error:
+            raise getattr(builtins, wanted.error)
+        if wanted.number == signal.SIGSTOP:
+            subprocess.Popen(["sh", "-c", f"sleep {wanted.delay}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), wanted.number)
+        elif wanted.delay:
             timer = threading.Timer(wanted.delay, os.kill, (os.getpid(), wanted.number))
             timer.daemon = True
             timer.start()
-        elif len(calls) == wanted.call:
+        elif wanted.number:
             os.kill(os.getpid(), wanted.number)
-        return real(*args, **kwargs)
+        result = real(*args, **kwargs)
+        return result * math.nan if wanted.spoils else result
 
     setattr(holder, name, wrapped)
 
@@ -227,6 +254,17 @@ def wait_for(child: int, started: float, kill_after: float | None) -> tuple[int,
             os.kill(child, signal.SIGKILL)
         time.sleep(POLL_SECONDS)
     return ended
+
+
+def wait_for_group(leader: int, seconds: float) -> None:
+    """Waits until all processes that the leader started, and left behind, have ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            os.killpg(leader, 0)
+        except OSError:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 # ---------------------------------------------------------------- the test's side
@@ -250,12 +288,14 @@ class Forks:
     def run(self, line: str | list[str], *, cwd: Path | None = None, stdin: str | None = None,
             env: dict[str, str] | None = None, kill_after: float | None = None, alarm: int = 0,
             raised: Iterable[Raised] = (), ignored: Iterable[int] = (), merged: bool = False,
-            printed_to: Path | None = None, world_size: int = 1) -> Ended:
+            printed_to: Path | None = None, world_size: int = 1, num_machines: int = 1,
+            victim: int | None = None, own_words: dict[str, list[str]] | None = None) -> Ended:
         """Runs a command line ("train.py --max_steps 2"; a list of words where they hold spaces) and waits for its end.
 
         kill_after and alarm are seconds after which SIGKILL or SIGALRM ends it; raised and ignored are signals. merged
         puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it. So many
-        processes as world_size says do it together.
+        processes as world_size says do it together, as if they were on so many machines; of these the victim is the one
+        that is killed.
         """
         with self.lock:
             self.count += 1
@@ -272,7 +312,8 @@ class Forks:
             streams.with_suffix(".in").write_text(stdin)
             given = str(streams.with_suffix(".in"))
         job = Job(words, str(cwd or self.folder), given, str(stdout), str(stderr), {**self.always, **(env or {})},
-                  kill_after, alarm, list(ignored), [asdict(wanted) for wanted in raised], world_size)
+                  kill_after, alarm, list(ignored), [asdict(wanted) for wanted in raised], world_size, num_machines,
+                  victim, own_words or {})
         server = self.idle.get()
         try:
             assert server.stdin

@@ -6,38 +6,18 @@ import signal
 import pytest
 
 from checkpoint.find import steps_in
+from checkpoint.folder import owned
 from common.errors import Exit
 from tests.helpers.forks import Raised
+from tests.helpers.several import EXACT, SMALL, Several, figures
 from tests.helpers.training import metrics_of
 from training.pace import WARM_STEPS
 
-SMALL = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "2",
-         "--gradient_accumulation_steps", "4", "--max_steps", "12", "--eval_interval", "5", "--log_interval", "1",
-         "--sample_interval", "0", "--checkpoint_every_minutes", "0"]
-EXACT = 1e-5  # of losses and norms in fp32, whose sums have another order
-
-
-@pytest.fixture(scope="module")
-def corpus(make_corpus, tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("several") / "corpus")
-
 
 @pytest.fixture
-def train(forks, corpus, tmp_path):
-    """A function: runs train.py in so many processes on the small corpus."""
-
-    def run(world_size, *flags, out="out", **more):
-        argv = ["train.py", "--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *SMALL, *flags]
-        return forks.run(argv, world_size=world_size, alarm=120, **more)
-
-    run.folder, run.corpus, run.forks = tmp_path, corpus, forks  # type: ignore[attr-defined]
-    return run
-
-
-def figures(folder):
-    """Loss and norm of each step, and each validation."""
-    rows = metrics_of(folder)
-    return [row[key] for row in rows for key in ("loss", "grad_norm", "val_loss") if key in row]
+def train(forks, make_corpus, tmp_path):
+    """Several(...).run: runs train.py in so many processes on a small corpus."""
+    return Several(forks, make_corpus(tmp_path / "corpus"), tmp_path)
 
 
 @pytest.mark.parametrize("flags", [("--optimizer", "adamw", "--dropout", "0.1"), ("--arch", "qwen3"),
@@ -125,3 +105,63 @@ def test_an_error_is_said_once(train, flags, code, message):
     assert done.code == code
     assert done.stderr.startswith(message)
     assert done.stderr.count("error:") == 1
+
+
+# ---------------------------------------------------------------- what may befall one of them
+
+
+def test_a_loss_that_is_not_finite_in_one_process_skips_the_step_in_all(train):
+    spoilt = [Raised("model:GPT.forward", 2 * (WARM_STEPS + 1) + 2 * 4 + 1, rank=1, spoils=True)]
+    done = train(2, "--optimizer", "adamw", raised=spoilt)
+    assert done.code == 0, done.stderr
+    assert "skipped_steps: 1\n" in done.stdout
+    rows = {row["step"]: row for row in metrics_of(train.folder / "out") if "loss" in row}
+    assert [step for step, row in rows.items() if row["loss"] is None] == [5]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_out_of_memory_in_one_process_is_remembered_and_the_next_start_takes_less_at_a_time(train, way):
+    flags = ["--optimizer", "adamw", "--model_parallel", way, "--checkpoint_every_steps", "2", "--resume_from", "auto"]
+    full = [Raised("train:train_step", WARM_STEPS + 1 + 6, rank=1, error="MemoryError")]
+    died = train(2, *flags, raised=full)
+    assert died.code == Exit.MACHINE
+    assert re.search(r"error: process 1: out of memory with 2 sequences at a time: .* held, of .*\. What was saved is "
+                     r"safe\. Start again with --resume_from auto: at most half", died.stderr)
+    again = train(2, *flags)
+    assert again.code == 0, again.stderr
+    assert "batch_size  1 x 8 micro-batches: with 2 sequences at a time the run was out of memory" in again.stdout
+    assert train(2, *flags, out="whole").code == 0
+    assert figures(train.folder / "out") == pytest.approx(figures(train.folder / "whole"), rel=EXACT)
+
+
+def test_a_process_with_another_recipe_or_other_tokens_says_in_what_it_differs(train, make_corpus):
+    found = train(2, own_words={"1": ["--learning_rate", "0.01"]})
+    assert found.code == Exit.MACHINE
+    assert re.search(r"error: process 1: learning_rate: 0\.01 here, 0\.\d+ in process 0\. Give all machines the same",
+                     found.stderr)
+    other = make_corpus(train.folder / "other", seed=1)
+    found = train(2, own_words={"1": ["--data_dir", str(other)]})
+    assert "error: process 1: training tokens: " in found.stderr
+    found = train(2, own_words={"1": ["--data_dir", "nowhere"]})
+    assert "error: process 1: --data_dir nowhere does not exist." in found.stderr
+
+
+def test_a_second_run_in_the_same_folder_is_refused_in_all_processes(train):
+    with owned(train.folder / "out"):
+        done = train(2)
+    assert done.code == Exit.BUSY
+    assert done.stderr.count("is in use by another run") == 1
+
+
+def test_a_process_that_stands_still_for_a_while_is_waited_for(train):
+    done = train(2, raised=[Raised("train:train_step", WARM_STEPS + 1 + 3, signal.SIGSTOP, delay=1.0, rank=1)])
+    assert done.code == 0, done.stderr
+    assert done.seconds > 1
+    assert metrics_of(train.folder / "out")[-1]["step"] == 12
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigusr1_to_any_process_saves_and_the_run_goes_on(train, rank):
+    done = train(2, raised=[Raised("train:train_step", WARM_STEPS + 1 + 7, signal.SIGUSR1, rank=rank)])
+    assert done.code == 0, done.stderr
+    assert [step for step in steps_in(train.folder / "out") if step not in (5, 10, 12)]
