@@ -7,6 +7,7 @@
     python bench.py --loader                                            a batch from memory and from a file
     python bench.py --saving --model_size gpt2_small --vocab_size 50257 a checkpoint, and how long training waits for it
     python bench.py --quality --data_dir data --model_size tiny         what a model learns, recipe by recipe
+    python bench.py --scaling --shape B --use_gpu                       1, 2, 4, ... processes, each on a GPU
 
 The first rung is train.py with all that can be naive: Python loops for batches, plain attention, fp32, eager. Each rung
 above it adds one lever. All are timed by train.py itself, each in a process of its own (benchmarks/ladder.py). This
@@ -51,10 +52,12 @@ from benchmarks.ladder import (
 from benchmarks.processes import Children
 from benchmarks.quality import compare_recipes
 from benchmarks.recipes import own_recipes, recipe_names
+from benchmarks.scaling import compare_processes, process_numbers, ways_of_sharing
 from common import flags
 from common.errors import Exit, UserError, guard, require
 from common.outputs import PICTURES, Output, requested
 from common.progress import Progress
+from common.ranks import speaks
 from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
 from tokens.metadata import Metadata, read_metadata
@@ -63,8 +66,10 @@ SLOW_EXIT = 1  # a rung failed, or its losses are not the first rung's
 LIMIT_MINUTES = 15.0
 LOADER_TOKENS = 10_000_000
 LOADER_SEQ_LENGTH = 512
-CHILDREN = ("naive", "corpus", "probe", "tokens", "peer", "loader", "material", "saving")
-OF_QUALITY = ("recipes", "own_recipes", "seeds", "tokens", "quality_dir", "timing_turns", "tune", "train_flags")
+CHILDREN = ("naive", "corpus", "probe", "tokens", "peer", "loader", "material", "saving", "sharing")
+OF_QUALITY = ("recipes", "own_recipes", "seeds", "tokens", "quality_dir", "tune")
+OF_SCALING = ("processes", "ways")
+OF_BOTH = ("timing_turns", "train_flags")
 
 
 # ---------------------------------------------------------------- flags
@@ -87,7 +92,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, text, one_of = flags.whole, flags.text, flags.one_of
     parser = flags.Parser("bench.py", "Times train.py's levers one by one, or a peer's model beside ours; or "
-                          "compares what recipes learn.")
+                          "compares what recipes learn, or what several processes gain.")
     g = parser.group("what is timed: the ladder, or")
     g.flag("--rungs", rung_numbers(), None, "rungs of the ladder; a peer stands beside the last", "all")
     g.flag("--peer", one_of("nanogpt", "transformers"), None, "its model, compiled, beside our best rung", "none")
@@ -97,6 +102,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--saving", False, "a checkpoint of the shape's model, in the current folder, beside save_file "
              "and a raw write of the same bytes")
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds")
+    g.switch("--scaling", False, "several processes that train one model, by each way of sharing it: speed, memory, "
+             "what is lost to their messages, and whether their losses are one process's")
     g = parser.group("the shape")
     g.flag("--shape", one_of(*SHAPES), "mini", "mini: 8,192 ids, T 256, B 8; A: GPT-2 Small, 32,000 ids, head untied, "
            "T 512, B 32; B: GPT-2 Small, 50,304 ids, T 1024, B 16; the next four override")
@@ -104,8 +111,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "as in train.py", "the shape's")
     g.flag("--vocab_size", whole(2, 2**24), None, "ids", "the shape's")
     g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "the shape's")
-    g.flag("--batch_size", whole(2, 2**20), None, "sequences of a step, B; even: the first rungs take two halves",
-           "the shape's")
+    g.flag("--batch_size", whole(2, 2**20), None, "sequences of a step, B, with --scaling of each process; even: the "
+           "first rungs take two halves", "the shape's")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
     g = parser.group("of --quality")
     g.flag("--recipes", recipe_names(), None, "recipes in docs/quality.md, and of --own_recipes", "all")
@@ -115,43 +122,53 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens of a run, such as 20M", "20 per parameter")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
            "was interrupted is resumed, and several commands may share it")
-    g.flag("--timing_turns", whole(0, 100), 3, "times that the steps of all recipes are timed, one recipe after the "
-           "other, once all runs are complete; 0: not")
     g.switch("--tune", False, "measure the other half of the validation tokens, on which recipes may be chosen")
+    g = parser.group("of --scaling")
+    g.flag("--processes", process_numbers(), None, "numbers of processes, all on this machine; 1 is always one of them",
+           "powers of two up to the number of GPUs, on a CPU 1,2")
+    g.flag("--ways", ways_of_sharing(), None, "ways of sharing a model, as in train.py's --model_parallel", "ddp,fsdp")
+    g = parser.group("of --quality and --scaling")
+    g.flag("--timing_turns", whole(0, 100), 3, "times that the steps of all recipes, or numbers of processes, are "
+           "timed, one after the other; 0: not")
     g.flag("--train_flags", text("'FLAGS'"), None, "flags of train.py for all runs: --train_flags='--compile "
            "--use_amp'", "none")
     g = parser.group("how")
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
     g.flag("--warmup", whole(1, 100_000), None, "steps before those", "20 on a GPU, 4 on a CPU")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
-    g.flag("--precision", one_of("bf16", "fp32"), None, "of the upper rungs", "bf16 where it is native")
+    g.flag("--precision", one_of("bf16", "fp32"), None, "of the upper rungs, and of steps timed by --scaling", "bf16 "
+           "where it is native")
     g.switch("--tuned", None, "rung 9, whose compiling takes minutes", "on a GPU only")
     g.flag("--limit_minutes", flags.real(0, 1e6, above=True, unit="MINUTES"), None, "after which a rung is given up",
            "15, none with --quality")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
-    g.flag("--png", text(), None, "picture of the ladder to write, .png, .svg or .pdf; needs matplotlib", "none")
+    g.flag("--png", text(), None, "picture to write, .png, .svg or .pdf; needs matplotlib", "none")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
-    other = args.peer is not None or args.loader or args.saving
+    other, is_ladder = args.peer is not None or args.loader or args.saving, not (args.quality or args.scaling)
     wrong = {
         "--loader: not with --peer": args.loader and args.peer is not None,
         "--saving: not with --peer or --loader": args.saving and (args.loader or args.peer is not None),
         "--quality: not with --peer, --loader or --saving": args.quality and other,
+        "--scaling: not with --peer, --loader, --saving or --quality": args.scaling and (other or args.quality),
+        "--timing_turns 0: --scaling has nothing else": args.scaling and not args.timing_turns,
         "--quality: needs --data_dir, a folder of pretokenize.py": args.quality and args.data_dir is None,
         "--peer nanogpt: needs --peer_dir, nanoGPT's folder": args.peer == "nanogpt" and args.peer_dir is None,
         "--peer_dir: has no effect without --peer nanogpt": args.peer != "nanogpt" and args.peer_dir is not None,
         "--png: is a picture of the ladder, not of --peer, --loader or --saving": args.png is not None and other,
-        "--batch_size: is odd; the first rungs take it in two halves": (args.batch_size or 0) % 2 and not args.quality,
+        "--batch_size: is odd; the first rungs take it in two halves": (args.batch_size or 0) % 2 and is_ladder,
         "--vocab_size: comes from --data_dir": args.vocab_size is not None and args.data_dir is not None,
     }
     problems = [problem for problem, is_wrong in wrong.items() if is_wrong]
-    if not args.quality:
-        problems += [f"--{name}: has no effect without --quality" for name in OF_QUALITY if name in args.config.given]
+    for names, has_effect, needed in ((OF_QUALITY, args.quality, "--quality"), (OF_SCALING, args.scaling, "--scaling"),
+                                      (OF_BOTH, args.quality or args.scaling, "--quality or --scaling")):
+        problems += [f"--{name}: has no effect without {needed}" for name in names
+                     if name in args.config.given and not has_effect]
     if args.png is not None and not args.png.lower().endswith(PICTURES):
         problems.append(f"--png {printable(args.png)}: must end in {', '.join(PICTURES)}")
     return problems
@@ -371,6 +388,10 @@ def answer(name: str, request: Request) -> Answer:
             from benchmarks.material import prepare
 
             return prepare(**request)
+        case "sharing":
+            from benchmarks.sharing import time_sharing
+
+            return time_sharing(**request)
         case _:
             from benchmarks.parts import saving_times
 
@@ -427,7 +448,9 @@ def measure_machine(args: argparse.Namespace, shape: Shape, out: Progress, child
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     if argv and argv[0] in CHILDREN:
-        print(json.dumps(asdict(answer(argv[0], json.loads(argv[1])))), flush=True)
+        answered = json.dumps(asdict(answer(argv[0], json.loads(argv[1]))))
+        if speaks():
+            print(answered, flush=True)
         return Exit.DONE
 
     args = read_flags(argv)
@@ -443,6 +466,8 @@ def main(argv: Sequence[str]) -> int:
                 signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
                 return compare_recipes(args, shape, children, out, json_file, png)
             setting = measure_machine(args, shape, out, children)
+            if args.scaling:
+                return compare_processes(args, setting, children, out, report.Record(json_file, setting), png)
             bench = Bench(out, children, setting, report.Record(json_file, setting))
             for line in report.introduction(setting):
                 out.say(line)

@@ -12,7 +12,7 @@ class Probe:
 
     half is the 16-bit precision of the upper rungs, or "fp32" with why_no_half. The other reasons are empty or None
     where nothing is in the way. peak_flops is the data sheet's, matmul_flops what was measured with square matrices of
-    matmul_width, by precision; both in FLOP/s.
+    matmul_width, by precision; both in FLOP/s. num_threads are those that PyTorch computes with on the CPU.
     """
 
     device: str
@@ -26,6 +26,8 @@ class Probe:
     matmul_flops: dict[str, float]
     matmul_width: int
     flops_per_token: int
+    num_threads: int = 1
+    num_gpus: int = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -87,9 +89,25 @@ class Material:
 
 
 @dataclass(frozen=True)
+class SharingTimes:
+    """What a step of processes that share a model takes, in seconds, and the most bytes that each of them held.
+
+    silent_seconds are those of the same steps without the exchange of weights and gradients, in turns with the others.
+    message_seconds is one sum of five numbers over all processes, agreement_seconds that with all that is decided in a
+    step, medians of many. Of one process there are none of these.
+    """
+
+    seconds: list[float]
+    silent_seconds: list[float]
+    message_seconds: float | None
+    agreement_seconds: float | None
+    peak_memory_bytes: list[int]
+
+
+@dataclass(frozen=True)
 class Done:
     """The answer of a child that has nothing to say but that it is done."""
 
 
-Answer = Probe | PeerRun | LoaderTimes | SavingTimes | Material | Done
+Answer = Probe | PeerRun | LoaderTimes | SavingTimes | SharingTimes | Material | Done
 Request = dict[str, Any]  # the arguments of the child's function, as JSON

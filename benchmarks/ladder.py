@@ -199,14 +199,20 @@ class RungFailed(Exception):
 
 def train_flags(setting: Setting, rung: Rung, folder: Path) -> list[str]:
     """The whole command line of train.py for a rung that is run in this folder."""
+    return [*common_flags(setting, folder), *rung.flags]
+
+
+def common_flags(setting: Setting, folder: Path) -> list[str]:
+    """What all runs that are timed in this folder have in common: the shape and the tokens, AdamW at a constant rate.
+    """
     shape = setting.shape
-    return [*as_flags({
+    return list(as_flags({
         "data_dir": setting.data_dir, "output_dir": str(folder / OUTPUT), "model_size": shape.model_size,
         "seq_length": shape.seq_length, "tie_weights": shape.tie_weights, "use_gpu": setting.machine.on_gpu,
         "max_steps": setting.warmup + setting.steps, "learning_rate": LEARNING_RATE, "use_lr_scheduler": False,
         "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0,
         "verbose": True,
-    }), *rung.flags]
+    }))
 
 
 def run_rung(setting: Setting, rung: Rung, children: Children, cache: str) -> RungRun:

@@ -72,7 +72,9 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any], wi
         peak_flops=machine.peak_flops,
         matmul_flops=speeds,
         matmul_width=width,
-        flops_per_token=GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size]).flops_per_token)
+        flops_per_token=GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size]).flops_per_token,
+        num_threads=torch.get_num_threads(),
+        num_gpus=torch.cuda.device_count() if on_gpu else 0)
 
 
 # ---------------------------------------------------------------- loading batches

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,23 @@ from common.signals import Signals
 from common.words import printable
 
 ROOT = Path(__file__).resolve().parents[1]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
+GRACE_SECONDS = 40.0  # in which torchrun ends the processes that it has started: they are in sessions of their own
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a script is started: by itself, or by torchrun as so many processes (0: without torchrun).
+
+    environment is what it finds there besides the usual.
+    """
+
+    num_processes: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+PLAIN = Launch()
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class Ended:
             return ""
         if self.gave_up:
             return printable(self.gave_up)
-        lines = [line for line in self.stderr.splitlines() if line.strip()]
+        lines = [line for line in self.stderr.splitlines() if any(map(str.isalnum, line))]
         error = next((line for line in lines if line.startswith("error: ")), "")
         if error:
             return printable(error.removeprefix("error: "))
@@ -61,19 +77,24 @@ class Children:
         self._limit_seconds = limit_seconds
 
     def run(self, words: Sequence[str], cache: str | None, grace_seconds: float = 0.0,
-            look: Callable[[], None] = lambda: None) -> Ended:
+            look: Callable[[], None] = lambda: None, launch: Launch = PLAIN) -> Ended:
         """Runs python with these words; the compiler keeps its kernels in the folder's subfolder of this name.
 
         None: where it keeps them anyway. look is called again and again while the child runs. A child that has to be
-        ended is asked to (SIGTERM) and given the grace, in which train.py saves. Raises Stopped after a signal.
+        ended is asked to (SIGTERM) and given the grace, in which train.py saves. Raises Stopped after a signal. Under
+        torchrun the current folder is the program's, since `python -m` looks there for modules first.
         """
-        caches = {}
+        caches, folder = {}, None
+        if launch.num_processes:
+            words, folder = [*TORCHRUN, str(launch.num_processes), *words], ROOT
+            grace_seconds = grace_seconds or GRACE_SECONDS
         if cache is not None:
             kernels = self.folder / cache
             caches = {"TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")}
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             child = subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                                     env={**script_environment(), **caches}, start_new_session=os.name == "posix")
+                                     env={**script_environment(), **caches, **launch.environment}, cwd=folder,
+                                     start_new_session=os.name == "posix")
             try:
                 gave_up = self._wait_for(child, look)
             finally:
@@ -83,12 +104,12 @@ class Children:
             printed, complaints = (file.read().decode(errors="replace") for file in (stdout, stderr))
         return Ended(child.returncode, printed, complaints, gave_up)
 
-    def ask(self, kind: type[T], name: str, cache: str = "cache", **request: Any) -> T:
+    def ask(self, kind: type[T], name: str, cache: str = "cache", launch: Launch = PLAIN, **request: Any) -> T:
         """Starts the child of this name with the request as its arguments, and returns its answer.
 
         Raises UserError with the child's problem: exit 3 if the child ended with that, else exit 5.
         """
-        ended = self.run([str(ROOT / "bench.py"), name, json.dumps(request)], cache)
+        ended = self.run([str(ROOT / "bench.py"), name, json.dumps(request)], cache, launch=launch)
         if problem := ended.problem:
             if ended.code == Exit.DATA:
                 raise UserError(Exit.DATA, problem)

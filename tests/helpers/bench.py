@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.answers import Probe
 from benchmarks.ladder import SHAPES, Setting
-from benchmarks.processes import Children, Ended
+from benchmarks.processes import PLAIN, Children, Ended, Launch
 from common.signals import Signals
 
 CPU = Probe("cpu", "a CPU", "torch", "bf16", "", None, "needs a GPU", None, {"fp32": 1e12, "bf16": 2e12}, 2048, 10**6)
@@ -17,14 +17,19 @@ SETTING = Setting(SHAPES["mini"], CPU, "data", steps=2, warmup=1)
 
 
 class Imagined(Children):
-    """Children that are never started: `answer` says what one with these words leaves behind."""
+    """Children that are never started: `answer` says what one with these words leaves behind.
+
+    launches says how each would have been started.
+    """
 
     def __init__(self, folder: Path, answer: Callable[[Sequence[str]], Ended]):
         super().__init__(Signals(), 60, folder)
         self._answer = answer
+        self.launches: list[Launch] = []
 
     def run(self, words: Sequence[str], cache: str | None, grace_seconds: float = 0.0,
-            look: Callable[[], None] = lambda: None) -> Ended:
+            look: Callable[[], None] = lambda: None, launch: Launch = PLAIN) -> Ended:
+        self.launches.append(launch)
         return self._answer(words)
 
 
