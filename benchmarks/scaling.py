@@ -16,7 +16,7 @@ from benchmarks.answers import Probe
 from benchmarks.ladder import Setting
 from benchmarks.processes import Children
 from benchmarks.report import Record
-from benchmarks.scaling_runs import TeamFigures, Measured, Runs, Team, figures_of, samples_for_all, teams_of
+from benchmarks.scaling_runs import Measured, Runs, Team, TeamFigures, figures_of, samples_for_all, teams_of
 from common.errors import Exit, UserError
 from common.flags import ValueKind
 from common.outputs import Output

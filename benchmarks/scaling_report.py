@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.answers import Probe
 from benchmarks.ladder import Setting
-from benchmarks.scaling_runs import ALONE, COMPARED_STEPS, EXACT, UNDER_TORCHRUN, TeamFigures, Measured, Team
+from benchmarks.scaling_runs import ALONE, COMPARED_STEPS, EXACT, UNDER_TORCHRUN, Measured, Team, TeamFigures
 from common.words import percent, several, size
 
 ROW = "{:<9}{:>10}{:>11}{:>11}{:>12}{:>9}{:>11}  {}"
