@@ -189,7 +189,7 @@ import contextlib
 import gc
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,7 @@ from training.checkpointing import Checkpointer, SavingPlan, command_for_card, p
 from training.cooldown import set_aside
 from training.decisions import Wishes
 from training.memorizing import few_windows, memorize, without_noise
-from training.memory import MemorySetting, most_sequences
+from training.memory import MemorySetting, choose_sharing, most_sequences
 from training.micro_batch import find_micro_batch
 from training.monitor import Monitor, mfu
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
@@ -237,6 +237,7 @@ from training.recovery import (
     explaining_memory,
 )
 from training.schedules import learning_rate_at
+from training.sharing import Sharing
 from training.shortage import what_fits
 from training.sizing import Sizing, choose_sizing
 from training.starting import (
@@ -363,25 +364,25 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
 
     # The plan: what will be trained, and how.
     options = choose_options(args, machine, parts.attention)
-    most = processes.agree(lambda: most_sequences(args, sizing, config, options, machine))
+    way, why_way = processes.agree(lambda: choose_sharing(args, config, options, machine, processes))
+    most = processes.agree(lambda: most_sequences(args, sizing, config, options, machine, processes, way))
     kind, why_kind = choose_optimizer(args, config, samples_of_step(args, most), stored)
     choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
                      settings=stored.get("settings", {}), optimizer=kind.name, why_optimizer=why_kind)
     recipe = choose(deadline.horizon)
     if resumed and nothing_is_left(args, state, recipe, corpus, deadline, out):
         return Exit.DONE
-    plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored)
+    plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored, way, why_way)
     processes.check_same(in_common(args, plan.recipe, config, options, corpus, machine))
     say_first(args, plan, sizing, corpus, runtime)
 
     # The parts: model and optimizer, tokens.
-    learner = build_learner(args, parts, config, options, plan.recipe, kind, runtime)
+    learner = build_learner(args, parts, config, options, plan.recipe, kind, runtime, way)
     with out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device,
                                      corpus.shares)
         drawn_from = few_windows(windows, args.overfit, plan.recipe) if args.overfit else windows
-        at_a_time = sequences_at_a_time(plan.recipe.samples_per_step, plan.recipe.batch_size, processes)
-        batches = parts.batches(drawn_from, at_a_time, machine.device, processes)
+        batches = parts.batches(drawn_from, plan.at_a_time, machine.device, processes)
     recovery = Recovery(args, learner, state, plan.recipe, batches, runtime)
 
     # The time: steps are measured and undone, and the horizon of --max_minutes is fixed.
@@ -449,10 +450,11 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig,
 
 
 def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, corpus: Corpus, config: ModelConfig,
-              options: Options, recipe: Recipe, kind: OptimizerKind, stored: dict[str, Any]) -> Plan:
+              options: Options, recipe: Recipe, kind: OptimizerKind, stored: dict[str, Any], way: str,
+              why_way: str) -> Plan:
     """Decides what is left: where the tokens live, the micro-batch of --batch_size auto, validation, how the run saves.
 
-    stored is the state of the checkpoint to resume from, {} for a new run.
+    stored is the state of the checkpoint to resume from, {} for a new run; way is how processes share the model.
     """
     machine, processes = runtime.machine, runtime.processes
     where, why = processes.agree(lambda: choose_place(args, corpus, machine, processes))
@@ -466,11 +468,13 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
     saving = SavingPlan(**processes.agree(lambda: asdict(plan_saving(args, config, recipe, machine, optimizer_bytes,
                                                                      held_bytes))))
-    setting = MemorySetting.of(machine, options, recipe.accumulation > 1, saving.copies, optimizer_bytes)
+    setting = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, Sharing.of(way, processes))
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(
             lambda: what_fits(Path(args.output_dir), recipe, config, setting, runtime.out)))
-    return Plan(config, options, recipe, kind, setting, saving, where, why)
+    at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
+    setting = replace(setting, accumulates=recipe.samples_per_step > at_a_time * processes.world_size)
+    return Plan(config, options, recipe, kind, setting, saving, where, why, at_a_time, why_way)
 
 
 def trial_command(argv: Sequence[str], batch_size: int = 0, accumulation: int = 0) -> list[str]:
@@ -489,12 +493,12 @@ def answer_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int
 
 
 def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, options: Options, recipe: Recipe,
-                  kind: OptimizerKind, runtime: Runtime) -> Learner:
-    """The model as the seed makes it, with its optimizer and loss scaler."""
+                  kind: OptimizerKind, runtime: Runtime, way: str = "alone") -> Learner:
+    """The model as the seed makes it, shared in this way, with its optimizer and loss scaler."""
     machine = runtime.machine
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model, parallel = build(config, options, args.model_parallel, runtime.processes, machine)
+        model, parallel = build(config, options, way, runtime.processes, machine)
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
         dtype = dtype_of_products(machine)
@@ -535,7 +539,7 @@ def train_step(learner: Learner, machine: Machine, label_smoothing: float, grad_
     # Update.
     optimizer.step()
     scaler.update()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=not parallel.keeps_gradients)
     return mean_loss, norm
 
 

@@ -31,6 +31,7 @@ class Parallel(Protocol):
 
     forward: Callable[..., torch.Tensor]  # the model, called to train
     decisions: Decisions
+    keeps_gradients: bool  # from step to step, in the buckets that are averaged; they are set to zero
 
     def compile(self, **options: Any) -> None:
         """Compiles the model in place."""
@@ -47,6 +48,8 @@ class Parallel(Protocol):
 
 class Alone:
     """One process: the model as it is."""
+
+    keeps_gradients = False
 
     def __init__(self, model: Network, processes: Processes):
         self.forward, self.decisions = model, Decisions(processes)
@@ -68,6 +71,8 @@ class _Shared:
     its end. copies: so many processes hold the same gradients.
     """
 
+    keeps_gradients = False
+
     def __init__(self, model: Network, processes: Processes, copies: int):
         self.decisions = Decisions(processes)
         self._model, self._processes, self._copies = model, processes, copies
@@ -85,11 +90,17 @@ class _Shared:
 
 
 class DataParallel(_Shared):
-    """Several processes, each with the whole model (Li et al. 2020, PyTorch Distributed)."""
+    """Several processes, each with the whole model (Li et al. 2020, PyTorch Distributed).
+
+    Buffers are tables that never change, so they are not sent around.
+    """
+
+    keeps_gradients = True  # else those of several micro-batches are added up outside of the buckets: twice the memory
 
     def __init__(self, model: Network, processes: Processes):
         super().__init__(model, processes, copies=processes.world_size)
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
+        self.forward.broadcast_buffers = False
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if is_last else self.forward.no_sync()
@@ -133,7 +144,7 @@ def build(config: ModelConfig, options: Options, way: str, processes: Processes,
 
     way is 'ddp', 'fsdp' or 'hsdp', where there are several.
     """
-    if processes.world_size == 1 or way in ("auto", "ddp"):
+    if processes.world_size == 1 or way == "ddp":
         model = create(config, machine.device, options).train()
         return model, Alone(model, processes) if processes.world_size == 1 else DataParallel(model, processes)
     with torch.device("meta"):

@@ -38,7 +38,8 @@ SPREAD_OF_TOKEN_LOSSES = 3.0  # nats, the standard deviation of the losses of si
 class Plan:
     """What a run will train, and how: each decision made once.
 
-    where says where the tokens live ('gpu', 'ram' or 'mmap'), why_there why.
+    where says where the tokens live ('gpu', 'ram' or 'mmap'), why_there why. at_a_time is the micro-batch of each
+    process, why_way why several share the model as the memory's setting says.
     """
 
     config: ModelConfig
@@ -49,6 +50,8 @@ class Plan:
     saving: SavingPlan
     where: str
     why_there: str
+    at_a_time: int
+    why_way: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, c
             _activations(args, plan.options),
             _tokens(corpus, f"{plan.where}: {plan.why_there}"),
             _model(config),
-            f"memory      {describe_memory(memory_parts(config, recipe.batch_size, setting), setting.accumulates)}",
+            f"memory      {describe_memory(memory_parts(config, plan.at_a_time, setting), setting.keeps_gradients)}",
             *_steps(config, recipe),
             *_validation(config, recipe, corpus),
             f"optimizer   {plan.kind.words}; {8 + plan.kind.memory_bytes(config):.3g} bytes a parameter with weight "

@@ -1,24 +1,33 @@
-"""plan.py: the prediction against what autograd keeps, what fits, the search for it, and the words."""
+"""memory.py: the prediction against what autograd keeps, what fits, the search for it, and the words."""
 
 import itertools
+import re
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import torch
 
 from architectures import gpt2
-from model import GPTConfig
+from machine.device import Machine
+from machine.processes import Processes
+from model import SIZES, GPTConfig, Options
 from tests.helpers.models import kept_by_autograd
+from tests.helpers.one_of_many import Step, held_bytes
+from training import memory
 from training.memory import (
     GIB,
     MemorySetting,
+    choose_sharing,
     default_micro_batch,
     describe_memory,
     largest_micro_batch,
     largest_on_cards,
     memory_parts,
+    most_sequences,
     peak_bytes,
 )
+from training.sharing import Sharing
 
 CONFIG = GPTConfig(32_000, 512, tie_weights=False)
 HALF = MemorySetting("cuda", torch.bfloat16)
@@ -122,3 +131,79 @@ def test_the_words_add_up(setting, batch_size):
     shown = sum(float(share.split()[1]) for share in shares.split(", "))
     assert float(total.split()[0]) == pytest.approx(shown, abs=0.3)
     assert all(name in words for name in parts)
+
+
+# ---------------------------------------------------------------- several processes
+
+EIGHT_ON_TWO_MACHINES = Processes(0, 8, 0, 4)
+GPU = Machine(torch.device("cuda"), "", "", torch.bfloat16, "", True, "", ())
+XL = GPTConfig(50_257, 1024, *SIZES["gpt2_xl"])
+
+
+def flags(**given):
+    return Namespace(**{"model_parallel": "auto", "optimizer": "auto", "batch_size": None,
+                        "gradient_accumulation_steps": 8, **given})
+
+
+STEPS = [Step("ddp", 2, accumulation=2), Step("fsdp", 8, half=True, batch_size=8)]
+MORE_STEPS = [Step(way, world_size, optimizer, half, accumulation, batch_size)
+              for way, world_size in (("ddp", 2), ("fsdp", 2), ("fsdp", 8), ("hsdp", 8))
+              for optimizer, batch_size in (("adamw", 1), ("adamw", 16), ("muon", 16))
+              for half in (False, True) for accumulation in (1, 2)]
+
+
+@pytest.mark.parametrize("step", [*STEPS, *(pytest.param(step, marks=pytest.mark.slow) for step in MORE_STEPS)])
+def test_what_each_process_holds_is_what_was_predicted(step):
+    """Within 8%: of divided weights, the peak can lie amid the backward pass, where a prediction has its ends alone.
+
+    Not with a small batch and Muon, whose working memory, half a GiB at most, is much of a tiny model's alone.
+    """
+    machines = 2 if step.way == "hsdp" else 1
+    config = GPTConfig(1000, 64, 4, 2, 128)
+    sharing = Sharing.of(step.way, Processes(0, step.world_size, 0, step.world_size // machines))
+    setting = MemorySetting("cpu", torch.bfloat16 if step.half else torch.float32, accumulates=step.accumulation > 1,
+                            residual_bytes=2 if step.half and sharing.is_divided else 4, sharing=sharing,
+                            optimizer_bytes=memory.OPTIMIZERS[step.optimizer].memory_bytes(config))
+    parts = {**memory_parts(config, step.batch_size, setting), "program": 0}
+    found = held_bytes(config, step, machines)
+    assert peak_bytes(parts, setting.keeps_gradients) == pytest.approx(found, rel=0.08)
+
+
+def test_divided_weights_take_less_with_every_process_and_copies_do_not():
+    def held(way, world_size):
+        sharing = Sharing.of(way, Processes(0, world_size, 0, world_size))
+        parts = memory_parts(XL, 1, replace(HALF, accumulates=False, sharing=sharing))
+        return parts["weights"] + parts["optimizer"]
+
+    padded = XL.num_parameters + 47 * XL.n_embd
+    assert [held("ddp", n) for n in (1, 2, 8)] == [12 * padded] * 3
+    assert [held("fsdp", n) for n in (1, 2, 8)] == [12 * padded, 6 * padded, 12 * padded // 8]
+
+
+@pytest.mark.parametrize(("gib", "way", "why"), [
+    (80, "ddp", r"a whole copy in each process takes 3\d\.\d GiB of 73\.0 GiB"),
+    (24, "hsdp", r"a whole copy would take 3\d\.\d GiB of 21\.5 GiB in each process"),
+    (15, "fsdp", r"a whole copy would take 3\d\.\d GiB of 13\.2 GiB in each process")])
+def test_the_model_is_divided_as_little_as_memory_allows(monkeypatch, gib, way, why):
+    monkeypatch.setattr(memory, "total_memory", lambda _: gib * GIB)
+    options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
+    found = choose_sharing(flags(), XL, options, GPU, EIGHT_ON_TWO_MACHINES)
+    assert found[0] == way
+    assert re.fullmatch(why, found[1])
+    assert choose_sharing(flags(model_parallel="fsdp"), XL, options, GPU, EIGHT_ON_TWO_MACHINES)[0] == "fsdp"
+    assert choose_sharing(flags(), XL, options, GPU, Processes()) == ("alone", "")
+
+
+def test_the_default_micro_batch_is_what_fits_as_the_model_is_shared(monkeypatch):
+    monkeypatch.setattr(memory, "total_memory", lambda _: 40 * GIB)
+    options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
+    most = [most_sequences(flags(), None, XL, options, GPU, EIGHT_ON_TWO_MACHINES, way) for way in ("ddp", "fsdp")]
+    assert most[0] < most[1]
+
+
+def test_processes_on_one_machine_divide_its_ram(monkeypatch):
+    monkeypatch.setattr(memory, "total_memory", lambda _: 8 * GIB)
+    processor = replace(GPU, device=torch.device("cpu"), dtype=torch.float32)
+    for local_world_size in (1, 4):
+        each = memory.memory_of_each(processor, Processes(0, 4, 0, local_world_size))
+        assert each == pytest.approx(0.92 * 8 * GIB / local_world_size, abs=1)

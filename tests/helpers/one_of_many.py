@@ -1,0 +1,153 @@
+"""A training step of one of several processes that are not there: what it holds, and what it would send.
+
+PyTorch's fake backend lets one process believe that it is one of many; a collective does nothing. The same
+measurements are taken of real processes (python -m tests.helpers.one_of_many, under torchrun).
+"""
+
+import contextlib
+import gc
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from architectures.table import ARCHITECTURES, ModelConfig
+from machine import device
+from machine.processes import ALONE, Processes, of_environment
+from model import Options
+from train import train_step
+from training.optimizers import OPTIMIZERS, parameter_groups
+from training.parallel import build
+from training.state import Learner
+
+KINDS = {"allgather": "all_gather", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+         "allreduce": "all_reduce", "all_reduce": "all_reduce", "broadcast": "broadcast"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step to measure: the way processes share a model, the optimizer, micro-batches in each process."""
+
+    way: str
+    world_size: int
+    optimizer: str = "adamw"
+    half: bool = False
+    accumulation: int = 1
+    batch_size: int = 1
+
+
+class Collectives(TorchDispatchMode):
+    """Bytes of all collectives while inside, as a program gives them: all that is reduced, gathered or scattered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        namespace, name = func.name().split("::")
+        kind = next((kind for word, kind in KINDS.items() if word in name), None)
+        done = func(*args, **(kwargs or {}))
+        if "c10d" in namespace and kind:
+            tensors = [part for part in tree_flatten((args, kwargs, done))[0] if isinstance(part, torch.Tensor)]
+            self.num_bytes[kind] += max(part.numel() * part.element_size() for part in tensors)
+        return done
+
+
+@contextlib.contextmanager
+def one_of(world_size: int, machines: int = 1) -> Iterator[Processes]:
+    """While inside, this process is the first of so many, which are not there."""
+    if world_size == 1:
+        yield ALONE
+        return
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        yield Processes(0, world_size, 0, world_size // machines)
+    finally:
+        dist.destroy_process_group()
+
+
+def allocated(function: Callable[[], Any]) -> tuple[Any, int, int]:
+    """What the function returns, how many bytes of tensors are left of it, and the most that there were at a time."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        result = function()
+        gc.collect()
+    now = most = 0
+    events: Any = found.profiler
+    for event in sorted(events.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return result, now, most
+
+
+def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[], None]:
+    """A function that trains for a step, after the first two."""
+    torch.manual_seed(0)
+    machine = device.choose(False, step.half, "bf16", False)
+    model, parallel = build(config, Options(), step.way, processes, machine)
+    if step.way == "ddp" and dist.get_backend() == "fake":  # whose all_reduce returns nothing, as DDP does not expect
+        parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
+    kind = OPTIMIZERS[step.optimizer]
+    optimizer = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), dtype=torch.bfloat16)
+    learner = Learner(model, optimizer, kind, torch.amp.GradScaler("cpu", enabled=False), parallel)
+    ids = torch.randint(0, config.vocab_size, (step.batch_size, config.seq_length))
+
+    def train() -> None:
+        train_step(learner, machine, 0.0, 1.0, [(ids, ids)] * step.accumulation, step.accumulation)
+
+    train()
+    train()
+    return train
+
+
+def _averaged_with_nobody(state: None, bucket: dist.GradBucket,  # type: ignore[reportPrivateImportUsage]
+                          ) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    dist.all_reduce(bucket.buffer())
+    done.set_result(bucket.buffer())
+    return done
+
+
+def held_bytes(config: ModelConfig, step: Step, machines: int = 1) -> int:
+    """The most bytes of tensors that there are at a time while one of the processes trains."""
+    with one_of(step.world_size, machines) as processes:
+        train, held, _ = allocated(lambda: stepper(config, step, processes))
+        _, _, passing = allocated(train)
+    return held + passing
+
+
+def sent_bytes(config: ModelConfig, step: Step, processes: Processes) -> dict[str, int]:
+    """The bytes of each kind of collective in a step."""
+    train = stepper(config, step, processes)
+    with Collectives() as found:
+        train()
+    return dict(found.num_bytes)
+
+
+def main(file: str, cases: str) -> None:
+    """Measures real processes, that torchrun has started: writes the bytes of each case, (arch, shape, Step)."""
+    processes = of_environment()
+    dist.init_process_group("gloo")
+    found = []
+    for arch, sizes, fields in json.loads(cases):
+        step = Step(**fields)
+        config = ARCHITECTURES[arch].sized(tuple(sizes), 300, 16)
+        found.append(sent_bytes(config, step, processes))
+    if processes.is_first:
+        Path(file).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
