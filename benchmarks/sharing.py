@@ -25,12 +25,11 @@ from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
 from machine.device import Machine
-from machine.memory import peak_memory
+from machine.memory import is_out_of_memory, peak_memory
 from machine.processes import Processes, joined, of_environment
 from machine.timing import synchronize
 from training.decisions import Decisions
 from training.parallel import FullySharded, Parallel
-from training.recovery import explaining_memory
 from training.state import Runtime
 from training.trial import Trial, prepare_trial
 
@@ -55,15 +54,27 @@ def _measure(args: argparse.Namespace, runtime: Runtime, warmup: int, steps: int
     """All that is measured. What speaks with other processes is gone on return: later it could wait for them forever.
     """
     machine, processes = runtime.machine, runtime.processes
-    trial = prepare_trial(args, args.batch_size, processes.world_size, runtime, train.build_learner)
-    if machine.compile and trial.recovery.compile_seconds is None:
-        raise UserError(Exit.MACHINE, "torch.compile failed. Give --train_flags=--no-compile.")
-    with explaining_memory(trial.recovery, machine):
+    with _explaining_memory():
+        trial = prepare_trial(args, args.batch_size, processes.world_size, runtime, train.build_learner)
+        if machine.compile and trial.recovery.compile_seconds is None:
+            raise UserError(Exit.MACHINE, "torch.compile failed. Give --train_flags=--no-compile.")
         seconds, silent = _in_turns(trial, runtime, warmup, steps, at_a_time)
     message, agreement = None, None
     if processes.world_size > 1:
         message, agreement = message_seconds(machine), agreement_seconds(trial.learner.parallel, machine)
     return SharingTimes(seconds, silent, message, agreement, of_each(processes, peak_memory(machine)))
+
+
+@contextlib.contextmanager
+def _explaining_memory() -> Iterator[None]:
+    """Turns want of memory into an error with its cure."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(Exit.MACHINE, "out of memory. Give a smaller --batch_size, --seq_length or --model_size.",
+                        everybodys=False) from error
 
 
 def _in_turns(trial: Trial, runtime: Runtime, warmup: int, steps: int, at_a_time: int,
@@ -128,6 +139,7 @@ class _Unaveraged:
     def __init__(self, parallel: Parallel):
         self.forward, self.decisions = parallel.forward, parallel.decisions
         self.compile, self.total = parallel.compile, parallel.total
+        self.keeps_gradients = parallel.keeps_gradients
         self._parallel = parallel
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:

@@ -38,19 +38,21 @@ def prepare_trial(args: argparse.Namespace, batch_size: int, accumulation: int, 
                   build_learner: Callable[..., Learner]) -> Trial:
     """Builds them, in every process of the run, and compiles; build_learner is that of train.py.
 
-    batch_size is the micro-batch of each process, accumulation the micro-batches a step of all together.
+    batch_size is the micro-batch of each process, accumulation the micro-batches a step of all together. How several
+    share the model is named by --model_parallel.
     """
-    machine, state = runtime.machine, TrainState()
+    machine, processes, state = runtime.machine, runtime.processes, TrainState()
     corpus = find_corpus(args)
     config = choose_config(args, corpus.vocab_size, corpus.train.length)
     recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)
     recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
     kind, _ = choose_optimizer(args, config, batch_size * accumulation, {})
-    where, _ = choose_place(args, corpus, machine)
+    where, _ = choose_place(args, corpus, machine, processes)
     options = choose_options(args, machine, FAST.attention)
-    learner = build_learner(args, FAST, config, options, recipe, kind, runtime)
+    way = args.model_parallel if processes.world_size > 1 else "alone"
+    learner = build_learner(args, FAST, config, options, recipe, kind, runtime, way)
     windows = data.CorpusWindows(corpus.train, where, config.seq_length, args.seed, machine.device, corpus.shares)
-    batches = data.Batches(windows, batch_size, machine.device, runtime.processes)
+    batches = data.Batches(windows, batch_size, machine.device, processes)
     recovery = Recovery(args, learner, state, recipe, batches, runtime)
     if machine.compile:
         recovery.compile()
