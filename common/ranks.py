@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+STARTED_BY = os.getppid()  # torchrun, as long as it is there
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 THEIRS = (*PLACE, *MEETING, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",

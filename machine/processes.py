@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from common import ranks
 from common.errors import Exit, UserError
 from common.ranks import MEETING, PLACE, is_one_of_several
 from common.signals import Signals, print_line
@@ -188,6 +189,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     if processes is ALONE:
         yield
         return
+    threading.Thread(target=_stop_without_torchrun, daemon=True, name="parent").start()
     here = None
     if use_gpu is not False and device.why_no_cuda() is None:
         if processes.local_world_size > torch.cuda.device_count():
@@ -208,6 +210,13 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def _stop_without_torchrun() -> None:
+    """Asks this process to stop once torchrun is gone: nobody would end it when another process is lost."""
+    while os.getppid() == ranks.STARTED_BY:
+        time.sleep(WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def is_of_lost_process(error: RuntimeError) -> bool:
     """True for what a collective raises when the connection to another process is gone."""
     if isinstance(error, dist.DistError):
@@ -218,8 +227,7 @@ def is_of_lost_process(error: RuntimeError) -> bool:
 class Watchdog:
     """Ends this process when it was asked to stop but has to wait for another one that is gone.
 
-    A collective on a GPU does not notice that. When torchrun itself is gone it asks this process to stop: nobody could
-    end it otherwise. beat() changes while there is progress; is_busy() says that something is
+    A collective on a GPU does not notice that. beat() changes while there is progress; is_busy() says that something is
     under way that may take long, such as a save.
     """
 
@@ -229,11 +237,9 @@ class Watchdog:
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     def _watch(self) -> None:
-        seen, since, parent = self._beat(), time.monotonic(), os.getppid()
+        seen, since = self._beat(), time.monotonic()
         while True:
             time.sleep(WATCH_SECONDS)
-            if os.getppid() != parent:
-                self._signals.hear(signal.SIGTERM)
             now = self._beat()
             if now != seen or self._is_busy() or self._signals.number is None:
                 seen, since = now, time.monotonic()

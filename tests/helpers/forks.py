@@ -32,6 +32,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from common import ranks
+
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "system" / "faulty.c"
 POLL_SECONDS = 0.002
@@ -172,6 +174,7 @@ def become_one_of(job: Job) -> None:
         if not child:
             os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank % each), "WORLD_SIZE": str(job.world_size),
                                "LOCAL_WORLD_SIZE": str(each), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+            ranks.STARTED_BY = os.getppid()  # a process that torchrun starts has imported nothing yet
             job.words.extend(job.own_words.get(str(rank), []))
             return
         children[child] = rank
