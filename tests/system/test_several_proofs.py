@@ -1,4 +1,4 @@
-"""The long proofs of several processes: every way of sharing, kills and signals at any moment, one number after another.
+"""The long proofs of several processes: every way of sharing, kills and signals at any moment, any number after any.
 
 They speak by gloo. Most are forks, which start in a tenth of a second (tests/helpers/forks.py), some torchrun's own.
 """
@@ -83,7 +83,7 @@ def test_sixty_losses_are_those_of_one_process_and_the_same_again(train, name, p
         assert tensors(train.folder / f"{way}-first") == tensors(train.folder / f"{way}-again")
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("muon", 2e-3), ("adamw8bit", 1e-4)])
+@pytest.mark.parametrize(("name", "tolerance"), [("muon", 2e-3), ("adamw8bit", 1e-3)])
 def test_the_other_optimizers_are_those_of_one_process(train, name, tolerance):
     """Muon multiplies in bf16, where another order of sums counts; a rounding may give a code of 8 bits its neighbour.
     """
@@ -125,15 +125,17 @@ def test_a_checkpoint_of_any_number_of_processes_goes_on_in_any_other(train, way
             verify(steps_in(train.folder / f"{out}-to-{second}")[6])
 
 
-def test_a_first_checkpoint_is_the_same_file_however_many_save_it(train):
-    """Before a sum was ever taken in another order, and of one world size for ddp and fsdp after six steps."""
-    first = ["--optimizer", "adamw", "--max_steps", "1", "--learning_rate", "1e-30", "--weight_decay", "0"]
-    for out, world_size, way in (("1", 1, "ddp"), ("2", 2, "ddp"), ("f", 2, "fsdp"), ("h", 4, "hsdp")):
-        assert train(world_size, *first, "--model_parallel", way, out=out, num_machines=1 + (way == "hsdp")).code == 0
-    weights = [tensors(train.folder / out)[0] for out in ("1", "2", "f", "h")]
-    assert weights.count(weights[0]) == 4
-    names = [{path.name for path in steps_in(train.folder / out)[1].iterdir()} for out in ("1", "2", "f", "h")]
-    assert names.count(names[0]) == 4
+def test_checkpoints_are_the_same_files_where_the_mathematics_is_the_same(train):
+    """Two micro-batches a step, whose halves are added: there is one order of two. Nothing depends on a norm."""
+    flags = ["--optimizer", "adamw", "--max_steps", "6", "--gradient_accumulation_steps", "2", "--grad_clip", "0"]
+    for out, world_size, way in (("alone", 1, "ddp"), ("ddp", 2, "ddp"), ("fsdp", 2, "fsdp")):
+        done = train(world_size, *flags, "--model_parallel", way, out=out)
+        assert done.code == 0, done.stderr
+    files = [{path.name: path.read_bytes() for path in steps_in(train.folder / out)[6].iterdir()}
+             for out in ("alone", "ddp", "fsdp")]
+    for name in files[0]:
+        if name not in ("trainer_state.json", "manifest.json"):  # which tell the environment and the seconds
+            assert files[0][name] == files[1][name] == files[2][name], name
 
 
 # ---------------------------------------------------------------- kills
