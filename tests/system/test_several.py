@@ -20,16 +20,14 @@ def train(forks, make_corpus, tmp_path):
     return Several(forks, make_corpus(tmp_path / "corpus"), tmp_path)
 
 
-@pytest.mark.parametrize("flags", [("--optimizer", "adamw", "--dropout", "0.1"), ("--arch", "qwen3"),
-                                   ("--optimizer", "adamw", "--model_parallel", "fsdp")])
-def test_losses_do_not_depend_on_the_number_of_processes(train, flags):
-    for world_size in (1, 2, 4):
-        done = train(world_size, *flags, out=str(world_size))
+def test_losses_do_not_depend_on_the_number_of_processes(train):
+    for out, world_size, way in (("alone", 1, "ddp"), ("ddp", 2, "ddp"), ("fsdp", 2, "fsdp")):
+        done = train(world_size, "--optimizer", "adamw", "--dropout", "0.1", "--model_parallel", way, out=out)
         assert done.code == 0, done.stderr
-    alone = figures(train.folder / "1")
+    alone = figures(train.folder / "alone")
     assert len(alone) == 27
-    for world_size in ("2", "4"):
-        assert figures(train.folder / world_size) == pytest.approx(alone, rel=EXACT)
+    for out in ("ddp", "fsdp"):
+        assert figures(train.folder / out) == pytest.approx(alone, rel=EXACT)
 
 
 def test_a_run_goes_on_in_another_number_of_processes(train):
@@ -44,7 +42,7 @@ def test_a_run_goes_on_in_another_number_of_processes(train):
     assert found == pytest.approx(alone, rel=EXACT)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_is_killed_takes_the_others_with_it_and_nothing_saved_is_lost(train, rank):
     flags = ["--optimizer", "adamw", "--dropout", "0.1", "--checkpoint_every_steps", "2", "--resume_from", "auto"]
     killed = Raised("train:train_step", WARM_STEPS + 1 + 8, signal.SIGKILL, rank=rank)
@@ -59,7 +57,7 @@ def test_a_process_that_is_killed_takes_the_others_with_it_and_nothing_saved_is_
     assert figures(train.folder / "out") == figures(train.folder / "whole")
 
 
-@pytest.mark.parametrize("rank", [0, 1, None])
+@pytest.mark.parametrize("rank", [*(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, None)), 1])
 def test_a_signal_to_any_process_stops_all_after_the_same_step_and_is_no_loss(train, rank):
     flags = ["--optimizer", "adamw", "--resume_from", "auto"]
     asked = [Raised("train:train_step", WARM_STEPS + 1 + 5, signal.SIGTERM, rank=rank)]
@@ -119,7 +117,7 @@ def test_a_loss_that_is_not_finite_in_one_process_skips_the_step_in_all(train):
     assert [step for step, row in rows.items() if row["loss"] is None] == [5]
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_out_of_memory_in_one_process_is_remembered_and_the_next_start_takes_less_at_a_time(train, way):
     flags = ["--optimizer", "adamw", "--model_parallel", way, "--checkpoint_every_steps", "2", "--resume_from", "auto"]
     full = [Raised("train:train_step", WARM_STEPS + 1 + 6, rank=1, error="MemoryError")]
@@ -160,7 +158,7 @@ def test_a_process_that_stands_still_for_a_while_is_waited_for(train):
     assert metrics_of(train.folder / "out")[-1]["step"] == 12
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_sigusr1_to_any_process_saves_and_the_run_goes_on(train, rank):
     done = train(2, raised=[Raised("train:train_step", WARM_STEPS + 1 + 7, signal.SIGUSR1, rank=rank)])
     assert done.code == 0, done.stderr
