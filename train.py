@@ -198,7 +198,7 @@ import torch
 
 import data
 from architectures.table import ModelConfig
-from checkpoint.find import Found, check_same
+from checkpoint.find import Found, check_same, wait_until_here
 from checkpoint.folder import owned
 from common.config import Layer
 from common.errors import Problems
@@ -337,8 +337,8 @@ def follow_inputs(args: argparse.Namespace, told: tuple[str, dict[str, Any]] | N
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
     if told is None:
         return corpus, sizing, config, None
-    folder, state = Path(told[0]), told[1]
-    return corpus, sizing, with_what_no_flag_says(config, folder), (folder, state)
+    found = wait_until_here(Path(told[0]), told[1])
+    return corpus, sizing, with_what_no_flag_says(config, found[0]), found
 
 
 def require_gpu(args: argparse.Namespace) -> None:

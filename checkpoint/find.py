@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from architectures.fields import InvalidCheckpoint, shown
 from architectures.table import DEFAULT, ModelConfig, name_of
 from checkpoint.contents import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
 from checkpoint.stored import pickles_in
-from checkpoint.verify import read_state, verify
+from checkpoint.verify import is_as_told, read_state, verify
 from common.errors import Exit, UserError
 from common.files import BEST, LAST, named_in
 from common.words import is_utf8, printable, several, shell_word
@@ -24,9 +25,24 @@ ON_THE_HUB = {"gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/
               "gpt2-large": "openai-community/gpt2-large", "gpt2-xl": "openai-community/gpt2-xl",
               "distilgpt2": "distilbert/distilgpt2"}
 LLMC_MAGIC = 20240326  # the first four bytes of a checkpoint of llm.c
+NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
 T = TypeVar("T")
 
 Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
+
+
+def wait_until_here(folder: Path, state: dict[str, Any], seconds: float = NETWORK_SECONDS) -> Found:
+    """The checkpoint that another process has verified, once this machine sees it too: network disks lag.
+
+    Raises UserError (exit 4) if it does not after so many seconds.
+    """
+    until = time.monotonic() + seconds
+    while not is_as_told(folder, state):
+        if time.monotonic() > until:
+            raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} is not here as the first process sees it, "
+                                             f"after {seconds:.0f} s. All machines need the same disk at this path.")
+        time.sleep(min(1.0, seconds / 10))
+    return folder, state
 
 
 # ---------------------------------------------------------------- a folder of checkpoints

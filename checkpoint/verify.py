@@ -46,6 +46,16 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
     return _plausible_state(folder)
 
 
+def is_as_told(folder: Path, state: Mapping[str, Any]) -> bool:
+    """True if the checkpoint is there with this state, and every file has the bytes that the manifest says."""
+    try:
+        for name, entry in manifest_entries(folder).items():
+            _check_file(folder, name, entry, with_hash=False)
+        return read_state(folder) == state
+    except (InvalidCheckpoint, OSError, ValueError):
+        return False
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """The fields of trainer_state.json, which alone is compared with the manifest. Raises InvalidCheckpoint."""
     entry = manifest_entries(folder)[STATE]

@@ -186,6 +186,9 @@ def choose_sharing(args: argparse.Namespace, config: ModelConfig, options: Optio
         return "alone", ""
     if args.model_parallel != "auto":
         return args.model_parallel, "--model_parallel"
+    for flag, value in (("batch_size", "auto"), ("optimizer", "adamw8bit")):
+        if getattr(args, flag) == value:
+            return "ddp", f"--{flag} {value} works with no other"
     fallback = max(1, LEAST_TOKENS // config.seq_length)
     batch_size = args.batch_size if isinstance(args.batch_size, int) else fallback
     room = memory_of_each(machine, processes)

@@ -4,11 +4,13 @@ import errno
 import os
 import pickle
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from checkpoint.contents import WEIGHTS
 from checkpoint.find import (
     check_same,
     find_resume,
@@ -18,9 +20,10 @@ from checkpoint.find import (
     resolve,
     steps_in,
     unfinished_in,
+    wait_until_here,
 )
 from checkpoint.huggingface import load_model
-from checkpoint.verify import read_state, verify
+from checkpoint.verify import is_as_told, read_state, verify
 from common.errors import Exit, UserError
 from model import GPTConfig
 from tests.helpers.checkpoints import edit, flip, hugging_face_folder, no_warning, refused, seal
@@ -177,6 +180,18 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path, monkeypatch):
         assert found[1]["step"] == 600
     with refused("does not exist. Train one first"):
         find_resume("last", tmp_path / "new", False, no_warning)
+
+
+def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(folder, tmp_path):
+    newest = max(folder.iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    state, away = read_state(newest), tmp_path / "away"
+    newest.rename(away)
+    threading.Timer(0.2, away.rename, [newest]).start()
+    assert wait_until_here(newest, state, seconds=5.0) == (newest, state)
+    (newest / WEIGHTS).write_bytes(b"half")
+    with refused("is not here as the first process sees it, after 0 s"):
+        wait_until_here(newest, state, seconds=0.05)
+    assert not is_as_told(newest, state)
 
 
 def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):
