@@ -16,7 +16,7 @@ from benchmarks.answers import Probe
 from benchmarks.ladder import Setting
 from benchmarks.processes import Children
 from benchmarks.report import Record
-from benchmarks.scaling_runs import Measured, Runs, Team, TeamFigures, figures_of, samples_for_all, teams_of
+from benchmarks.scaling_runs import Measured, Runs, Team, TeamFigures, figures_of, samples_for_all, teams_of, unsteady
 from common.errors import Exit, UserError
 from common.flags import ValueKind
 from common.outputs import Output
@@ -74,6 +74,8 @@ def compare_processes(args: argparse.Namespace, setting: Setting, children: Chil
     for line in (*scaling_report.table(all_measured, found, out.columns),
                  *scaling_report.closing_lines(all_measured, found, setting)):
         out.say(line)
+    if line := unsteady(all_measured):
+        out.warn(line)
     if png is not None and found[teams[0]] is not None:
         shape = setting.shape
         title = f"{setting.machine.name}, {shape.model_size}, {shape.tokens_per_step:,} tokens a step of each process"

@@ -101,7 +101,9 @@ def _torchrun_line(found: Found) -> list[str]:
     figures = found.get(Team(UNDER_TORCHRUN))
     if figures is None:
         return []
-    return [f"torchrun    a step of one process takes {1 / figures.efficiency:.4f}x as long under torchrun as without"]
+    turns = sorted(1 / gain for gain in figures.efficiency_by_turn)
+    return [f"torchrun    a step of one process takes {1 / figures.efficiency:.3f}x as long under torchrun as without, "
+            f"{turns[0]:.3f}x to {turns[-1]:.3f}x in {several(len(turns), 'turn')}"]
 
 
 def _agreement_lines(all_measured: Sequence[Measured], found: Found) -> list[str]:
@@ -147,9 +149,9 @@ def scaling_picture(found: Found, setting: Setting, title: str, ending: str) -> 
     ideal = [alone.tokens_per_second * (number if setting.machine.on_gpu else 1) for number in numbers]
     axes.plot(numbers, ideal, "--", color="gray", label="nothing lost")
     axes.set(xlabel="processes", ylabel="tokens a second", title=title, xticks=numbers)
+    axes.margins(0.15)
     axes.set_ylim(bottom=0)
-    axes.margins(x=0.15)
-    axes.legend()
+    axes.legend(loc="lower left")
     content = io.BytesIO()
     figure.savefig(content, dpi=150, format=ending)
     return content.getvalue()

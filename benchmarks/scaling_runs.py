@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from benchmarks.answers import Probe, SharingTimes
 from benchmarks.ladder import GPU_LOG_INTERVAL, Losses, Setting, as_flags, common_flags, loss_difference
 from benchmarks.processes import ROOT, Children, Launch
+from benchmarks.quality_runs import STEADY
 from common.errors import Exit, UserError
 from training.history import read_rows
 
@@ -143,13 +144,13 @@ class TeamFigures:
     """Medians of the turns. exposed is the share of a step that is gone without the exchange.
 
     efficiency is the tokens a second of each GPU as a share of one process's; on a CPU, whose cores all teams use,
-    those of all processes together. message and agreement are seconds. Of one process there are none of these four but
-    the efficiency.
+    those of all processes together. message and agreement are seconds; of one process they and exposed are None.
     """
 
     seconds: float
     tokens_per_second: float
     efficiency: float
+    efficiency_by_turn: list[float]
     exposed: float | None
     message: float | None
     agreement: float | None
@@ -169,11 +170,22 @@ def figures_of(measured: Measured, alone: Measured, setting: Setting) -> TeamFig
     shares = [1 - statistics.median(turn.silent_seconds) / all_
               for turn, all_ in zip(turns, seconds, strict=True) if turn.silent_seconds]
     median = statistics.median(seconds)
-    return TeamFigures(median, number * setting.shape.tokens_per_step / median, statistics.median(gains),
+    return TeamFigures(median, number * setting.shape.tokens_per_step / median, statistics.median(gains), gains,
                    statistics.median(shares) if shares else None,
                    _median_of([turn.message_seconds for turn in turns]),
                    _median_of([turn.agreement_seconds for turn in turns]),
                    max(bytes_ for turn in turns for bytes_ in turn.peak_memory_bytes))
+
+
+def unsteady(all_measured: Sequence[Measured]) -> str:
+    """A sentence about the team whose step took the most different times in different turns; empty if all agree."""
+    worst, least, most = "", 1.0, STEADY
+    for measured in all_measured:
+        medians = [statistics.median(turn.seconds) for turn in measured.turns]
+        if medians and max(medians) / min(medians) > most / least:
+            worst, least, most = measured.team.name, min(medians), max(medians)
+    return worst and (f"a step of {worst} took {1e3 * least:,.1f} ms in one turn and {1e3 * most:,.1f} ms in another: "
+                      "other work was under way. Repeat this on a quiet machine.")
 
 
 def _median_of(values: Sequence[float | None]) -> float | None:

@@ -14,7 +14,7 @@ from benchmarks.answers import SharingTimes
 from benchmarks.ladder import Setting, Shape
 from benchmarks.processes import Ended, Launch
 from benchmarks.scaling import chosen_processes, compare_processes
-from benchmarks.scaling_runs import ALONE, COMPARED_STEPS, Measured, Runs, Team, figures_of, teams_of
+from benchmarks.scaling_runs import ALONE, COMPARED_STEPS, Measured, Runs, Team, figures_of, teams_of, unsteady
 from common.errors import Exit, UserError
 from common.outputs import Output
 from common.progress import Progress
@@ -110,6 +110,13 @@ def test_a_figure_is_the_median_of_the_turns_and_a_ratio_that_of_one_turn():
     assert on_cores.exposed == pytest.approx(0.2)
     assert (on_cores.message, on_cores.agreement) == (1e-3, 2e-3)
     assert figures_of(Measured(Team("fsdp", 2)), alone, CORES) is None
+
+
+def test_times_that_differ_from_turn_to_turn_are_no_measure():
+    steady = Measured(Team(ALONE), [times(1.0), times(1.02)])
+    assert unsteady([steady, Measured(Team("fsdp", 2))]) == ""
+    said = unsteady([steady, Measured(Team("ddp", 2), [times(1.0), times(2.0)]), Measured(Team("fsdp", 2))])
+    assert said.startswith("a step of ddp x 2 took 1,000.0 ms in one turn and 2,000.0 ms in another: other work")
 
 
 # ---------------------------------------------------------------- the whole comparison
