@@ -200,6 +200,7 @@ import data
 from architectures.table import ModelConfig
 from checkpoint.find import Found, check_same, wait_until_here
 from checkpoint.folder import owned
+from checkpoint.verify import manifest_sha256
 from common.config import Layer
 from common.errors import Problems
 from common.files import cache_folder
@@ -325,20 +326,21 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     return corpus, sizing, config, resumed
 
 
-def checkpoint_of(inputs: Inputs) -> tuple[str, dict[str, Any]] | None:
-    """What the first process tells the others: the folder and the state of the checkpoint to resume from."""
-    return (str(inputs[3][0]), inputs[3][1]) if inputs[3] else None
+def checkpoint_of(inputs: Inputs) -> tuple[str, dict[str, Any], str] | None:
+    """What the first process tells the others of the checkpoint to resume from: folder, state, manifest's sha256."""
+    return (str(inputs[3][0]), inputs[3][1], manifest_sha256(inputs[3][0])) if inputs[3] else None
 
 
-def follow_inputs(args: argparse.Namespace, told: tuple[str, dict[str, Any]] | None) -> Inputs:
+def follow_inputs(args: argparse.Namespace, told: tuple[str, dict[str, Any], str] | None) -> Inputs:
     """What check_inputs returns, in another process, once the first one has checked it."""
     corpus = find_corpus(args)
     sizing = choose_sizing(args, corpus)
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
     if told is None:
         return corpus, sizing, config, None
-    found = wait_until_here(Path(told[0]), told[1])
-    return corpus, sizing, with_what_no_flag_says(config, found[0]), found
+    folder, state, sha256 = Path(told[0]), told[1], told[2]
+    wait_until_here(folder, sha256)
+    return corpus, sizing, with_what_no_flag_says(config, folder), (folder, state)
 
 
 def require_gpu(args: argparse.Namespace) -> None:

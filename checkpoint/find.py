@@ -31,18 +31,17 @@ T = TypeVar("T")
 Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
 
 
-def wait_until_here(folder: Path, state: dict[str, Any], seconds: float = NETWORK_SECONDS) -> Found:
-    """The checkpoint that another process has verified, once this machine sees it too: network disks lag.
+def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS) -> None:
+    """Waits for the checkpoint that another process has verified, known by its manifest's sha256: network disks lag.
 
     Raises UserError (exit 4) if it does not after so many seconds.
     """
     until = time.monotonic() + seconds
-    while not is_as_told(folder, state):
+    while not is_as_told(folder, sha256):
         if time.monotonic() > until:
             raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} is not here as the first process sees it, "
                                              f"after {seconds:.0f} s. All machines need the same disk at this path.")
         time.sleep(min(1.0, seconds / 10))
-    return folder, state
 
 
 # ---------------------------------------------------------------- a folder of checkpoints

@@ -23,7 +23,7 @@ from checkpoint.find import (
     wait_until_here,
 )
 from checkpoint.huggingface import load_model
-from checkpoint.verify import is_as_told, read_state, verify
+from checkpoint.verify import is_as_told, manifest_sha256, read_state, verify
 from common.errors import Exit, UserError
 from model import GPTConfig
 from tests.helpers.checkpoints import edit, flip, hugging_face_folder, no_warning, refused, seal
@@ -184,14 +184,15 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path, monkeypatch):
 
 def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(folder, tmp_path):
     newest = max(folder.iterdir(), key=lambda path: int(path.name.split("-")[1]))
-    state, away = read_state(newest), tmp_path / "away"
+    sha256, away = manifest_sha256(newest), tmp_path / "away"
     newest.rename(away)
     threading.Timer(0.2, away.rename, [newest]).start()
-    assert wait_until_here(newest, state, seconds=5.0) == (newest, state)
+    wait_until_here(newest, sha256, seconds=5.0)
+    assert is_as_told(newest, sha256)
+    assert not is_as_told(newest, sha256[::-1])
     (newest / WEIGHTS).write_bytes(b"half")
     with refused("is not here as the first process sees it, after 0 s"):
-        wait_until_here(newest, state, seconds=0.05)
-    assert not is_as_told(newest, state)
+        wait_until_here(newest, sha256, seconds=0.05)
 
 
 def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):
