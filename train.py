@@ -495,7 +495,7 @@ def answer_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int
 
 
 def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, options: Options, recipe: Recipe,
-                  kind: OptimizerKind, runtime: Runtime, way: str = "alone") -> Learner:
+                  kind: OptimizerKind, runtime: Runtime, way: str) -> Learner:
     """The model as the seed makes it, shared in this way, with its optimizer and loss scaler."""
     machine = runtime.machine
     with runtime.out.phase("building the model"):

@@ -86,7 +86,7 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
     updates its rows, for which momenta are gathered in dtype.
     """
     stays = found_inf > 0
-    for some in _some_at_a_time(weights):
+    for some in some_at_a_time(weights):
         directions = []
         for number in some:
             gradient, momentum = local(gradients[number]) / grad_scale, local(momenta[number])
@@ -120,7 +120,7 @@ def wide(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
 
 
-def _some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+def some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:
     """The numbers of the weights in groups of at most MOST_ELEMENTS together, but one weight at least."""
     group: list[int] = []
     for number, weight in enumerate(weights):

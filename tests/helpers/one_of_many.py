@@ -10,7 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Step:
     half: bool = False
     accumulation: int = 1
     batch_size: int = 1
+    recompute: bool = False
 
 
 class Collectives(TorchDispatchMode):
@@ -95,7 +96,7 @@ def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[
     """A function that trains for a step, after the first two."""
     torch.manual_seed(0)
     machine = device.choose(False, step.half, "bf16", False)
-    model, parallel = build(config, Options(), step.way, processes, machine)
+    model, parallel = build(config, Options(recompute=step.recompute), step.way, processes, machine)
     if step.way == "ddp" and dist.get_backend() == "fake":  # whose all_reduce returns nothing, as DDP does not expect
         parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
     kind = OPTIMIZERS[step.optimizer]
@@ -135,15 +136,20 @@ def sent_bytes(config: ModelConfig, step: Step, processes: Processes) -> dict[st
     return dict(found.num_bytes)
 
 
+def config_of(arch: str) -> ModelConfig:
+    """A tiny model some of whose matrices 4 processes cannot divide evenly."""
+    return ARCHITECTURES[arch].sized((3, 4, 64) if arch == "gpt2" else (2, 6, 108), 300, 18)
+
+
 def main(file: str, cases: str) -> None:
-    """Measures real processes, that torchrun has started: writes the bytes of each case, (arch, shape, Step)."""
-    processes = of_environment()
+    """Measures real processes, that torchrun has started: writes the bytes of each case, (arch, fields of a Step).
+
+    Two of them are a machine.
+    """
+    here = of_environment()
     dist.init_process_group("gloo")
-    found = []
-    for arch, sizes, fields in json.loads(cases):
-        step = Step(**fields)
-        config = ARCHITECTURES[arch].sized(tuple(sizes), 300, 16)
-        found.append(sent_bytes(config, step, processes))
+    processes = replace(here, local_rank=here.rank % 2, local_world_size=2)
+    found = [sent_bytes(config_of(arch), Step(**fields), processes) for arch, fields in json.loads(cases)]
     if processes.is_first:
         Path(file).write_text(json.dumps(found))
     dist.destroy_process_group()
