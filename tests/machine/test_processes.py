@@ -1,0 +1,65 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common.errors import Exit, UserError
+from machine.processes import ALONE, Processes, is_of_lost_process
+from tests.helpers.commands import ROOT
+
+WATCHED = """
+import sys, time
+from common.signals import Signals
+from machine.processes import Watchdog
+beats, is_busy = [], sys.argv[1] == "busy"
+with Signals() as signals:
+    signals.promise(lambda: "stopping", lambda: ("", ""))
+    Watchdog(signals, lambda: len(beats), lambda: is_busy, patience=0.5)
+    print("ready", flush=True)
+    for _ in range(40):
+        time.sleep(0.1)
+        beats += [1] * (sys.argv[1] == "beating")
+"""
+
+
+def test_one_process_agrees_with_itself():
+    assert ALONE.agree(lambda: (1, 2)) == (1, 2)
+    assert ALONE.lead(lambda: "found", str.upper, str.lower) == "found"
+    assert (ALONE.any(True), ALONE.total([1, 2]), ALONE.largest(3.0)) == (True, [1, 2], 3.0)
+    ALONE.check_same({"seed": 1})
+
+
+def test_an_error_of_a_process_on_its_own_has_its_number_and_is_said_by_it():
+    with pytest.raises(UserError, match=r"^process 3: no disk") as caught, Processes(3, 4).on_its_own():
+        raise UserError(Exit.DATA, "no disk")
+    assert (caught.value.code, caught.value.everybodys) == (Exit.DATA, False)
+    with pytest.raises(UserError, match=r"^no disk") as caught, Processes(0, 4).on_its_own():
+        raise UserError(Exit.DATA, "no disk")
+    assert caught.value.everybodys
+
+
+@pytest.mark.parametrize(("message", "is_lost"), [
+    ("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3829", True),
+    ("Connection reset by peer", True),
+    ("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)", False),
+])
+def test_an_error_of_another_process_is_told_from_one_of_the_program(message, is_lost):
+    assert is_of_lost_process(RuntimeError(message)) == is_lost
+
+
+@pytest.mark.parametrize(("state", "code"), [("still", 128 + signal.SIGTERM),
+                                             *(pytest.param(state, 0, marks=pytest.mark.slow)
+                                               for state in ("busy", "beating"))])
+def test_a_process_that_is_to_stop_and_is_not_answered_ends_by_itself(state, code):
+    words = [sys.executable, "-c", WATCHED, state]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGTERM)
+        _, printed = process.communicate()
+    assert process.returncode == code, printed
+    assert ("another process has not answered for 0 s" in printed) == bool(code)
