@@ -260,6 +260,19 @@ def test_the_processes_of_a_step_share_the_rows_a_single_one_has(counting, world
     assert straddled, "no step had two epochs in it"
 
 
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_one_to_eight_processes_see_the_samples_of_one_in_any_micro_batches_from_any_step(counting, world_size):
+    """A step has 840 samples, which all of these divide, an epoch 499 windows; any step, as after a resume."""
+    samples, file, rng = 840, counting(8000), np.random.default_rng(world_size)
+    sizes = [size for size in range(1, samples // world_size + 1) if samples // world_size % size == 0]
+    for step in (0, 1, 7, 10**6):
+        batch_size = int(rng.choice(sizes))
+        ranks = [batches(file, "mmap", batch_size, Processes(rank, world_size)) for rank in range(world_size)]
+        parts = [rank.get(step * samples, micro)[0] for micro in range(samples // world_size // batch_size)
+                 for rank in ranks]
+        assert torch.equal(torch.cat(parts), batches(file, batch_size=samples).get(step * samples, 0)[0])
+
+
 def test_the_smallest_corpus_gives_its_one_window_for_ever(counting):
     file = counting(17)
     inputs_BT, targets_BT = batches(file).get(10**6, 3)

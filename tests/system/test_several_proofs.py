@@ -137,6 +137,35 @@ def test_checkpoints_are_the_same_files_where_the_mathematics_is_the_same(train)
             assert files[0][name] == files[1][name] == files[2][name], name
 
 
+# ---------------------------------------------------------------- a full disk
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_disk_that_is_full_for_one_save_costs_nothing_but_it(train, way):
+    if train.forks.shim is None:
+        pytest.skip("needs Linux and a C compiler")
+    flags = ["--model_parallel", way, "--optimizer", "adamw", "--checkpoint_every_steps", "3", "--eval_interval", "99"]
+    full = {"FAULTY_FOLDER": str(train.folder / "out"), "FAULTY_STEP": "6", "FAULTY_ACTION": "nospace",
+            "FAULTY_AT": "9"}
+    done = train(2, *flags, env=full)
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("warning: checkpoint-6 could not be saved: No space left on device.") == 1
+    assert sorted(steps_in(train.folder / "out")) == [3, 9, 12]
+    assert train(2, *flags, out="whole").code == 0
+    assert tensors(train.folder / "out") == tensors(train.folder / "whole")
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_disk_that_stays_full_ends_the_run_in_words(train, way):
+    if train.forks.shim is None:
+        pytest.skip("needs Linux and a C compiler")
+    full = {"FAULTY_FOLDER": str(train.folder / "out"), "FAULTY_STEP": "5", "FAULTY_ACTION": "full", "FAULTY_AT": "9"}
+    done = train(2, "--model_parallel", way, "--optimizer", "adamw", env=full)
+    assert done.code == Exit.MACHINE
+    assert done.stderr.count("error: the last state could not be saved") == 1
+    assert not list(steps_in(train.folder / "out"))
+
+
 # ---------------------------------------------------------------- kills
 
 
