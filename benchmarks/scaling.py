@@ -99,10 +99,11 @@ def chosen_processes(requested: Sequence[int] | None, machine: Probe) -> tuple[i
 
 
 def compare_losses(all_measured: Sequence[Measured], runs: Runs, out: Progress) -> None:
-    """The losses of one process, and of each team that shares a model."""
+    """The losses of one process and of each team that shares a model, where there is one."""
     alone = all_measured[0]
-    for measured in all_measured:
-        if measured is alone or (measured.team.is_shared and not alone.problem):
+    shared = [measured for measured in all_measured if measured.team.is_shared]
+    for measured in [alone, *shared] if shared else []:
+        if measured is alone or not alone.problem:
             with out.phase(f"losses of {measured.team.name}"):
                 runs.compare_losses(measured, alone)
 

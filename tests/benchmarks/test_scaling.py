@@ -139,6 +139,14 @@ def test_the_teams_take_turns_and_are_compared_with_one_process(tmp_path):
         ("alone", 2), ("torchrun", 2), ("ddp", 2), ("fsdp", 2)]
 
 
+def test_one_process_alone_is_compared_with_itself_under_torchrun(tmp_path):
+    teams = Teams(tmp_path)
+    code, said = teams.compare("--processes", "1", "--timing_turns", "1")
+    assert code == Exit.DONE
+    assert [launch.num_processes for launch in teams.children.launches] == [0, 1]  # there are no losses to compare
+    assert "torchrun    a step of one process takes 1.000x as long under torchrun as without" in said
+
+
 def test_other_losses_than_one_process_has_are_found_out(tmp_path):
     teams = Teams(tmp_path)
     teams.wrong_loss_of = "fsdp"
