@@ -25,6 +25,8 @@ def scaling_lines(setting: Setting, teams: Sequence[Team], samples: int) -> list
     """The lines before any run: the machine, the shape, and what these figures are about."""
     machine, shape = setting.machine, setting.shape
     numbers = sorted({team.num_processes for team in teams})
+    losses = [f"losses      of {several(COMPARED_STEPS, 'step')} of train.py in fp32, with the same "
+              f"{several(samples, 'sequence')} a step for every number of processes"]
     return [
         f"machine     {machine.name}, {machine.software}",
         f"shape       {shape.model_size}, {shape.vocab_size:,} ids, T {shape.seq_length:,}, {machine.half}"
@@ -32,16 +34,16 @@ def scaling_lines(setting: Setting, teams: Sequence[Team], samples: int) -> list
         f"a step      {several(shape.batch_size, 'sequence')} of each process: {shape.tokens_per_step:,} tokens of "
         "one, W times as many of W processes (weak scaling)",
         f"measured    {what_is_measured(machine, numbers)}",
-        f"losses      of {several(COMPARED_STEPS, 'step')} of train.py in fp32, with the same "
-        f"{several(samples, 'sequence')} a step for every number of processes",
+        *(losses if numbers[-1] > 1 else []),
     ]
 
 
 def what_is_measured(machine: Probe, numbers: Sequence[int]) -> str:
     """What figures of this machine can say about several processes, and what they cannot."""
-    if machine.on_gpu and numbers[-1] == 1:
-        return ("one process on one GPU, by itself and under torchrun; what several gain can be measured where there "
-                "are several GPUs, and that they compute the same with --no-use_gpu")
+    if numbers[-1] == 1:
+        more = ("; what several gain can be measured where there are several GPUs, and that they compute the same with "
+                "--no-use_gpu") if machine.on_gpu else ""
+        return f"one process, by itself and under torchrun{more}"
     if machine.on_gpu:
         return f"{_listed(numbers)} processes on one machine, each with a GPU of its own, by NCCL"
     shared = [number for number in numbers if number > machine.num_threads]

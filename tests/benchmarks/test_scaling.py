@@ -178,7 +178,8 @@ def test_in_80_columns_the_table_has_a_figure_less(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("machine", "numbers", "said"), [
     (replace(CPU, num_threads=2), (1, 2), "1 and 2 processes on the 2 cores of one machine, by gloo, .*not what"),
     (replace(CPU, num_threads=2), (1, 2, 4), "; 4 take turns on them: this shows that each way works"),
-    (replace(GPU, num_gpus=1), (1,), "one process on one GPU, .* where there are several GPUs"),
+    (replace(GPU, num_gpus=1), (1,), "one process, .* where there are several GPUs, and"),
+    (CPU, (1,), "^one process, by itself and under torchrun$"),
     (replace(GPU, num_gpus=4), (1, 2, 4), "^1, 2 and 4 processes on one machine, each with a GPU of its own, by NCCL"),
 ])
 def test_it_says_what_the_figures_of_this_machine_mean(machine, numbers, said):
