@@ -254,6 +254,7 @@ from training.starting import (
     with_what_no_flag_says,
 )
 from training.state import Learner, Runtime, TrainState
+from training.together import say_processes
 from training.trackers import Trackers
 from training.trial import measure_trial
 from training.validation import Validator
@@ -399,6 +400,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
     if not args.overfit:
         say_rest(args, plan, pace, sizing, corpus, state, runtime)
+        say_processes(args, plan, pace, runtime)
 
     # The start: random weights, those of --init_from, or a checkpoint.
     validator = Validator(args, recipe, config, corpus, runtime, learner.parallel.decisions.stops_now)

@@ -1,6 +1,7 @@
 """Writes the parts of the documents that follow from the code.
 
-    python docs/generate.py             rewrites docs/flags.md and the generated parts of docs/architecture.md
+    python docs/generate.py             rewrites docs/flags.md and the generated parts of docs/architecture.md, and of
+                                        docs/distributed.md where torch is installed
     python docs/generate.py --check     writes nothing; exit code 1 and the names of the files that are out of date
 
 docs/flags.md holds every command's --help as tables. docs/architecture.md holds the first sentence of every file and
@@ -11,6 +12,7 @@ standard library is used, and nothing of the program is imported: sources are pa
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
@@ -190,13 +192,24 @@ def flags(root: Path = ROOT) -> str:
                                             for command in COMMANDS)])
 
 
+def distributed(root: Path = ROOT) -> str:
+    """docs/distributed.md with its tables as the formulas have them now; a test compares them, not --check."""
+    page = (root / "docs/distributed.md").read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "training.on_paper"], cwd=root, capture_output=True, text=True,
+                          check=True)
+    return with_section(page, "## Sized on paper", done.stdout.strip())
+
+
 def main(argv: list[str]) -> int:
     """Writes the generated parts, or with --check only compares them. Returns the exit code."""
     if argv not in ([], ["--check"]):
         print("usage: python docs/generate.py [--check]", file=sys.stderr)
         return 2
     outdated = []
-    for name, content in (("docs/flags.md", flags()), ("docs/architecture.md", architecture())):
+    pages = [("docs/flags.md", flags()), ("docs/architecture.md", architecture())]
+    if not argv and importlib.util.find_spec("torch"):
+        pages.append(("docs/distributed.md", distributed()))
+    for name, content in pages:
         path = ROOT / name
         if not path.exists() or path.read_text(encoding="utf-8") != content:
             outdated.append(name)

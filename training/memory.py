@@ -196,8 +196,7 @@ def choose_sharing(args: argparse.Namespace, config: ModelConfig, options: Optio
     needed = {way: predicted_peak(config, batch_size, _setting(args, config, options, machine, processes, way))
               for way in (*ways, "fsdp")}
     way = next((way for way in ways if needed[way] <= room), "fsdp")
-    would = f"a whole copy would take {size(needed['ddp'])} of {size(room)} in each process"
-    return way, would if way != "ddp" else f"a whole copy in each process takes {size(needed[way])} of {size(room)}"
+    return way, f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
 
 
 def memory_of_each(machine: Machine, processes: Processes) -> int:

@@ -181,9 +181,9 @@ def test_divided_weights_take_less_with_every_process_and_copies_do_not():
 
 
 @pytest.mark.parametrize(("gib", "way", "why"), [
-    (80, "ddp", r"a whole copy in each process takes 3\d\.\d GiB of 73\.0 GiB"),
-    (24, "hsdp", r"a whole copy would take 3\d\.\d GiB of 21\.5 GiB in each process"),
-    (15, "fsdp", r"a whole copy would take 3\d\.\d GiB of 13\.2 GiB in each process")])
+    (80, "ddp", r"a copy takes 3\d\.\d GiB, each has 73\.0 GiB"),
+    (24, "hsdp", r"a copy takes 3\d\.\d GiB, each has 21\.5 GiB"),
+    (15, "fsdp", r"a copy takes 3\d\.\d GiB, each has 13\.2 GiB")])
 def test_the_model_is_divided_as_little_as_memory_allows(monkeypatch, gib, way, why):
     monkeypatch.setattr(memory, "total_memory", lambda _: gib * GIB)
     options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
