@@ -164,7 +164,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--overfit", whole(1), None, "batches to learn again and again, without dropout, until their loss is near "
            "zero: can this set-up learn at all? exit 6 if not; writes nothing", "off")
-    g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of an hour, for --dry_run", "no cost shown")
+    g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of a GPU's hour, with --dry_run",
+           "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, contradictions, recorded_flags)
@@ -681,7 +682,7 @@ def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recove
 def dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner, state: TrainState, recovery: Recovery,
             validator: Validator, checkpointer: Checkpointer, runtime: Runtime) -> int:
     """What all steps that are left will take, by those that were measured; writes nothing."""
-    machine, clock, validation_seconds = runtime.machine, runtime.clock, 0.0
+    clock, validation_seconds = runtime.clock, 0.0
     with runtime.out.phase("a validation"):
         for _ in range(2 if validator.has_tokens else 0):  # the first one is cold, or compiles, and does not count
             clock.start()
@@ -690,8 +691,8 @@ def dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner, 
         checkpointer.reserve()  # as the first save of the run does
 
     tokens_per_second = plan.recipe.samples_per_step * plan.config.seq_length / pace.step
-    utilization = percent(mfu(tokens_per_second, plan.config, machine))
-    lines = describe_dry_run(args, plan, pace, machine, state.step, validation_seconds, utilization)
+    utilization = percent(mfu(tokens_per_second, plan.config, runtime))
+    lines = describe_dry_run(args, plan, pace, runtime, state.step, validation_seconds, utilization)
     runtime.out.say("\n".join(lines))
     return Exit.DONE
 

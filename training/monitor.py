@@ -11,7 +11,6 @@ import torch
 
 from architectures.table import ModelConfig
 from common.words import duration, percent, printable, shell_word, size
-from machine.device import Machine
 from machine.memory import peak_memory
 from training.curve import LossCurve
 from training.history import BITS_OF, VAL_LOSS_OF
@@ -28,10 +27,13 @@ WATCHED_SECONDS = 10  # of training, before anything is said about who waits for
 BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
 
 
-def mfu(tokens_per_second: float, config: ModelConfig, machine: Machine) -> float | None:
-    """The model FLOPs utilization (Chowdhery et al. 2022, PaLM, section 4.1); None where the peak is unknown."""
-    peak = machine.peak_flops
-    return tokens_per_second * config.flops_per_token / peak if peak else None
+def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> float | None:
+    """The model FLOPs utilization of all devices together (Chowdhery et al. 2022, PaLM, section 4.1).
+
+    None where the peak is unknown.
+    """
+    peak = runtime.machine.peak_flops
+    return tokens_per_second * config.flops_per_token / (peak * runtime.processes.world_size) if peak else None
 
 
 class Monitor:
@@ -82,7 +84,7 @@ class Monitor:
         state, recipe, T = self.state, self._recipe, self._config.seq_length
         lr = learning_rate_at(state.step, recipe)
         tokens_per_second = recipe.samples_per_step * T / seconds
-        share, held = mfu(tokens_per_second, self._config, self._machine), peak_memory(self._machine)
+        share, held = mfu(tokens_per_second, self._config, self._runtime), peak_memory(self._machine)
         self._trackers.log(state.step, time=time.time(), loss=self._last_loss, lr=lr, grad_norm=norm,
                            tokens=state.samples_seen * T, seconds=seconds, tokens_per_second=tokens_per_second,
                            mfu=share, memory_bytes=held, gpu=self._gpu)

@@ -322,10 +322,10 @@ def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: 
 # ---------------------------------------------------------------- the result of a dry run
 
 
-def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, machine: Machine, steps_done: int,
+def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: Runtime, steps_done: int,
                      validation_seconds: float, mfu: str) -> list[str]:
     """What the run will take, by the measured seconds of a step and of all validations together."""
-    recipe, saving = plan.recipe, plan.saving
+    recipe, saving, machine = plan.recipe, plan.saving, runtime.machine
     tokens_per_second = recipe.samples_per_step * plan.config.seq_length / pace.step
     steps = recipe.total_steps - steps_done
     epochs = steps * recipe.samples_per_step / recipe.windows_per_epoch
@@ -345,7 +345,7 @@ def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, machine: 
              f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
              f"hours_per_epoch: {hours / epochs:.4g}"]
     if args.gpu_cost_per_hour is not None:
-        cost = hours * args.gpu_cost_per_hour
+        cost = hours * args.gpu_cost_per_hour * runtime.processes.world_size
         lines.append(f"cost: {cost:.2f}")
         if args.budget is not None:
             lines.append(f"budget: {verdict(args.budget, cost, steps, epochs)}")
