@@ -6,7 +6,7 @@ What only divided tensors need is imported where there are some: it takes half a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -77,11 +77,12 @@ def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Ten
     everybody = dist.group.WORLD if dist.is_initialized() else None
     if everybody is None or (world_size := dist.get_world_size()) == 1:
         return function(items)
-    from torch.distributed._functional_collectives import all_gather_tensor
+    from torch.distributed import _functional_collectives as collectives
 
+    gather: Any = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor  # before torch 2.13
     num = len(items)
     each = -(-num // world_size)
     mine = items[dist.get_rank() * each:][:each]
     missing = items.new_zeros(each - len(mine), *items.shape[1:])
     done = function(mine) if len(mine) else mine
-    return all_gather_tensor(torch.cat([done, missing]), 0, everybody)[:num]
+    return gather(torch.cat([done, missing]), 0, everybody)[:num]
