@@ -108,7 +108,7 @@ class Checkpointer:
         self.learner, self.state, self.recipe, self.corpus = learner, state, recipe, corpus
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk
-        self.is_finishing = False  # the last save: other processes wait for the first one
+        self._is_waiting = False  # for a save, here or in the first process
         self._args, self._settings, self._tokenizer_json, self._command = args, settings, tokenizer_json, command
         self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
@@ -171,7 +171,8 @@ class Checkpointer:
 
     def save(self, stays: bool) -> None:
         """Begins a save: training waits for the copy alone, where there is one."""
-        self.settle(wait=True)
+        self._settle_all()
+        is_first = self._runtime.processes.is_first
         self._runtime.signals.asks_to_save = False
         started = time.perf_counter()
         self._begun_at, self._begun_step = time.monotonic(), self.state.step
@@ -179,9 +180,10 @@ class Checkpointer:
 
         with self._out.phase("copying the state"), self._clock.pause():
             tensors = contents.Tensors.of(self.learner.model, self.learner.optimizer)
-            if not self._runtime.processes.is_first:
-                return tensors.ask()
-            tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
+            if is_first:
+                tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
+            else:
+                tensors.ask()
         waited = time.perf_counter() - started
 
         def write() -> tuple[int, float, float]:
@@ -194,9 +196,10 @@ class Checkpointer:
                   {self.state.best_step, self.best_step, self.recipe.plateau_end or 0}, self._args.keep_epochs)
             return step, waited, time.perf_counter() - started
 
-        self._saver.start(write)
-        if self._snapshot is None:
-            self.settle(wait=True)
+        if is_first:
+            self._saver.start(write)
+        if not self.plan.copies:
+            self._settle_all()
 
     def keep_validation(self, is_best: bool) -> None:
         """Makes the checkpoint of this step record the validation that has just ended; saves one if it is the best."""
@@ -242,6 +245,12 @@ class Checkpointer:
                 self._warn_of_failure(error)
             if not self._saver.is_busy and self.state.best_step in find.steps_in(self.output_dir):
                 self.best_step = self.state.best_step
+
+    def _settle_all(self) -> None:
+        """Waits, in all processes, for the end of the first one's save: then none takes the others for gone."""
+        self._is_waiting = True
+        self._runtime.processes.agree(lambda: self.settle(wait=True))
+        self._is_waiting = False
 
     def _report(self, step: int, waited: float, seconds: float) -> None:
         """Takes note of a save that has succeeded."""
@@ -306,7 +315,7 @@ class Checkpointer:
     @property
     def is_busy(self) -> bool:
         """True while a save is under way, here or in the first process."""
-        return self.is_finishing or self._saver.is_busy
+        return self._is_waiting or self._saver.is_busy
 
     def stake(self) -> Stake:
         """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
@@ -325,11 +334,11 @@ class Checkpointer:
 
     def finish(self) -> bool:
         """Saves the last state unless it is saved; True if it is on the disk. All processes take part."""
-        agree, self.is_finishing = self._runtime.processes.agree, True
-        self.settle(wait=True)
+        agree = self._runtime.processes.agree
+        self._settle_all()
         if self.state.step and not agree(lambda: self.is_on_disk):
             self.save(stays=False)
-            self.settle(wait=True)
+            self._settle_all()
         return agree(lambda: self.is_on_disk)
 
     def save_before(self, error: UserError) -> UserError:

@@ -32,7 +32,7 @@ class Sharing:
 
     @staticmethod
     def of(way: str, processes: Processes = ALONE) -> Sharing:
-        """The sharing by which parallel.share lets these processes train; one process shares nothing."""
+        """The sharing by which parallel.build lets these processes train; one process shares nothing."""
         world_size, machines = processes.world_size, processes.num_machines
         if world_size == 1:
             return Sharing()
