@@ -20,7 +20,9 @@ from common.children import outside_current_folder
 from common.words import several
 from machine.cards import find_card
 
-OLDER_CUDA_BUILD = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+# The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
+OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
+OLDEST_WITH_A_BUILD = (5, 0)  # compute capability
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,38 @@ def _why_this_gpu_cannot_be_used() -> str | None:
         major, minor = torch.cuda.get_device_capability()
     except RuntimeError as error:
         return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
-    built_for = [int(name) for name in re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))]
-    if built_for and 10 * major + minor < min(built_for):
-        return (f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. "
-                f"Install a build that has them: {OLDER_CUDA_BUILD}")
-    return None
+    built_for = [name for name in torch.cuda.get_arch_list() if _capability(name)]
+    if not built_for or any(_runs_on(name, major, minor) for name in built_for):
+        return None
+    reason = f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. "
+    if (major, minor) > min(number for name in built_for if (number := _capability(name))):
+        return (f"{reason}It is newer than this build, for CUDA {torch.version.cuda}. Install the build for the newest "
+                "CUDA, and a driver for it: pip install --force-reinstall torch")
+    if (major, minor) < OLDEST_WITH_A_BUILD:
+        return f"{reason}No release that is supported has them. Take a newer GPU"
+    return f"{reason}Install a build that has them: {OLDER_CUDA_BUILD}"
+
+
+def _capability(name: str) -> tuple[int, int] | None:
+    """(9, 0) of 'sm_90' or 'compute_90a'; None for a name of another kind."""
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[af]?", name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _runs_on(name: str, major: int, minor: int) -> bool:
+    """True if what was compiled for this name of torch.cuda.get_arch_list() runs on a GPU of that compute capability.
+
+    Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
+    What uses an architecture's own instructions runs on that one alone (sm_90a), or on its family (sm_100f).
+    Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
+    """
+    if (built := _capability(name)) is None:
+        return False
+    if name.endswith("a"):
+        return built == (major, minor)
+    if name.startswith("sm") or name.endswith("f"):
+        return built[0] == major and built[1] <= minor
+    return built <= (major, minor)
 
 
 def why_no_fp8() -> str | None:

@@ -24,7 +24,7 @@ def a_gpu(monkeypatch):
     """A function: makes torch believe in a GPU of that name, with bf16 or without."""
 
     def pretend(name: str = "NVIDIA A100-SXM4-80GB", bf16: bool = True, capability: tuple[int, int] = (8, 0),
-                built_for: tuple[str, ...] = ("sm_60", "sm_90", "compute_90")) -> None:
+                built_for: tuple[str, ...] = ("sm_60", "sm_75", "sm_80", "sm_90", "compute_90")) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
@@ -118,14 +118,30 @@ def test_mixed_precision_is_bf16_where_native_and_else_fp16(a_gpu, bf16, use_amp
     assert ("mixed precision is off" in " ".join(machine.warnings)) == (precision == "fp32")
 
 
-def test_a_gpu_for_which_this_torch_has_no_kernels_is_not_used(a_gpu):
-    a_gpu("Tesla V100-SXM2-16GB", False, (7, 0), ("sm_75", "sm_80", "sm_90", "compute_90"))
+CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+CU132 = ("sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "sm_120", "compute_120")
+
+
+@pytest.mark.parametrize(("capability", "built_for", "cure"), [
+    ((7, 0), CU132, 'Install a build that has them: pip install --force-reinstall "torch<2.15" '
+                    "--index-url https://download.pytorch.org/whl/cu126"),  # V100
+    ((6, 0), CU132, '"torch<2.15" --index-url'),  # P100
+    ((3, 7), CU126, "Take a newer GPU"),  # K80
+    ((12, 0), CU126, "pip install --force-reinstall torch"),  # RTX 5090
+    ((10, 0), CU126, "and a driver for it: pip install --force-reinstall torch"),  # B200
+    ((10, 0), ("sm_90a", "compute_90a"), "pip install --force-reinstall torch"),
+    ((11, 0), ("sm_75", "sm_100f", "sm_120"), "pip install --force-reinstall torch"),
+    *[(capability, CU126, "") for capability in ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0))],
+    *[(capability, CU132, "") for capability in ((7, 5), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (13, 0))],
+    ((10, 0), (*CU126, "compute_90"), ""), ((10, 3), ("sm_75", "sm_100f"), ""), ((9, 0), (), ""), ((9, 0), ("gfx90a",), "")])
+def test_a_gpu_for_which_this_torch_has_no_kernels_is_not_used(a_gpu, capability, built_for, cure):
+    a_gpu("A card", True, capability, built_for)
     reason = device.why_no_cuda()
-    assert reason
-    assert "no kernels for this GPU's compute capability 7.0. Install a build that has them: pip install " in reason
-    assert device.choose(None, None, "auto", None).device.type == "cpu"
-    a_gpu("NVIDIA H200", True, (9, 0), ("sm_75", "sm_80", "sm_90a"))
-    assert device.why_no_cuda() is None
+    assert bool(reason) == bool(cure)
+    assert device.choose(None, None, "auto", None).device.type == ("cpu" if cure else "cuda")
+    if reason:
+        assert f"has no kernels for this GPU's compute capability {capability[0]}.{capability[1]}. " in reason
+        assert cure in reason
 
 
 def test_a_gpu_that_refuses_is_not_used(a_gpu, monkeypatch):
