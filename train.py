@@ -471,8 +471,8 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     optimizer_bytes = kind.memory_bytes(config)
     weights = 4 * config.num_parameters if machine.device.type == "cpu" else 0
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = SavingPlan(**processes.agree(lambda: asdict(plan_saving(args, config, recipe, machine, optimizer_bytes,
-                                                                     held_bytes))))
+    saving = SavingPlan(**processes.agree(lambda: asdict(
+        plan_saving(args, config, recipe, optimizer_bytes, held_bytes))))
     setting = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, Sharing.of(way, processes))
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(

@@ -40,6 +40,7 @@ from checkpoint.contents import (
 from checkpoint.folder import REPLACED, TEMPORARY, put_back
 from checkpoint.verify import manifest_entries, read_state, verify
 from common.files import sync, write_all
+from machine.pinned import HostBuffer
 from ops.shards import assembled
 
 BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time
@@ -59,18 +60,13 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = HostBuffer(0, False)
 
     def reserve(self, num_bytes: int, pinned: bool) -> None:
         """Takes the buffer's memory now rather than at the first save. Raises RuntimeError if there is too little."""
-        if self._buffer.nbytes >= num_bytes:
-            return
-        if pinned:
-            with contextlib.suppress(RuntimeError):  # less can be pinned than is free; a plain copy is only slower
-                self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        if self._buffer.nbytes < num_bytes:
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        self._buffer.zero_()
+        if self._buffer.bytes.nbytes < num_bytes:
+            self.close()
+            self._buffer = HostBuffer(num_bytes, pinned)
 
     def take(self, tensors: Tensors) -> Tensors:
         """Copies of the tensors, complete on return and valid until the next call."""
@@ -79,12 +75,17 @@ class Snapshot:
         used, copies = 0, Tensors({}, {})
         for part, copied in ((tensors.model, copies.model), (tensors.training, copies.training)):
             for name, tensor in part.items():
-                place = self._buffer[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                place = self._buffer.bytes[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 copied[name] = place.copy_(assembled(tensor), non_blocking=True)
                 used += aligned(tensor.nbytes)
         if on_gpu:
             torch.cuda.synchronize()
         return copies
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._buffer.close()
+        self._buffer = HostBuffer(0, False)
 
 
 # ---------------------------------------------------------------- the folder

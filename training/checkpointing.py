@@ -24,7 +24,6 @@ from checkpoint.folder import prune
 from common.errors import UserError
 from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
-from machine.device import Machine
 from machine.memory import available_ram
 from tokens.corpus import Corpus
 from tokens.mixture import in_words, share_in_words
@@ -44,13 +43,12 @@ LARGEST_FIGURE = 1e9  # in metrics.jsonl, which somebody may have edited; no los
 class SavingPlan:
     """How a run will save, decided once: how many checkpoints there may be, of how many bytes, and from where.
 
-    in_between: checkpoints are expected before the last step. copies: training waits for a copy of copy_bytes alone.
+    in_between: checkpoints are expected before the last step. copies: training waits for a copy in RAM alone.
     """
 
     num_checkpoints: int
     num_epochs: int  # of the checkpoints, those of the ends of epochs
     checkpoint_bytes: int
-    copy_bytes: int
     in_between: bool
     copies: bool
 
@@ -72,12 +70,12 @@ class SavingPlan:
         if not self.in_between:
             return "at the end"
         if not self.copies:
-            return f"while training waits: there is no RAM for a copy of {size(self.copy_bytes)}"
-        return f"in the background, from a copy of {size(self.copy_bytes)} in RAM"
+            return f"while training waits: there is no RAM for a copy of {size(self.checkpoint_bytes)}"
+        return f"in the background, from a copy of {size(self.checkpoint_bytes)} in RAM"
 
 
-def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, machine: Machine, optimizer_bytes: float,
-                held_bytes: int) -> SavingPlan:
+def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
+                ) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
     in_between = (
@@ -86,13 +84,10 @@ def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, m
         or recipe.eval_interval < recipe.total_steps
         or recipe.plateau_end is not None
         or recipe.passes > args.checkpoint_interval)
-    copy_bytes = checkpoint_bytes
-    if machine.device.type != "cpu":  # PyTorch hands out pinned memory in powers of two
-        copy_bytes = 1 << (checkpoint_bytes - 1).bit_length()
 
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
-    has_room = available_ram() > held_bytes + copy_bytes + checkpoint_bytes
-    plan = SavingPlan(0, 0, checkpoint_bytes, copy_bytes, in_between, in_between and has_room)
+    has_room = available_ram() > held_bytes + 2 * checkpoint_bytes
+    plan = SavingPlan(0, 0, checkpoint_bytes, in_between, in_between and has_room)
     return plan.for_recipe(args, recipe)
 
 
@@ -356,8 +351,10 @@ class Checkpointer:
         return UserError(error.code, f"{error} {cure} when the file is as pretokenize.py wrote it.")
 
     def close(self) -> None:
-        """Waits for the save in flight."""
+        """Waits for the save in flight, and gives the memory of the copy back."""
         self._saver.close()
+        if self._snapshot is not None:
+            self._snapshot.close()
 
 
 def command_for_card(given: Mapping[str, Any]) -> str:

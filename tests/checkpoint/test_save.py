@@ -1,10 +1,13 @@
 """checkpoint/save.py: bytes are those of safetensors, a failed write leaves nothing, only finite values are saved."""
 
 import errno
+import mmap
 import os
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from checkpoint import verify as verify_room
 from checkpoint.contents import Tensors
 from checkpoint.save import NotFinite, Saver, Snapshot, amend, save, write_file
 from checkpoint.verify import verify
+from machine.pinned import HostBuffer
 from tests.helpers.checkpoints import flip, names_in
 
 
@@ -114,20 +118,46 @@ def test_a_snapshot_is_a_copy_that_training_does_not_change(make_model):
 
 
 def test_where_memory_cannot_be_pinned_the_copy_is_a_plain_one(monkeypatch):
-    asked, empty = [], torch.empty
-
-    def refuse(*shape, pin_memory=False, **kwargs):
-        asked.append(pin_memory)
-        if pin_memory:
-            raise RuntimeError("CUDA error: out of memory")
-        return empty(*shape, **kwargs)
-
+    cuda = a_cuda(monkeypatch, refuses=True)
     snapshot = Snapshot()
-    monkeypatch.setattr(torch, "empty", refuse)
     snapshot.reserve(1000, pinned=True)
-    assert asked == [True, False]
+    assert [name for name, *_ in cuda] == ["cudaHostRegister"]
     tensors = Tensors({"a": torch.arange(5.0)}, {"b": torch.ones(3)})
     assert torch.equal(snapshot.take(tensors).model["a"], torch.arange(5.0))
+    snapshot.close()
+    assert len(cuda) == 1
+
+
+def test_pinned_memory_is_as_large_as_the_copy_and_given_back(monkeypatch):
+    cuda, empty = a_cuda(monkeypatch), torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **kwargs: (
+        pytest.fail("PyTorch rounds this up to a power of two") if pin_memory else empty(*shape, **kwargs)))
+    snapshot = Snapshot()
+    for num_bytes in (9000, 8000, 9001):
+        snapshot.reserve(num_bytes, pinned=True)
+    snapshot.close()
+    (_, first, *size), given_back, (_, second, *larger), also = cuda
+    assert size == [9000, 1]
+    assert larger == [9001, 1]
+    assert not first % mmap.PAGESIZE
+    assert (given_back, also) == (("cudaHostUnregister", first), ("cudaHostUnregister", second))
+    assert HostBuffer(9000, pinned=False).is_pinned is False
+    assert len(cuda) == 4
+
+
+def a_cuda(monkeypatch, refuses=False):
+    """Pretends that there is CUDA's runtime, and returns the list of what it will be asked."""
+    asked = []
+
+    def answer(name, *arguments):
+        assert threading.current_thread() is not threading.main_thread(), "an error would stay in the thread"
+        asked.append((name, *arguments))
+        return 1 if refuses else 0
+
+    cudart = SimpleNamespace(cudaHostRegister=partial(answer, "cudaHostRegister"),
+                             cudaHostUnregister=partial(answer, "cudaHostUnregister"))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    return asked
 
 
 # ---------------------------------------------------------------- a record that comes after the save

@@ -133,7 +133,8 @@ CU132 = ("sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "sm_120", "compute_120")
     ((11, 0), ("sm_75", "sm_100f", "sm_120"), "pip install --force-reinstall torch"),
     *[(capability, CU126, "") for capability in ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0))],
     *[(capability, CU132, "") for capability in ((7, 5), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (13, 0))],
-    ((10, 0), (*CU126, "compute_90"), ""), ((10, 3), ("sm_75", "sm_100f"), ""), ((9, 0), (), ""), ((9, 0), ("gfx90a",), "")])
+    ((10, 0), (*CU126, "compute_90"), ""), ((10, 3), ("sm_75", "sm_100f"), ""), ((9, 0), (), ""),
+     ((9, 0), ("gfx90a",), "")])
 def test_a_gpu_for_which_this_torch_has_no_kernels_is_not_used(a_gpu, capability, built_for, cure):
     a_gpu("A card", True, capability, built_for)
     reason = device.why_no_cuda()

@@ -1,0 +1,50 @@
+"""Memory of the host that a GPU copies to directly: pinned pages, which the system never moves."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+
+import torch
+
+FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
+
+
+class HostBuffer:
+    """Bytes on the host, on pages of their own that are there from the start; pinned where that is possible.
+
+    PyTorch's own pinned memory is handed out in powers of two, which for 17 GB takes 32. This takes plain memory and
+    registers it with CUDA. Where more may not be pinned the memory stays plain: a copy to it is only slower.
+    """
+
+    def __init__(self, num_bytes: int, pinned: bool):
+        whole = torch.empty(num_bytes + mmap.PAGESIZE, dtype=torch.uint8)
+        start = -whole.data_ptr() % mmap.PAGESIZE
+        self.bytes = whole[start:start + num_bytes].zero_()
+        self.is_pinned = bool(pinned and num_bytes) and _ask_cuda("cudaHostRegister", self.bytes.data_ptr(), num_bytes,
+                                                                  FOR_ALL_DEVICES)
+
+    def close(self) -> None:
+        """Lets the system move the pages again, before they are given back."""
+        if self.is_pinned:
+            self.is_pinned = not _ask_cuda("cudaHostUnregister", self.bytes.data_ptr())
+
+
+def _ask_cuda(function: str, *arguments: int) -> bool:
+    """True if the function of CUDA's runtime succeeds.
+
+    It runs in a thread of its own: CUDA keeps the error of a refusal in the thread, where the next kernel that is
+    launched would report it as its own.
+    """
+    succeeded = False
+
+    def call() -> None:
+        nonlocal succeeded
+        with contextlib.suppress(Exception):
+            succeeded = int(getattr(torch.cuda.cudart(), function)(*arguments)) == 0
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    return succeeded
