@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from checkpoint.recorded import recorded_flags
 from common import flags
+from common.allocator import let_segments_grow
 from common.errors import Exit, UserError, guard, require
 from common.ranks import world_size
 from training.contradictions import contradictions
@@ -177,6 +178,7 @@ def answer_early(argv: Sequence[str]) -> int:
     # A thread that spins while it waits takes the processor from the one it waits for, if other work is there: without
     # this a step beside other work took up to ten times as long. GNU's OpenMP reads it when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UserError(Exit.MACHINE, "--tensorboard: the package tensorboard is missing. Run: pip install tensorboard")
@@ -490,6 +492,7 @@ def trial_command(argv: Sequence[str], batch_size: int = 0, accumulation: int = 
 def answer_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
     """What that child process does; prints the outcome and returns the exit code."""
     args, out = read_flags(argv), Progress(open(os.devnull, "w"))  # noqa: SIM115
+    require_gpu(args)
     machine = choose_machine(args, out)
     if args.check:
         return compile_something(machine)
@@ -584,16 +587,12 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
         skipped_in_a_row = (skipped_in_a_row + 1) * found_inf
         losses.append(loss)
 
-        # Log, and look at what is on the device.
+        # Log, and look at what is on the device: on a GPU a step later, when it has more to do.
         if monitor.is_logged(state.step):
-            *losses_now, norm_now, skipped_now, in_a_row = monitor.read(*losses, norm, skipped, skipped_in_a_row)
-            state.skipped_steps += int(skipped_now)
+            monitor.note(losses, norm, skipped, skipped_in_a_row, recovery.batch_size)
             skipped.zero_()
             losses.clear()
-            monitor.log_step(losses_now, norm_now, recovery.batch_size)
-            if in_a_row >= MOST_SKIPPED_IN_A_ROW:
-                raise diverged(f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
-                               f"{state.step:,}; none was applied", recipe, checkpointer)
+        log(state, recipe, checkpointer, monitor)
 
         # Save, validate, sample: at their intervals, and after the last step.
         is_too_late = decisions.ends()
@@ -602,6 +601,8 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
         saves = stays or checkpointer.is_due() or decisions.saves()
         validates = is_last or state.step % recipe.eval_interval == 0
         samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
+        if saves or validates or samples:
+            log(state, recipe, checkpointer, monitor, at_once=True)
         if saves or validates:
             state.skipped_steps += int(skipped)
             skipped.zero_()
@@ -618,6 +619,21 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
         if is_too_late and state.step < recipe.total_steps:
             out.say(deadline.describe_end(state, recipe, monitor.seconds_per_step))
             break
+    log(state, recipe, checkpointer, monitor, at_once=True)
+
+
+def log(state: TrainState, recipe: Recipe, checkpointer: Checkpointer, monitor: Monitor,
+        at_once: bool = False) -> None:
+    """Logs the steps whose figures are there, with at_once those of the last one too.
+
+    Raises UserError (exit 6) where nothing was learned for too many steps.
+    """
+    for logged in monitor.arrived(at_once):
+        state.skipped_steps += logged.skipped
+        monitor.log_step(logged)
+        if logged.skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
+            raise diverged(f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
+                           f"{logged.step:,}; none was applied", recipe, checkpointer)
 
 
 def validate_first(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: TrainState, recovery: Recovery,

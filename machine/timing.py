@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,13 +14,39 @@ from machine.device import Machine
 
 READING_SECONDS = 5  # between two readings of a GPU's utilisation and power
 FEWEST_READINGS = 3  # for a mean that says something
-WAITING_SHARE = 0.05  # of the training time: a host that waits longer for the GPU is ahead of it
+# Of the training time. A host that waits longer for the GPU is ahead of it; one that is late finds what it reads, the
+# figures of the step before, there already.
+WAITING_SHARE = 0.01
 
 
 def synchronize(machine: Machine) -> None:
     """Waits until the device has done all it was given."""
     if machine.device.type == "cuda":
         torch.cuda.synchronize(machine.device)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point in the device's time, and the seconds that did not count up to it: on a GPU the end of the work so far.
+
+    On a GPU it may be set while the device has still to get there.
+    """
+
+    host: float  # time.perf_counter()
+    event: torch.cuda.Event | None  # on a GPU
+    uncounted: float
+
+    def wait(self) -> None:
+        """Waits until the device has got there."""
+        if self.event is not None:
+            self.event.synchronize()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """Counted seconds between two marks that the device has reached."""
+        seconds = self.host - earlier.host
+        if self.event is not None and earlier.event is not None:
+            seconds = earlier.event.elapsed_time(self.event) / 1000
+        return max(seconds - (self.uncounted - earlier.uncounted), 1e-9)
 
 
 class TrainingClock:
@@ -36,9 +63,9 @@ class TrainingClock:
 
     def start(self) -> None:
         """Starts to count from here, for example once compiling is done."""
-        self.began = self._lap_began = time.perf_counter()
+        self.began = time.perf_counter()
         self._paused = 0.0
-        self._stopped_before = self._stopped()
+        self._lap_began = self.mark()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -51,16 +78,20 @@ class TrainingClock:
             synchronize(self._machine)
             self._paused += time.perf_counter() - started
 
-    def lap(self) -> float:
-        """Seconds of training since the last lap."""
-        now = time.perf_counter()
-        stopped = self._stopped()
-        seconds = now - self._lap_began - self._paused - (stopped - self._stopped_before)
+    def mark(self) -> Mark:
+        """The point in the device's time at which it has done all it was given; nobody waits for it."""
+        event = None
+        if self._machine.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return Mark(time.perf_counter(), event, self._paused + self._stopped())
 
-        self._lap_began = now
-        self._paused = 0.0
-        self._stopped_before = stopped
-        return max(seconds, 1e-9)
+    def lap(self, end: Mark | None = None) -> float:
+        """Seconds of training from the end of the last lap to this one's: a mark, or once the device has done all."""
+        end = end or self.mark()
+        end.wait()
+        seconds, self._lap_began = end.seconds_since(self._lap_began), end
+        return seconds
 
 
 class Gauge:

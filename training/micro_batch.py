@@ -31,6 +31,8 @@ from training.recipe import Recipe
 from training.state import Runtime
 
 OUT_OF_MEMORY = 75  # the exit code by which a trial says so
+# CUDA's words for a GPU that another process holds in compute mode EXCLUSIVE_PROCESS, of older and newer drivers.
+HELD_BY_ANOTHER = ("devices are busy or unavailable", "device(s) is/are busy or unavailable")
 MOST_TOKENS = 65_536  # of a micro-batch that is searched for; a card is busy long before
 
 
@@ -55,6 +57,10 @@ def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int
             at = (good + bad) // 2
         stride *= 2
     return candidates[good] if good >= 0 else None
+
+
+class HeldByAnother(Exception):
+    """The GPU serves one process at a time, and that is this one: a child can try nothing."""
 
 
 @dataclass
@@ -115,6 +121,8 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
     setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
     decided = [f"--optimizer={kind.name}"] + ([] if args.init_from else [
         f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")])
+    if machine.device.type == "cuda":  # else a trial that the GPU refuses would measure the CPU
+        decided.append("--use_gpu")
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
     expected = largest_micro_batch(config, setting, room)
@@ -133,7 +141,15 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
         return held
 
     known = MeasuredPeaks(cache_folder() / "peaks.json")
-    found, held = find_largest(candidates, first, room, _key(args, machine, config, samples, setting), known, measure)
+    try:
+        found, held = find_largest(candidates, first, room, _key(args, machine, config, samples, setting), known,
+                                   measure)
+    except HeldByAnother:
+        out.warn(f"--batch_size auto: {first} x {several(samples // first, 'micro-batch')} is computed, not tried: the "
+                 "GPU serves one process at a time (compute mode EXCLUSIVE_PROCESS), and a trial is another one. To "
+                 "have it tried, allow several with: sudo nvidia-smi -c DEFAULT.")
+        signals.at_once = before
+        return first
     if found is None:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
                                       f"{size(room)}. Take a smaller --seq_length or --model_size.")
@@ -163,7 +179,7 @@ def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, sample
 def run_trial(command: Sequence[str], batch_size: int, stop: Callable[[], bool]) -> int | None:
     """The bytes that the command prints; None if it ran out of memory or was killed. stop() ends it early.
 
-    Raises UserError (exit 5) if it fails otherwise.
+    Raises HeldByAnother where the GPU lets no second process in, UserError (exit 5) if it fails otherwise.
     """
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, env=script_environment()) as child:
@@ -181,6 +197,8 @@ def run_trial(command: Sequence[str], batch_size: int, stop: Callable[[], bool])
     last = (printed.split() or [""])[-1]
     if child.returncode == 0 and last.isdigit():
         return int(last)
+    if any(words in errors for words in HELD_BY_ANOTHER):
+        raise HeldByAnother
     reason = (errors.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
     raise UserError(Exit.MACHINE, f"--batch_size auto: the trial with {batch_size} failed: {printable(reason)[:300]}. "
                                   "Give a number.")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from architectures.table import ModelConfig
 from common.words import duration, percent, printable, shell_word, size
 from machine.memory import peak_memory
+from machine.timing import Mark
 from training.curve import LossCurve
 from training.history import BITS_OF, VAL_LOSS_OF
 from training.overfitting import Overfit, OverfittingWatch
@@ -36,6 +39,31 @@ def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> floa
     return tokens_per_second * config.flops_per_token / (peak * runtime.processes.world_size) if peak else None
 
 
+@dataclass(frozen=True)
+class Logged:
+    """The figures of a logged step: the losses, skipped steps and seconds are of all steps since the last one."""
+
+    step: int
+    samples_seen: int
+    losses: Sequence[float]
+    norm: float
+    skipped: int
+    skipped_in_a_row: int
+    batch_size: int  # the micro-batch in use
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _OnTheWay:
+    """Figures of a step, which are on the host once the device has reached the mark."""
+
+    numbers: torch.Tensor
+    step: int
+    samples_seen: int
+    batch_size: int
+    end: Mark
+
+
 class Monitor:
     """Prints and records a run; every warning and every piece of advice once."""
 
@@ -51,6 +79,7 @@ class Monitor:
         self._last_val_loss: float | None = None
         self._first_step = self._last_logged = state.step
         self._last_loss = math.nan
+        self._on_the_way: deque[_OnTheWay] = deque()  # oldest first
         self._said: set[str] = set()
         self._recall(trackers.rows)
 
@@ -60,46 +89,67 @@ class Monitor:
         """Shows the bar, on a terminal."""
         self._out.bar(self._recipe.total_steps, self.state.step, "step")
 
-    def read(self, *numbers: torch.Tensor) -> list[float]:
-        """Numbers from the device in one copy: the only place in the loop where the host waits for the device."""
-        with self._gauge.waiting("device"):
-            return torch.stack(numbers).tolist()
-
     def is_logged(self, step: int) -> bool:
         """True for the steps that are logged: the same ones whether the run was resumed or not."""
         return step % self._recipe.log_interval == 0 or step in (1, self._recipe.total_steps)
 
-    def log_step(self, losses: Sequence[float], norm: float, batch_size: int) -> None:
-        """The figures of the steps since the last logged one; batch_size is the micro-batch in use."""
-        seconds = self._clock.lap()
-        num_steps = self.state.step - self._last_logged
-        self._last_loss = losses[-1]
-        self._log(norm, seconds / num_steps)
-        self._watch(seconds, seconds / num_steps, batch_size)
-        self._read_curve(losses)
-        self._last_logged = self.state.step
+    def note(self, losses: Sequence[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor,
+             skipped_in_a_row: torch.Tensor, batch_size: int) -> None:
+        """Takes the figures of the step just done, to be logged once arrived() has them; nobody waits for the device.
 
-    def _log(self, norm: float, seconds: float) -> None:
+        losses are those of the steps since the last noted one, batch_size is the micro-batch in use.
+        """
+        numbers = torch.stack([*losses, norm, skipped, skipped_in_a_row])
+        if numbers.is_cuda:
+            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+        self._on_the_way.append(_OnTheWay(numbers, self.state.step, self.state.samples_seen, batch_size,
+                                          self._clock.mark()))
+
+    def arrived(self, at_once: bool) -> Iterator[Logged]:
+        """The noted steps that are to be logged now: on a CPU all, on a GPU those before the last step.
+
+        Then the device has the next step to do while the host reads. at_once waits for all of them. It is the only
+        place in the loop where the host waits for the device.
+        """
+        is_late = at_once or self._machine.device.type == "cpu"
+        while self._on_the_way and (is_late or self._on_the_way[0].step < self.state.step):
+            noted = self._on_the_way.popleft()
+            with self._gauge.waiting("device"):
+                noted.end.wait()
+            *losses, norm, skipped, in_a_row = noted.numbers.tolist()
+            yield Logged(noted.step, noted.samples_seen, losses, norm, int(skipped), int(in_a_row), noted.batch_size,
+                         self._clock.lap(noted.end))
+
+    def log_step(self, logged: Logged) -> None:
+        """Prints and records the figures of the steps since the last logged one, and says what they show."""
+        num_steps = logged.step - self._last_logged
+        self._last_loss = logged.losses[-1]
+        self._log(logged, logged.seconds / num_steps)
+        self._watch(logged.seconds, logged.seconds / num_steps, logged.batch_size)
+        self._read_curve(logged)
+        self._last_logged = logged.step
+
+    def _log(self, logged: Logged, seconds: float) -> None:
         """Prints the line of a logged step and records it; seconds are those of one step."""
-        state, recipe, T = self.state, self._recipe, self._config.seq_length
-        lr = learning_rate_at(state.step, recipe)
+        step, recipe, T = logged.step, self._recipe, self._config.seq_length
+        lr = learning_rate_at(step, recipe)
         tokens_per_second = recipe.samples_per_step * T / seconds
         share, held = mfu(tokens_per_second, self._config, self._runtime), peak_memory(self._machine)
-        self._trackers.log(state.step, time=time.time(), loss=self._last_loss, lr=lr, grad_norm=norm,
-                           tokens=state.samples_seen * T, seconds=seconds, tokens_per_second=tokens_per_second,
+        self._trackers.log(step, time=time.time(), loss=self._last_loss, lr=lr, grad_norm=logged.norm,
+                           tokens=logged.samples_seen * T, seconds=seconds, tokens_per_second=tokens_per_second,
                            mfu=share, memory_bytes=held, gpu=self._gpu)
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
-        epoch = min(epochs, (state.samples_seen - 1) // recipe.windows_per_epoch + 1)
-        per_step = (time.perf_counter() - self._clock.began) / (state.step - self._first_step)
-        said = {"step": f"step {state.step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
-                "loss": f"loss {self._last_loss:.4f}", "lr": f"lr {lr:.2e}", "norm": f"norm {norm:.2f}",
+        epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
+        per_step = (time.perf_counter() - self._clock.began) / (step - self._first_step)
+        said = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
+                "loss": f"loss {self._last_loss:.4f}", "lr": f"lr {lr:.2e}", "norm": f"norm {logged.norm:.2f}",
                 "time": f"{seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
                 "mfu": f"mfu {percent(share)}", "memory": f"{held / 2**30:.1f} GiB",
-                "left": f"{duration(per_step * (recipe.total_steps - state.step))} left"}
-        if state.skipped_steps:
-            said["skipped"] = f"{state.skipped_steps} skipped"
-        self._out.at(state.step, " | ".join(said.values()), [said[name] for name in BY_IMPORTANCE if name in said])
+                "left": f"{duration(per_step * (recipe.total_steps - step))} left"}
+        if self.state.skipped_steps:
+            said["skipped"] = f"{self.state.skipped_steps} skipped"
+        self._out.at(step, " | ".join(said.values()), [said[name] for name in BY_IMPORTANCE if name in said])
 
     # ---- warnings and advice
 
@@ -143,17 +193,17 @@ class Monitor:
                 if self._overfitting.add_validation(row["step"], val_loss):
                     self._said.add("overfitting")
 
-    def _read_curve(self, losses: Sequence[float]) -> None:
+    def _read_curve(self, logged: Logged) -> None:
         """Says what the losses of the steps since the last logged one show."""
-        self._overfitting.add_losses(losses)
-        for step, loss in enumerate(losses, self._last_logged + 1):
+        self._overfitting.add_losses(logged.losses)
+        for step, loss in enumerate(logged.losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
                 self.warn(spike)
         peak = self._recipe.learning_rate
-        advice = self._curve.advice(peak, learning_rate_at(self.state.step, self._recipe) / peak)
+        advice = self._curve.advice(peak, learning_rate_at(logged.step, self._recipe) / peak)
         if advice:
             kind = advice.partition(":")[0]  # 'the loss explodes', for example
-            self.warn_once(kind, f"advice at step {self.state.step:,}: {advice}")
+            self.warn_once(kind, f"advice at step {logged.step:,}: {advice}")
 
     # ---- between steps
 

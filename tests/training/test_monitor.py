@@ -1,20 +1,26 @@
 """What a run says and records while it trains."""
 
+import itertools
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 import train
 from checkpoint.find import resolve
 from machine.device import Machine
-from machine.timing import Gauge
+from machine.timing import Gauge, Mark, TrainingClock
 from tests.helpers.checkpoints import no_warning
+from tests.helpers.machines import CPU
 from tests.helpers.terminals import drawn, terminal
 from tests.helpers.training import QUIET, TINY, metrics_of
 from training.curve import LossCurve
@@ -89,9 +95,9 @@ def overfitting(run, monkeypatch):
     taken = iter(())
     log_step = Monitor.log_step
 
-    def log(monitor, losses, norm, batch_size):
-        first = monitor.state.step - len(losses) + 1
-        log_step(monitor, [falling(step) for step in range(first, monitor.state.step + 1)], norm, batch_size)
+    def log(monitor, logged):
+        first = logged.step - len(logged.losses) + 1
+        log_step(monitor, replace(logged, losses=[falling(step) for step in range(first, logged.step + 1)]))
 
     monkeypatch.setattr(Monitor, "log_step", log)
     monkeypatch.setattr("training.validation.evaluate", lambda *_: ValidationLoss(next(taken), None))
@@ -230,3 +236,47 @@ def test_what_holds_the_device_back_is_said_once(run, monkeypatch):
     assert text.count("the loader holds the device back: 10% of the time") == 1
     assert "gpu: 33% busy, 100 W, the mean of 3 readings" in text
     assert "the GPU waits" not in text  # this is a CPU
+
+
+# ---------------------------------------------------------------- figures of a GPU
+
+
+class SlowMark(Mark):
+    """A mark that notes who waited for it."""
+
+    waited: ClassVar[list[float]] = []
+
+    def wait(self):
+        self.waited.append(self.host)
+
+
+def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkeypatch):
+    state, steps = TrainState(), itertools.count(1)
+    clock = TrainingClock(CPU)
+    monkeypatch.setattr(clock, "mark", lambda: SlowMark(float(next(steps)), None, 0.0))
+    monkeypatch.setattr(SlowMark, "waited", [])
+
+    def monitor_on(kind: str) -> Monitor:
+        machine = replace(CPU, device=torch.device(kind))
+        runtime: Any = SimpleNamespace(machine=machine, out=None, clock=clock, gauge=Gauge(machine))
+        args: Any = SimpleNamespace()
+        recipe: Any = SimpleNamespace(usual_learning_rate=1.0)
+        config: Any = SimpleNamespace(vocab_size=9)
+        trackers: Any = SimpleNamespace(rows=[])
+        return Monitor(args, recipe, config, state, trackers, runtime)
+
+    skipped, seen = torch.zeros(()), []
+    on_gpu, on_cpu = monitor_on("cuda"), monitor_on("cpu")
+    for step in (1, 2, 3, 4):
+        state.step = step
+        skipped += step == 2
+        for monitor in (on_gpu, on_cpu):
+            monitor.note([torch.tensor(float(step))], torch.tensor(0.5), skipped, skipped, 7)
+        skipped.zero_()
+        assert [logged.step for logged in on_cpu.arrived(at_once=False)] == [step]
+        SlowMark.waited.clear()
+        seen.append([(logged.step, logged.losses, logged.skipped, logged.norm, logged.batch_size)
+                     for logged in on_gpu.arrived(at_once=step == 4)])
+        assert len(set(SlowMark.waited)) == len(seen[-1])
+    assert seen == [[], [(1, [1.0], 0, 0.5, 7)], [(2, [2.0], 1, 0.5, 7)],
+                    [(3, [3.0], 0, 0.5, 7), (4, [4.0], 0, 0.5, 7)]]

@@ -1,0 +1,21 @@
+"""PyTorch's settings of a GPU's memory, made before torch is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
+GROWING = "expandable_segments:True"
+
+
+def let_segments_grow() -> None:
+    """Lets a GPU's segments of memory grow in place: less is lost between blocks of different sizes.
+
+    Whoever has set PyTorch's variable has decided. Only on Linux: the system of Windows, WSL and Jetson boards does not
+    know, or refuses, the mapping that it takes (PyTorch's issue 192330).
+    """
+    if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
+        return
+    if not any(os.environ.get(name) for name in VARIABLES):
+        os.environ[VARIABLES[0]] = GROWING
