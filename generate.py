@@ -23,6 +23,7 @@ from common.files import hash_ahead
 from generation.continuation import DEFAULTS, Sampling
 
 MAX_NEW_TOKENS = 1_000_000
+GRAPH_ROWS = 32  # more rows keep a GPU busy between two launches, and drawing their ids in a graph takes long
 
 
 # ---------------------------------------------------------------- flags
@@ -70,6 +71,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, one scale per output channel")
     g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU only if one continuation is "
                                  "made at a time")
+    g.switch("--cuda_graphs", None, "on a GPU a whole step is one launch; --no-cuda_graphs: a launch for each kernel",
+             f"on with CUDA, up to {GRAPH_ROWS} continuations at once")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -118,6 +121,7 @@ from common.signals import USUALLY_SECONDS, Signals, print_line
 from common.words import printable, several
 from generation.conversation import Conversation
 from generation.decoder import Decoder
+from generation.graphs import GraphDecoder
 from generation.prompts import Language, encode_prompt, read_prompts
 from generation.sampling import decode
 from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedText
@@ -125,7 +129,7 @@ from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import is_out_of_memory
-from ops.products import INT8_ROWS, fastest_kind
+from ops.products import INT8_ROWS, LOOP_ROWS, fastest_kind
 from tokens.tokenizer import tokenizer_of
 
 # ---------------------------------------------------------------- the command
@@ -148,8 +152,7 @@ def main(argv: Sequence[str]) -> int:
     tokenizer = tokenizer_of(folder, args.tokenizer_file, vocab_size, all_ids=False)
     tokenizer.encode_special_tokens = not args.special_tokens
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
-    sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-                        repetition_penalty=args.repetition_penalty, no_repeat_ngram_size=args.no_repeat_ngram_size)
+    sampling = sampling_of(args)
 
     if args.interactive:
         conversation = Conversation(decoder, language, sampling, args.seed, args.max_new_tokens, args.stop or ())
@@ -158,6 +161,12 @@ def main(argv: Sequence[str]) -> int:
     with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:  # stdout may be within a line
         write_samples(args, decoder, language, prompts, sampling, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """The settings of sampling that the flags give."""
+    return Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
+                    repetition_penalty=args.repetition_penalty, no_repeat_ngram_size=args.no_repeat_ngram_size)
 
 
 # ---------------------------------------------------------------- loading
@@ -171,10 +180,9 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     quantized = args.quantize == "int8"
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # more rows are multiplied in another way, which rounds differently
-    elif quantized:
-        warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first.")
-
     compiles = args.compile and can_compile(machine, num_rows)
+    if quantized and not on_cpu:
+        warn_where_int8_is_slow(compiles, num_rows)
     weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype  # what the CPU's 8-bit product takes
     dtype = torch.float32 if compiles and on_cpu else weight_dtype  # compiled loops would convert bf16 at each use
     if on_cpu and args.use_amp and weight_dtype == torch.bfloat16 and not device.cpu_has_bf16():
@@ -183,7 +191,8 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     try:
         config, weights = open_model(folder)
         kind = fastest_kind(machine.device, weight_dtype, quantized, compiles)
-        decoder = Decoder(config, weights, num_rows, machine.device, dtype, kind, weight_dtype)
+        decoder_class = GraphDecoder if uses_graphs(args, on_cpu, num_rows) else Decoder
+        decoder = decoder_class(config, weights, num_rows, machine.device, dtype, kind, weight_dtype)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -191,7 +200,30 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
                                       "--batch_size, or --quantize int8.") from error
     if compiles:
         compile_step(decoder)
+    if isinstance(decoder, GraphDecoder):
+        prepare_graphs(decoder, sampling_of(args))
     return decoder
+
+
+def warn_where_int8_is_slow(compiles: bool, num_rows: int) -> None:
+    """Warns where a GPU has no product for 8-bit weights."""
+    if not compiles or num_rows > LOOP_ROWS:
+        cure = "" if compiles else f" Give --compile, which reads them as they are for up to {LOOP_ROWS} continuations."
+        warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first." + cure)
+
+
+def uses_graphs(args: argparse.Namespace, on_cpu: bool, num_rows: int) -> bool:
+    """Whether steps are to be CUDA graphs; warns if they are requested and cannot be."""
+    problem = None
+    if on_cpu:
+        problem = "there is no GPU in use"
+    elif args.no_repeat_ngram_size:
+        problem = "--no_repeat_ngram_size looks at the whole text before each token"
+    elif num_rows > GRAPH_ROWS:
+        problem = f"{num_rows} continuations are made at once, more than {GRAPH_ROWS}. Give a smaller --batch_size"
+    if problem and args.cuda_graphs:
+        warn(f"--cuda_graphs: has no effect, {problem}.")
+    return problem is None and args.cuda_graphs is not False
 
 
 def can_compile(machine: Machine, num_rows: int) -> bool:
@@ -215,8 +247,20 @@ def compile_step(decoder: Decoder) -> None:
     try:
         compile_again_where_unfinished(decoder.compile, lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        warn(f"--compile: failed, running eagerly: {printable(reason)}")
+        warn(f"--compile: failed, running eagerly: {first_line(error)}")
+
+
+def prepare_graphs(decoder: GraphDecoder, sampling: Sampling) -> None:
+    """Records the step as a CUDA graph; warns if that fails, and its kernels are launched one by one."""
+    try:
+        decoder.prepare(sampling)
+    except Exception as error:  # what CUDA, a library or a compiled kernel cannot do while a graph is recorded
+        warn(f"--cuda_graphs: failed, launching kernels one by one: {first_line(error)}")
+
+
+def first_line(error: Exception) -> str:
+    """The beginning of what an error says."""
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
 
 
 # ---------------------------------------------------------------- writing

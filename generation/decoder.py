@@ -156,14 +156,17 @@ class Decoder:
         S = round_up_to_slots(max(lengths) + 1)
         ids_and_positions_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], lengths], device=self.device)
         ids_B, positions_B = ids_and_positions_2B[0], ids_and_positions_2B[1]
-        is_used_BS = torch.arange(S, device=self.device) <= positions_B[:, None]
-        mask_BS = torch.zeros(B, S, dtype=self.dtype, device=self.device).masked_fill_(~is_used_BS, -torch.inf)
-
-        logits_BV = self._compute_logits(ids_B, positions_B, mask_BS[:, None, None])
+        logits_BV = self._compute_logits(ids_B, positions_B, self._mask(positions_B, S))
         self.steps += 1
         for row in range(len(ids)):
             self.lengths[row] += 1
         return logits_BV[:len(ids)]
+
+    def _mask(self, positions_B: torch.Tensor, num_slots: int) -> torch.Tensor:
+        """[B, 1, 1, S]: 0 for the slots up to a row's position, -inf for those behind it."""
+        is_used_BS = torch.arange(num_slots, device=self.device) <= positions_B[:, None]
+        mask_BS = torch.zeros(is_used_BS.shape, dtype=self.dtype, device=self.device)
+        return mask_BS.masked_fill_(~is_used_BS, -torch.inf)[:, None, None]
 
     def _logits(self, ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
         """fp32 [B, V] after one more id in each row, whose keys and values go to the slots positions_B.

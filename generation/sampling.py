@@ -1,6 +1,6 @@
-"""The distribution that a token is drawn from, and the loop that makes several texts in the rows of one decoder.
+"""The loop that makes several texts in the rows of one decoder.
 
-Shapes: B rows, V vocabulary, M candidates of a row.
+Shapes: B rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,76 +12,14 @@ import torch
 
 from architectures.table import Network
 from common.errors import Exit, UserError
+from generation.ahead import decode_ahead
 from generation.continuation import DEFAULTS, Continuation, Sampling
 from generation.decoder import Decoder
+from generation.distribution import draw, penalised
+from generation.graphs import GraphDecoder
 from ops.shards import all_assembled
 
-CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
-
 AnyContinuation = TypeVar("AnyContinuation", bound=Continuation)
-
-
-# ---------------------------------------------------------------- the distribution
-
-
-def penalised(logits_BV: torch.Tensor, histories: Sequence[Sequence[int]], banned: Sequence[Sequence[int]],
-              repetition_penalty: float) -> torch.Tensor:
-    """Logits in which the ids of a row's history are less likely (Keskar et al. 2019, section 4.1), banned ids -inf."""
-    logits_BV = logits_BV.clone()
-    for logits_V, history, banned_ids in zip(logits_BV, histories, banned, strict=True):
-        if repetition_penalty != 1 and history:
-            ids = torch.tensor(history, device=logits_V.device)
-            found = logits_V[ids]
-            logits_V[ids] = torch.where(found < 0, found * repetition_penalty, found / repetition_penalty)
-        if banned_ids:
-            logits_V[torch.tensor(banned_ids, device=logits_V.device)] = -torch.inf
-    return logits_BV
-
-
-def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits over temperature, likeliest first, and their ids, [B, M] each; those that are not kept have -inf.
-
-    Kept are the k likeliest, of these the nucleus, which is the smallest set of likeliest ids that holds at least top_p
-    (Holtzman et al. 2019, section 3.1), and of these the ids at least min_p times as likely as the first (Nguyen et al.
-    2024, section 3). Each rule keeps the first of the sorted ids, so a few sorted ids are enough if the last one of
-    them is not kept.
-    """
-    logits_BV = logits_BV / sampling.temperature
-    V = logits_BV.size(-1)
-    has_k = 0 < sampling.top_k < V
-    few = min(V, sampling.top_k + 32 if has_k else CANDIDATES)
-    for num in (few, V):
-        values, ids = logits_BV.topk(num)
-        kept = torch.ones_like(values, dtype=torch.bool)
-        if has_k:
-            kept = values >= values[:, sampling.top_k - 1:sampling.top_k]
-        if sampling.top_p < 1:
-            total = values.masked_fill(~kept, -torch.inf) if has_k else logits_BV
-            p = (values - total.logsumexp(-1, keepdim=True)).exp()
-            kept &= p.cumsum(-1) - p < sampling.top_p
-        if sampling.min_p > 0:
-            kept &= (values - values[:, :1]).exp() >= sampling.min_p
-        kept[:, 0] = True
-        if num == V or not kept[:, -1].any():
-            break
-    return values.masked_fill(~kept, -torch.inf), ids
-
-
-def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
-    """One id for each row of fp32 logits, int64 [B]: the likeliest if greedy, else chosen by a number in [0, 1)."""
-    if sampling.is_greedy:
-        return logits_BV.argmax(-1)
-    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
-        values, ids = logits_BV / sampling.temperature, None
-    else:
-        values, ids = candidates(logits_BV, sampling)
-    cumulative = values.double().softmax(-1).cumsum(-1)
-    at = torch.tensor(uniforms, dtype=torch.float64, device=values.device)[:, None] * cumulative[:, -1:]
-    chosen = torch.searchsorted(cumulative, at, right=True).clamp(max=values.size(-1) - 1)
-    return (chosen if ids is None else ids.gather(1, chosen))[:, 0]
-
-
-# ---------------------------------------------------------------- the loop
 
 
 def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling: Sampling, end_ids: Container[int],
@@ -92,6 +30,9 @@ def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling:
     next one is taken from continuations when a row is free. When a window of T positions is full, its older half is
     dropped and the newer half is read again. Raises UserError (exit 6) for logits that are not finite.
     """
+    if isinstance(decoder, GraphDecoder) and decoder.is_ready and not sampling.no_repeat_ngram_size:
+        yield from decode_ahead(decoder, continuations, sampling, end_ids)
+        return
     waiting = iter(continuations)
     active: list[AnyContinuation] = []  # the text in each row
     while True:
