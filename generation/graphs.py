@@ -88,6 +88,7 @@ class GraphDecoder(Decoder):
 
     def widen(self) -> None:
         """Makes the steps that follow sort the whole vocabulary."""
+        assert self._num_candidates < self.config.vocab_size, "all ids were not enough"
         self._num_candidates = self.config.vocab_size
         self._graphs.clear()
 

@@ -14,9 +14,11 @@ import generate
 from checkpoint.contents import Tensors
 from checkpoint.save import save
 from common.errors import Exit, UserError
-from generation.continuation import Sampling
+from generation.continuation import Continuation, Sampling
+from generation.sampling import decode
 from generation.streaming import SEPARATOR
 from tests.helpers.commands import run
+from tests.helpers.graphs import FakeGraph, graph_decoder_of, pretend_graphs
 from tokens.tokenizer import tokenizer_of
 
 # ---------------------------------------------------------------- the command
@@ -289,6 +291,53 @@ def test_a_model_whose_logits_are_not_finite_is_said_to_have_diverged(call, make
     with pytest.raises(UserError, match="not finite") as caught:
         call(ckpt=write_folder(tmp_path / "model", model))
     assert caught.value.code == Exit.DIVERGED
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.parametrize(("flags", "num_rows", "expected", "says"), [
+    ([], 8, True, ""), (["--no-cuda_graphs"], 8, False, ""), ([], 33, False, ""), (["--cuda_graphs"], 32, True, ""),
+    (["--cuda_graphs"], 33, False, "33 continuations are made at once, more than 32. Give a smaller --batch_size"),
+    (["--no_repeat_ngram_size", "3"], 1, False, ""),
+    (["--no_repeat_ngram_size", "3", "--cuda_graphs"], 1, False, "--no_repeat_ngram_size looks at the whole text")],
+    ids=str)
+def test_on_a_gpu_a_step_is_a_graph_unless_something_speaks_against_it(flags, num_rows, expected, says, capsys):
+    assert generate.uses_graphs(generate.read_flags(flags), False, num_rows) is expected
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.startswith("warning: --cuda_graphs: has no effect") if says else not err
+
+
+def test_on_a_cpu_graphs_are_refused_with_a_warning(call):
+    assert "warning: --cuda_graphs: has no effect, there is no GPU in use.\n" in call("--cuda_graphs")[1]
+
+
+def test_where_cuda_cannot_record_a_step_the_texts_are_made_without_graphs(make_model, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise RuntimeError("operation not permitted\nmore")
+
+    pretend_graphs(monkeypatch)
+    decoder = graph_decoder_of(make_model(), 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(FakeGraph, "recorded", refuse)
+        generate.prepare_graphs(decoder, Sampling())
+    assert capsys.readouterr().err == ("warning: --cuda_graphs: failed, launching kernels one by one: operation not "
+                                       "permitted\n")
+    text = Continuation([1, 2], 5, 0)
+    for _ in decode(decoder, [text], Sampling(), ()):
+        pass
+    assert len(text.new_ids) == 5
+    assert FakeGraph.replays == 0
+
+
+@pytest.mark.parametrize(("compiles", "num_rows", "says"), [
+    (True, 4, ""), (True, 5, "widens the weights first.\n"), (False, 1, "Give --compile, which")])
+def test_on_a_gpu_eight_bits_are_slow_unless_compiled_for_a_few_rows(compiles, num_rows, says, capsys):
+    generate.warn_where_int8_is_slow(compiles, num_rows)
+    err = capsys.readouterr().err
+    assert says in err
+    assert bool(says) == bool(err)
 
 
 # ---------------------------------------------------------------- a conversation

@@ -35,7 +35,7 @@ def test_recording_leaves_what_the_rows_hold(make_model, monkeypatch):
     pretend_graphs(monkeypatch)
     model = make_model()
     decoder, plain = graph_decoder_of(model, 2), decoder_of(model, 2)
-    decoder.prepare(GREEDY)
+    decoder.prepare(Sampling(0.0, 5))
     for each in (decoder, plain):
         each.fill(0, [1, 2, 3])
     decoder.place(0, [1, 2, 3, 4], 3)
