@@ -53,6 +53,7 @@ class GraphDecoder(Decoder):
         self._num_candidates = 0
         self._graphs: dict[int, Callable[[], None]] = {}  # by the slots that attention looks at
 
+        @torch.inference_mode()  # as what step makes; for tensors of another kind a step would be compiled again
         def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 

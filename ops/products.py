@@ -110,6 +110,8 @@ class Int8(Dense):
 
     def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
         self.weight, self.scale = quantize(weight_OC)
+        if dtype == torch.float16:
+            self.scale = self.scale.float()  # where fp16 is chosen, the compiler may have no bf16
         self.bias = bias_O
         self.dtype = dtype
 
