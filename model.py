@@ -88,13 +88,14 @@ class Options:
 
     residual_dtype is that of the residual stream; None leaves it as autocast makes it, fp32. With recompute a block's
     activations are computed again in the backward pass (Chen et al. 2016). Logits of loss_chunk tokens exist at a time,
-    0: of all. fp8_head multiplies the output layer in 8 bits.
+    0: of all. fp8_head multiplies the output layer in 8 bits. loss_kernel: the loss by the project's own kernel.
     """
 
     residual_dtype: torch.dtype | None = None
     recompute: bool = False
     loss_chunk: int = 0
     fp8_head: bool = False
+    loss_kernel: bool = False
     attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = causal_attention
 
 
@@ -214,4 +215,4 @@ class GPT(nn.Module):
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
         options = self.options
         return output_layer(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
-                            options.loss_chunk, options.fp8_head and self.training)
+                            options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)

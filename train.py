@@ -124,10 +124,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--compile_mode", one_of("default", "max-autotune-no-cudagraphs"), "default", "torch.compile's mode; "
            "autotuning compiles longer and may run faster")
     g.switch("--tf32", True, "TF32 on a GPU for what stays in fp32")
-    g.flag("--residual_dtype", one_of("auto", "fp32", "bf16"), "auto", "of the residual stream; auto: bf16 with mixed "
-           "precision in bf16, else fp32")
+    g.flag("--residual_dtype", one_of("auto", "fp32", "bf16", "fp16"), "auto", "of the residual stream; auto: that of "
+           "mixed precision, but fp32 with --init_from in fp16, whose range trained weights can exceed")
     g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at a time; 0: all",
-           "8192 on a GPU, 2048 compiled on a CPU, else all; all in fp16")
+           "4096 on a GPU, 2048 with --loss_kernel or compiled on a CPU, else all")
+    g.switch("--loss_kernel", False, "the loss by a kernel of this program instead of the compiler's: on a GPU; fewer "
+             "bytes, not yet timed on one")
     g.switch("--fp8_head", False, "multiply the output layer in 8 bits while training, less exactly; for GPUs from "
              "compute capability 8.9 on (Ada, Hopper), with bf16")
     g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3x "
@@ -307,6 +309,8 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         require_gpu(args)
         if args.fp8_head and (reason := device.why_no_fp8()):
             raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
+        if args.loss_kernel and (reason := device.why_no_triton()):
+            raise UserError(Exit.MACHINE, f"--loss_kernel: {reason}, or give --no-loss_kernel.")
     with problems.catch():
         if writes:
             held.enter_context(owned(Path(args.output_dir)))
@@ -369,7 +373,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     state = TrainState.from_stored(stored)
 
     # The plan: what will be trained, and how.
-    options = choose_options(args, machine, parts.attention)
+    options = choose_options(args, machine, parts.attention, stored.get("environment", {}))
     way, why_way = processes.agree(lambda: choose_sharing(args, config, options, machine, processes))
     most = processes.agree(lambda: most_sequences(args, sizing, config, options, machine, processes, way))
     kind, why_kind = choose_optimizer(args, config, samples_of_step(args, most), stored)

@@ -212,4 +212,4 @@ class RotaryTransformer(nn.Module):
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
         options = self.options
         return output_layer(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
-                            options.loss_chunk, options.fp8_head and self.training)
+                            options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)

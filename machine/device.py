@@ -44,7 +44,7 @@ class Machine:
     @property
     def precision(self) -> str:
         """'bf16', 'fp16' or 'fp32'."""
-        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")
+        return name_of_dtype(self.dtype)
 
     def autocast(self) -> torch.autocast:
         """The context of every forward; does nothing in fp32."""
@@ -61,6 +61,11 @@ class Machine:
         if card.tf32_tflops is not None and torch.get_float32_matmul_precision() != "highest":
             return card.tf32_tflops * 1e12
         return card.fp32_tflops * 1e12
+
+
+def name_of_dtype(dtype: torch.dtype | None) -> str:
+    """'bf16', 'fp16', or else 'fp32'."""
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32") if dtype else "fp32"
 
 
 # ---------------------------------------------------------------- choosing
@@ -202,6 +207,16 @@ def why_no_fp8() -> str | None:
     if (major, minor) >= (8, 9):
         return None
     return f"compute capability {major}.{minor} is below 8.9. Take an Ada, Hopper or newer GPU"
+
+
+def why_no_triton() -> str | None:
+    """Why kernels written in Triton cannot be used here, with the one thing to do; None if they can."""
+    if reason := why_no_cuda():
+        return reason
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is missing. Run: pip install triton"
+    major, minor = torch.cuda.get_device_capability()
+    return f"compute capability {major}.{minor} is below 7.5. Take a newer GPU" if (major, minor) < (7, 5) else None
 
 
 def why_no_compile(device: torch.device) -> str | None:

@@ -24,14 +24,15 @@ class FP8Products:
         x8_NC, x_scale = to_fp8(x_NC)
         return fp8_product(x8_NC, self.weight8_PC.t(), x_scale, self.scale, use_fast_accum=True)
 
-    def gradients(self, dz_NP: torch.Tensor, x_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradients of x, bf16 [N, C], and of the weight, bf16 [P, C], from the gradient of the logits."""
+    def gradients(self, dz_NP: torch.Tensor, x_NC: torch.Tensor, dw_PC: torch.Tensor,
+                  ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradient of x, bf16 [N, C], from that of the logits, and that of the weight, added to dw, fp32 [P, C]."""
         x8_NC, x_scale = to_fp8(x_NC)
         dz8_NP, dz_scale = to_fp8(dz_NP, torch.float8_e5m2)
 
         dx_NC = fp8_product(dz8_NP, self.weight8_CP.t(), dz_scale, self.scale)
-        dw_PC = fp8_product(dz8_NP.t().contiguous(), x8_NC.t().contiguous().t(), dz_scale, x_scale)
-        return dx_NC, dw_PC
+        dw = fp8_product(dz8_NP.t().contiguous(), x8_NC.t().contiguous().t(), dz_scale, x_scale)
+        return dx_NC, dw_PC + dw
 
 
 def fp8_product(a_MK: torch.Tensor, b_KN: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,

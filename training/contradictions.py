@@ -70,16 +70,19 @@ def _of_model(args: argparse.Namespace, given: Mapping[str, bool]) -> Table:
 
 def _of_machine(args: argparse.Namespace) -> Table:
     no_bf16 = args.use_amp is False or args.amp_dtype == "fp16"
+    no_fp16 = args.use_amp is False or args.amp_dtype == "bf16"
     return {
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
         "--compile_mode: has no effect with --deterministic": args.compile_mode != "default" and args.deterministic,
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
         "--residual_dtype bf16: needs mixed precision in bf16": args.residual_dtype == "bf16" and no_bf16,
+        "--residual_dtype fp16: needs mixed precision in fp16": args.residual_dtype == "fp16" and no_fp16,
         "--fp8_head: needs a GPU and mixed precision in bf16": args.fp8_head and (args.use_gpu is False or no_bf16),
         "--loss_chunk_tokens: must be a multiple of 16 with --fp8_head": (
             args.fp8_head and (args.loss_chunk_tokens or 0) % 16),
-        "--loss_chunk_tokens: not with --amp_dtype fp16": args.loss_chunk_tokens and args.amp_dtype == "fp16",
+        "--loss_kernel: needs a GPU": args.loss_kernel and args.use_gpu is False,
+        "--loss_kernel: not with --fp8_head": args.loss_kernel and args.fp8_head,
         "--check: is about one machine; start it without torchrun": args.check and world_size() > 1,
         "--optimizer adamw8bit: its blocks of 256 values do not end where the rows of fsdp and hsdp do; give "
         "--model_parallel ddp": args.optimizer == "adamw8bit" and args.model_parallel in ("fsdp", "hsdp"),

@@ -76,7 +76,8 @@ def tokens_for(args: argparse.Namespace, config: ModelConfig) -> int:
 def estimate(args: argparse.Namespace, config: ModelConfig, machine: Machine, memory_bytes: int,
              flops_per_second: float | None) -> Estimate:
     """What the model takes on a device with this much memory that trains at flops_per_second."""
-    options = choose_options(argparse.Namespace(**{**vars(args), "residual_dtype": "auto"}), machine, FAST.attention)
+    options = choose_options(argparse.Namespace(**{**vars(args), "residual_dtype": "auto"}), machine, FAST.attention,
+                             {})
     room = (1 - MARGIN) * memory_bytes - (CUDA_CONTEXT if machine.device.type == "cuda" else 0)
     optimizer = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]  # as the default micro-batch
     for recomputes in (False, True):

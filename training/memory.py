@@ -46,6 +46,7 @@ class MemorySetting:
     accumulates: bool = True  # more than one micro-batch a step
     residual_bytes: int = 4  # of an element of the residual stream
     logit_rows: int | None = None  # rows of logits that exist at a time; None: those of all N tokens
+    loss_kernel: bool = False  # gradients take the place of the logits
     checkpointing: bool = False  # only the input of a block is kept for the backward pass
     copies: bool = False  # the state is copied to the RAM, to be saved from there
     optimizer_bytes: float = 8  # of optimizer state per parameter
@@ -57,7 +58,7 @@ class MemorySetting:
         """The setting of a run. Divided weights are gathered in the dtype of autocast, so all that follows has it."""
         is_half = options.residual_dtype or (sharing.is_divided and machine.dtype != torch.float32)
         return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates,
-                             2 if is_half else 4, options.loss_chunk or None, options.recompute,
+                             2 if is_half else 4, options.loss_chunk or None, options.loss_kernel, options.recompute,
                              copies, optimizer_bytes, sharing)
 
     @property
@@ -82,8 +83,8 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     if setting.sharing.is_divided:
         gradients, gathered = _divided(config, setting, weights)
 
-    activations = _activation_bytes(config, batch_size, setting, table)
     logits = _logit_bytes(config, batch_size, setting, table)
+    activations = _activation_bytes(config, batch_size, setting, table, logits)
     copies_here = setting.copies and setting.device_type == "cpu"
     shards = setting.sharing.shards
     return {"weights": weights // shards, "optimizer": optimizer // shards,
@@ -106,13 +107,16 @@ def _divided(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple
     return max(weights, divided) if setting.accumulates else divided, {"gathered": gathered}
 
 
-def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
-    """What the backward pass needs of the blocks, the final norm and the 16-bit copy of the matrices."""
+def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int, logits: int) -> int:
+    """What the backward pass needs of the blocks, the final norm and the 16-bit copy of the matrices.
+
+    A block that is computed again has the place that the logits had.
+    """
     tokens, C, e = batch_size * config.seq_length, config.n_embd, setting.dtype.itemsize
     block = architecture_of(config).block_bytes(config, setting.device_type, setting.dtype, setting.residual_bytes)
     blocks = config.n_layer * block
     if setting.checkpointing:
-        blocks = config.n_layer * C * setting.residual_bytes + block
+        blocks = config.n_layer * C * setting.residual_bytes + max(0, block - logits / tokens)
     ends = C * (2 * setting.residual_bytes + e)
     casts = e == 2 and not setting.sharing.is_divided  # where weights are not gathered in this dtype
     copy_of_matrices = 2 * (config.num_block_weights + table) if casts else 0  # until the backward pass has used it
@@ -123,13 +127,19 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     """Logits and what is made of them.
 
     Eager, as where several processes compile blocks alone, there are log-probabilities, their gradient and the
-    gradient of the logits, fp32; compiled there is the output, whose place its gradient takes; in chunks, also a
-    gradient of the output layer for each chunk.
+    gradient of the logits, fp32; compiled there is the output, whose place its gradient takes. In chunks there is also
+    a gradient of the output layer, on a CPU of each chunk, and on a GPU the compiler writes gradients beside logits.
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.logit_rows or tokens)
-    bytes_per_logit = e if setting.compiled and setting.sharing.world_size == 1 else 12
-    sums = tokens // rows * table * e if rows < tokens else 0
+    is_in_chunks = rows < tokens or setting.loss_kernel
+    bytes_per_logit, sums = 12, 0
+    if setting.loss_kernel or (setting.compiled and setting.sharing.world_size == 1):
+        bytes_per_logit = 2 * e if is_in_chunks and setting.device_type == "cuda" and not setting.loss_kernel else e
+    if is_in_chunks and setting.device_type == "cpu":
+        sums = tokens // rows * table * e
+    elif is_in_chunks and not (setting.keeps_gradients and config.tie_weights):  # else the gradients have it already
+        sums = 4 * table
     return rows * config.padded_vocab_size * bytes_per_logit + sums
 
 

@@ -22,7 +22,7 @@ from common.children import script_environment
 from common.errors import Exit, UserError
 from common.files import cache_folder, sha256_of, write_whole
 from common.words import printable, several, size
-from machine.device import Machine
+from machine.device import Machine, name_of_dtype
 from machine.memory import available_ram, free_memory, total_memory
 from model import Options
 from training.memory import MARGIN, MemorySetting, largest_micro_batch
@@ -119,8 +119,9 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
     processes, free = runtime.processes, free_memory(machine)
     samples = recipe.samples_per_step // processes.world_size
     setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
-    decided = [f"--optimizer={kind.name}"] + ([] if args.init_from else [
-        f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")])
+    decided = [f"--optimizer={kind.name}", f"--residual_dtype={name_of_dtype(options.residual_dtype)}"]
+    if not args.init_from:
+        decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
     if machine.device.type == "cuda":  # else a trial that the GPU refuses would measure the CPU
         decided.append("--use_gpu")
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
@@ -172,7 +173,7 @@ def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, sample
     total = total_memory(machine) if machine.device.type == "cuda" else torch.get_num_threads()
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
              [sha256_of(path) for path in code], samples, str(setting), args.compile_mode, args.label_smoothing,
-             args.fp8_head, args.preload, args.bin_file, args.data_dir]
+             args.fp8_head, args.loss_kernel, args.preload, args.bin_file, args.data_dir]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

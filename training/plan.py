@@ -13,7 +13,7 @@ import data
 from architectures.table import ModelConfig, architecture_of
 from common.words import count, duration, printable, several, size
 from machine import device
-from machine.device import Machine
+from machine.device import Machine, name_of_dtype
 from machine.memory import peak_memory, total_memory
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
@@ -230,8 +230,8 @@ def _exactness(args: argparse.Namespace, machine: Machine) -> str:
 def _activations(args: argparse.Namespace, options: Options) -> str:
     chunk = f"{options.loss_chunk:,}" if options.loss_chunk else "all"
     return (f"activations {'recomputed in the backward pass' if args.activation_checkpointing else 'kept'}, residual "
-            f"stream in {'bf16' if options.residual_dtype else 'fp32'}, logits of {chunk} tokens at a time"
-            f"{', multiplied in 8 bits' if args.fp8_head else ''}")
+            f"stream in {name_of_dtype(options.residual_dtype)}, logits of {chunk} tokens at a time"
+            f"{', multiplied in 8 bits' if args.fp8_head else ''}{', by the loss kernel' if args.loss_kernel else ''}")
 
 
 def _tokens(corpus: Corpus, where: str) -> str:

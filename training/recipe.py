@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 import data
 from architectures.table import ModelConfig
 from checkpoint.load import starting_config
@@ -151,21 +149,27 @@ def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: in
     return replace(config, seq_length=seq_length, dropout=args.dropout)
 
 
-def choose_options(args: argparse.Namespace, machine: Machine, attention: Attention) -> Options:
-    """How the model is computed while it trains. Raises UserError (exit 2) for a bf16 residual stream without bf16."""
-    residual_dtype = None
-    if machine.dtype == torch.bfloat16 and args.residual_dtype != "fp32":
-        residual_dtype = torch.bfloat16
-    elif machine.dtype != torch.bfloat16 and args.residual_dtype == "bf16":
-        raise UserError(Exit.FLAGS, f"--residual_dtype bf16: this run's precision is {machine.precision}. Give "
-                                    "--use_amp on hardware with bf16, or drop the flag.")
+def choose_options(args: argparse.Namespace, machine: Machine, attention: Attention,
+                   began_with: Mapping[str, Any]) -> Options:
+    """How the model is computed while it trains; began_with is the environment that a resumed run's checkpoint names.
 
-    loss_chunk = 8192 if machine.device.type == "cuda" else 2048 if machine.compile else 0
+    Raises UserError (exit 2) for a residual stream in a dtype that is not that of mixed precision.
+    """
+    residual = args.residual_dtype
+    if residual not in ("auto", "fp32", machine.precision):
+        raise UserError(Exit.FLAGS, f"--residual_dtype {residual}: this run's precision is {machine.precision}. Give "
+                                    f"--use_amp on hardware with {residual}, or drop the flag.")
+    if residual == "auto":
+        has_trained_weights = args.init_from or began_with.get("residual") == "fp32"
+        # Trained weights can make activations beyond the largest number of fp16, 65,504.
+        residual = "fp32" if machine.precision == "fp16" and has_trained_weights else machine.precision
+
+    on_gpu = 2048 if args.loss_kernel else 4096
+    loss_chunk = on_gpu if machine.device.type == "cuda" else 2048 if machine.compile else 0
     if args.loss_chunk_tokens is not None:
         loss_chunk = args.loss_chunk_tokens
-    if machine.dtype == torch.float16:
-        loss_chunk = 0  # gradients are computed with the loss, and in fp16 the loss has to be scaled before
-    return Options(residual_dtype, args.activation_checkpointing, loss_chunk, args.fp8_head, attention)
+    return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk,
+                   args.fp8_head, args.loss_kernel, attention)
 
 
 # ---------------------------------------------------------------- the recipe

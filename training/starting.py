@@ -21,7 +21,7 @@ from common.config import SHAPE, Layer
 from common.errors import Exit, Problems, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
-from machine.device import Machine
+from machine.device import Machine, name_of_dtype
 from machine.memory import available_ram, free_memory
 from machine.processes import ALONE, Processes
 from model import Options
@@ -245,7 +245,8 @@ def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options:
     threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
                    "processes": processes.world_size, "precision": machine.precision, "compile": machine.compile,
-                   "residual": "bf16" if options.residual_dtype else "fp32", "loss_chunk": options.loss_chunk}
+                   "residual": name_of_dtype(options.residual_dtype), "loss_chunk": options.loss_chunk,
+                   "loss_kernel": options.loss_kernel}
     return {"settings": {**recipe.settings(), **chosen}, "environment": environment,
             "flags": {"given": flags.given, "decided": flags.decided}}
 

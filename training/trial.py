@@ -48,7 +48,7 @@ def prepare_trial(args: argparse.Namespace, batch_size: int, accumulation: int, 
     recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
     kind, _ = choose_optimizer(args, config, batch_size * accumulation, {})
     where, _ = choose_place(args, corpus, machine, processes)
-    options = choose_options(args, machine, FAST.attention)
+    options = choose_options(args, machine, FAST.attention, {})
     way = args.model_parallel if processes.world_size > 1 else "alone"
     learner = build_learner(args, FAST, config, options, recipe, kind, runtime, way)
     windows = data.CorpusWindows(corpus.train, where, config.seq_length, args.seed, machine.device, corpus.shares)

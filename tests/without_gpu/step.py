@@ -8,7 +8,6 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,74 +15,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.without_gpu.compiling import Compiler, fused_attention
 from tests.without_gpu.pretended import CARDS, Card, pretend
 
 ROWS, T, WIDTH, LAYERS, VOCABULARY = 16, 1024, 768, 2, 50_257
 WAITS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "is_nonzero")
-
-
-class Compiler:
-    """Inductor as torch.compile calls it; keeps what it makes, and runs the graph's own operations in its place."""
-
-    def __init__(self, fake: FakeTensorMode):
-        self.graphs: list[str] = []
-        self.kernels: dict[str, str] = {}
-        self._fake = fake
-        self._install()
-
-    def _install(self) -> None:
-        import torch._functorch.config as functorch_config
-        import torch._inductor.async_compile as async_compile
-        import torch._inductor.compile_fx as compile_fx
-        import torch._inductor.config as config
-        from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
-
-        config.compile_threads, config.fx_graph_cache = 1, False
-        functorch_config.enable_autograd_cache = False
-        # These trace their patterns with tensors that have memory, which a card that is not there cannot give.
-        fuse_attention._sfdp_init = pad_mm._pad_mm_init = misc_patterns._misc_patterns_init = lambda *a, **k: None
-        folder: Any = joint_graph.UniformValueConstantFolder
-        fold = folder.run
-
-        def fold_on_the_host(folded: Any, *args: Any) -> Any:
-            with OnTheHost():
-                return fold(folded, *args)
-
-        folder.run = fold_on_the_host
-        async_compile.AsyncCompile.triton = self._keep_kernel  # type: ignore[method-assign]
-        compile_graph, compile_one = compile_fx.compile_fx, compile_fx.compile_fx_inner
-
-        def inner(graph: Any, example: Any, **kwargs: Any) -> Any:
-            kind = "backward" if kwargs.get("is_backward") else "alone" if kwargs.get("is_inference") else "forward"
-            self.graphs.append(kind)
-            compile_one(graph, example, **kwargs)
-            return self._interpreted(graph)
-
-        compile_fx.compile_fx = lambda graph, example, inner_compile=None, **kwargs: compile_graph(
-            graph, example, inner_compile=inner, **kwargs)
-
-    def _keep_kernel(self, name: str, source: str, device_str: str = "cuda") -> Any:
-        self.kernels[name] = source
-        return argparse.Namespace(run=lambda *args, **kwargs: None)
-
-    def _interpreted(self, graph: Any) -> Callable[..., Any]:
-        def run(args: Any) -> Any:
-            values = list(args)
-            with self._fake:
-                return torch.fx.Interpreter(graph).run(*values)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
-
-
-class OnTheHost(TorchDispatchMode):
-    """Constants that a pass of the compiler folds are computed on the CPU."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
-            kwargs["device"] = torch.device("cpu")
-        return func(*args, **kwargs)
 
 
 class Waits(TorchDispatchMode):
@@ -102,22 +38,6 @@ class Waits(TorchDispatchMode):
         if from_device and (name in WAITS or (to_host and name in ("_to_copy", "copy_"))):
             self.found.append(func.__name__)
         return found
-
-
-def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> torch.Tensor:
-    """The kernel that a GPU takes: the choice itself asks the driver."""
-    from ops.attention import for_all_heads
-
-    k, v = for_all_heads(q, k), for_all_heads(q, v)
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, True)[0]
-
-
-def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> torch.Tensor:
-    """The same for a card before Ampere."""
-    from ops.attention import for_all_heads
-
-    k, v = for_all_heads(q, k), for_all_heads(q, v)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout, True)[0]
 
 
 # ---------------------------------------------------------------- a step
@@ -139,8 +59,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(["--arch", arch, "--model_size", "gpt2_small", "--n_layer", str(LAYERS)])
     config = choose_config(args, VOCABULARY, 10**6)
-    options = Options(half if half == torch.bfloat16 else None, False, 8192 if half == torch.bfloat16 else 0, False,
-                      flash_attention if half == torch.bfloat16 else efficient_attention)
+    options = Options(half, loss_chunk=4096, attention=fused_attention(half))
     kind, waits = OPTIMIZERS[optimizer_name], Waits()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         compiler = Compiler(fake)

@@ -1,0 +1,85 @@
+"""The loss of an output layer in chunks: in fp16, and by the kernel of the project's own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ops.loss import IGNORED, cross_entropy, linear_cross_entropy
+from tests.helpers.commands import ROOT
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
+
+
+def loss_and_gradients(x_NC, weight_PC, targets_N, num_ids, scale, chunk_rows):
+    x, weight = x_NC.clone().requires_grad_(), weight_PC.clone().requires_grad_()
+    with torch.autocast("cpu", torch.float16):
+        if chunk_rows:
+            loss = linear_cross_entropy(x, weight, targets_N, num_ids, 0.0, chunk_rows)
+        else:
+            loss = cross_entropy(torch.nn.functional.linear(x, weight)[:, :num_ids], targets_N)
+    (loss * scale).backward()
+    return loss.detach(), x.grad / scale, weight.grad / scale
+
+
+def exact(x_NC, weight_PC, targets_N, num_ids):
+    x, weight = x_NC.double().requires_grad_(), weight_PC.double().requires_grad_()
+    loss = torch.nn.functional.cross_entropy((x @ weight.t())[:, :num_ids], targets_N, ignore_index=IGNORED)
+    loss.backward()
+    return loss.detach(), x.grad, weight.grad
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+def test_in_fp16_the_chunks_are_as_near_as_all_logits_whatever_the_loss_scale(scale):
+    torch.manual_seed(0)
+    weight, x, targets = 0.05 * torch.randn(20_064, 32), torch.randn(96, 32), torch.randint(20_000, (96,))
+    targets[::7] = IGNORED
+    true = exact(x, weight, targets, 20_000)
+    chunked = loss_and_gradients(x, weight, targets, 20_000, scale, 40)
+    plain = loss_and_gradients(x, weight, targets, 20_000, 2.0**16, 0)
+    for found, expected, exactly in zip(chunked, plain, true, strict=True):
+        assert (found - exactly).norm() < 1.2 * (expected - exactly).norm() + 2e-4 * exactly.norm()
+
+
+def test_in_fp16_many_rows_of_one_target_do_not_overflow():
+    x, weight = torch.full((2048, 8), 9.0), torch.zeros(64, 8)
+    _, dx, dw = loss_and_gradients(x, weight, torch.zeros(2048, dtype=torch.long), 60, 1.0, 2048)
+    assert dx.isfinite().all()
+    assert dw[0] == pytest.approx(-9 * 59 / 60, rel=1e-3)  # 9 x (softmax - 1), the mean over rows
+    assert not dw[60:].any()
+
+
+@needs_triton
+def test_interpreted_the_kernel_gives_the_losses_and_gradients_of_the_plain_form():
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "tests.helpers.interpreted_loss", "40"], cwd=ROOT, env=env,
+                          capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert (len(found["rows"]), len(found["heads"])) == (40, 10)
+    for case in found["rows"] + found["heads"]:
+        assert max(case.values()) < 1e-6, case
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_the_kernel_gives_the_losses_and_gradients_of_the_compiler(compiled, dtype):
+    torch.manual_seed(0)
+    x, weight = torch.randn(300, 64, device="cuda"), 0.1 * torch.randn(50_304, 64, device="cuda")
+    targets = torch.randint(50_257, (300,), device="cuda")
+    targets[::5] = IGNORED
+    function = torch.compile(linear_cross_entropy, fullgraph=True) if compiled else linear_cross_entropy
+    found = {}
+    for in_kernel in (False, True):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            loss = function(*leaves, targets, 50_257, 0.1, 128, False, in_kernel)
+        loss.backward()
+        found[in_kernel] = [loss.detach(), *(leaf.grad for leaf in leaves)]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for one, other in zip(found[True], found[False], strict=True):
+        assert (one - other).norm() < tolerance * other.norm()

@@ -1,0 +1,234 @@
+"""torch.compile for a card that is not there: the graphs it makes, their kernels, and what these cost when they run.
+
+What Inductor writes is run line by line on tensors that have no memory. Products and kernels compute nothing; what they
+read and write is counted, and when each buffer comes and goes is known, as PyTorch's allocator would see it.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ALLOCATES = ("empty", "new_empty", "detach", "lift_fresh", "set_", "resize_", "is_same_size", "sym_size", "sym_stride",
+             "sym_numel", "sym_storage_offset", "device")
+PLACEHOLDERS = {  # what a generated file takes from C++, and what the file gets here in its place
+    r"torch\._C\._dynamo\.guards\._empty_strided_cuda": "empty_strided_cuda_here",
+    r"torch\._C\._dynamo\.guards\._reinterpret_tensor": "reinterpret_tensor_here",
+    r"torch\._C\._dynamo\.guards\.(assert_size_stride|assert_alignment)\w*": "nothing_here",
+    r"^async_compile = .*": "async_compile = async_compile_here",
+    r"^from torch\._inductor\.select_algorithm import extern_kernels": "extern_kernels = extern_kernels_here",
+}
+
+
+class Compiler:
+    """Inductor as torch.compile calls it, whose results run without memory; keeps the graphs' kinds and the kernels."""
+
+    def __init__(self, fake: FakeTensorMode, ledger: "Ledger"):
+        self.graphs: list[str] = []
+        self.kernels: dict[str, str] = {}
+        self._fake, self._ledger = fake, ledger
+        self._install()
+
+    def _install(self) -> None:
+        import torch._functorch.config as functorch_config
+        import torch._inductor.async_compile as async_compile
+        import torch._inductor.compile_fx as compile_fx
+        import torch._inductor.config as config
+        from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
+
+        config.compile_threads, config.fx_graph_cache = 1, False
+        functorch_config.enable_autograd_cache = False
+        # These trace their patterns with tensors that have memory, which a card that is not there cannot give.
+        fuse_attention._sfdp_init = pad_mm._pad_mm_init = misc_patterns._misc_patterns_init = lambda *a, **k: None
+        folder: Any = joint_graph.UniformValueConstantFolder
+        fold = folder.run
+
+        def fold_on_the_host(folded: Any, *args: Any) -> Any:
+            with OnTheHost():
+                return fold(folded, *args)
+
+        folder.run = fold_on_the_host
+        async_compile.AsyncCompile.triton = self._keep_kernel  # type: ignore[method-assign]
+        compile_graph, compile_one = compile_fx.compile_fx, compile_fx.compile_fx_inner
+
+        def inner(graph: Any, example: Any, **kwargs: Any) -> Any:
+            kind = "backward" if kwargs.get("is_backward") else "alone" if kwargs.get("is_inference") else "forward"
+            self.graphs.append(kind)
+            return self._runnable(compile_one(graph, example, **kwargs).source_code)
+
+        compile_fx.compile_fx = lambda graph, example, inner_compile=None, **kwargs: compile_graph(
+            graph, example, inner_compile=inner, **kwargs)
+
+    def _keep_kernel(self, name: str, source: str, device_str: str = "cuda") -> Any:
+        self.kernels[name] = source
+        names = re.search(rf"def {name}\(([^)]*)\)", source)
+        assert names
+        arguments = [word.strip().split(" ")[0] for word in names[1].split(",")]
+
+        def run(*values: Any, **kwargs: Any) -> None:
+            tensors = [(argument, value) for argument, value in zip(arguments, values, strict=False)
+                       if isinstance(value, torch.Tensor)]
+            self._ledger.note(name, sum(value.nbytes * (2 if argument.startswith("in_out") else 1)
+                                        for argument, value in tensors), 0)
+
+        return argparse.Namespace(run=run)
+
+    def _runnable(self, source: str) -> Callable[..., Any]:
+        for pattern, ours in PLACEHOLDERS.items():
+            source = re.sub(pattern, ours, source, flags=re.MULTILINE)
+        space: dict[str, Any] = {
+            "__name__": "generated", "empty_strided_cuda_here": empty_strided_cuda, "nothing_here": lambda *args: None,
+            "reinterpret_tensor_here": reinterpret_tensor, "extern_kernels_here": Products(),
+            "async_compile_here": argparse.Namespace(triton=self._keep_kernel, wait=lambda space: None)}
+        exec(compile(source, "generated", "exec"), space)
+
+        def run(values: Any) -> Any:
+            for value in tensors_in(values):
+                self._ledger.see(value)
+            with self._fake, self._ledger:
+                return space["call"](values)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+class Products:
+    """Inductor's extern kernels: PyTorch's operators by name."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return getattr(torch.ops.aten, name)
+
+
+def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def reinterpret_tensor(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return torch.as_strided(x, size, stride, x.storage_offset() + offset)
+
+
+class OnTheHost(TorchDispatchMode):
+    """Constants that a pass of the compiler folds are computed on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+# ---------------------------------------------------------------- what is launched, and the memory
+
+
+class Launch(NamedTuple):
+    """A kernel, or one call of an eager operator; flops are those of matrix products and attention."""
+
+    name: str
+    num_bytes: int
+    flops: float
+
+
+class Ledger(TorchDispatchMode):
+    """Notes launches, and the most bytes of tensors on the card that exist at a time.
+
+    While it is entered; nothing is compiled meanwhile, as torch.compile leaves code alone whose operations are watched.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Launch] = []
+        self.peak = self.peak_at = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def clear(self) -> None:
+        """Forgets the launches and the peak; what exists stays."""
+        self.launches.clear()
+        self.peak = self.now()
+
+    def note(self, name: str, num_bytes: int, flops: float) -> None:
+        self.launches.append(Launch(name, num_bytes, flops))
+
+    def now(self) -> int:
+        """Bytes of all tensors on the card that exist."""
+        self._live = {key: found for key, found in self._live.items() if not found[0].expired()}
+        return sum(num_bytes for _, num_bytes in self._live.values())
+
+    def see(self, x: torch.Tensor) -> None:
+        """Counts the tensor's memory, unless it is known, or not on the card."""
+        storage = x.untyped_storage()
+        known = self._live.get(storage._cdata)
+        if x.device.type == "cuda" and (known is None or known[0].expired()):
+            self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            if self.now() > self.peak:
+                self.peak, self.peak_at = self.now(), len(self.launches)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from ops.loss import add_product_, head_in_kernels
+
+        kwargs = dict(kwargs or {})
+        for own in (head_in_kernels, add_product_):  # their own buffers and launches count too
+            if func is own._opoverload:
+                with self:
+                    return own._init_fn(*args, **kwargs)
+        found = func(*args, **kwargs)
+        name = func.__name__.split(".")[0]
+        read, made = list(tensors_in((args, kwargs))), list(tensors_in(found))
+        for x in made:
+            self.see(x)
+        if not (func.is_view or name.startswith(ALLOCATES)) and any(x.device.type == "cuda" for x in read + made):
+            written = tensors_in([value for argument, value in zip(func._schema.arguments, args, strict=False)
+                                  if argument.alias_info is not None and argument.alias_info.is_write])
+            fresh = [x for x in made if all(x is not y for y in read)]
+            seen = [x for x in read if not name.endswith("_like")]
+            self.note(name, sum(x.nbytes for x in (*seen, *fresh, *written)), flops_of(name, read, made))
+        return found
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested lists, tuples and dictionaries."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in(list(values.values()))
+
+
+def flops_of(name: str, read: list[torch.Tensor], made: list[torch.Tensor]) -> float:
+    """The floating-point operations of a matrix product, or of causal attention, which skips half; else 0."""
+    if name in ("mm", "addmm", "bmm"):
+        a = read[1] if name == "addmm" else read[0]
+        return 2.0 * made[0].numel() * a.shape[-1]
+    if "attention" in name:
+        q = read[1] if "backward" in name else read[0]
+        B, H, T, K = q.shape
+        return 2.0 * B * H * T * T * K * (2.5 if "backward" in name else 1)
+    return 0.0
+
+
+# ---------------------------------------------------------------- attention
+
+
+def fused_attention(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """The kernel that a GPU takes: the choice itself asks the driver. Cards before Ampere have no flash attention."""
+    return flash_attention if dtype == torch.bfloat16 else efficient_attention
+
+
+def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> torch.Tensor:
+    from ops.attention import for_all_heads
+
+    k, v = for_all_heads(q, k), for_all_heads(q, v)
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, True)[0]
+
+
+def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> torch.Tensor:
+    from ops.attention import for_all_heads
+
+    k, v = for_all_heads(q, k), for_all_heads(q, v)
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout, True)[0]
