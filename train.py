@@ -87,7 +87,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "steps of many tokens, adamw for trained weights and where --learning_rate, --beta1 or --beta2 is given")
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
     g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of embeddings, output layer, norms and "
-           "biases", "--learning_rate")
+           "biases", "--learning_rate where that is given")
     g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
            "constant, and at the end in a line, so that its plateau can be trained longer", "linear")
     g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the run", "0, with cosine a hundredth of the "

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 # of their share. The numbers meet what trains best at width 128, and nothing higher was tried (LOG.md, 2026-11-22,
 # AdamW at 14 tokens a parameter): a narrower model gets no more.
 ADAMW_BY_WIDTH, MOST_BY_WIDTH, NARROWEST = 1.2, 0.9, 128
+# Embeddings and output layer keep the rate of the narrowest: theirs does not fall with the width (Yang et al. 2022,
+# table 8). With it the matrices of mini learn most with a part of what the laws say (LOG.md, 2026-11-23, The rate of
+# embeddings in a wider model); from mini's width on it is the same part, as nothing wider was tried.
+MATRICES_SHARE, WIDTH_OF_SHARE = 0.63, 384
 FULL_WARMUP = 100  # steps; a shorter one stands less: the peak falls in proportion
 LOWEST_PEAK = 1e-5  # where the laws are far from what they were found with
 # The peak for Muon by width, a line on logarithmic scales in between; from the last width on it falls as before it.
 MUON_PEAKS = {128: 7e-3, 384: 5e-3, 768: 4.5e-3, 1024: 3.5e-3, 1280: 3.1e-3, 1600: 2.8e-3}
-# The rate of embeddings, output layer, norms and biases, in units of the peak.
-EMBEDDING_RATE = {"adamw": 1.0, "muon": 1.0}
 # For trained weights, of the lower of both laws: about the 6.25e-5 of GPT (Radford et al. 2018, section 4.1).
 FINETUNING = 0.1
 
@@ -50,7 +52,7 @@ PEAK_REASONS = {
     "muon": "by width, of matrices inside blocks (Liu et al. 2025)",
 }
 REASONS = {
-    "embedding_learning_rate": "of embeddings, output layer, norms and biases",
+    "embedding_learning_rate": "of embeddings, output layer, norms and biases, whatever the width (Yang et al. 2022)",
     "embedding_weight_decay": "as GPT-3 (Brown et al. 2020, appendix B)",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
     "min_lr": "the lower the end, the lower the loss (Bergsma et al. 2025)",
@@ -68,17 +70,32 @@ REASONS = {
 
 def entry_of(optimizer: str) -> str:
     """The entry of the tables for an optimizer: one without numbers of its own has AdamW's."""
-    return optimizer if optimizer in EMBEDDING_RATE else "adamw"
+    return optimizer if optimizer in PEAK_REASONS else "adamw"
 
 
 def peak_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
     """The peak learning rate for random weights, where --learning_rate is not given."""
     if optimizer == "muon":
         return _muon_peak(config.n_embd)
+    by_width = _narrow_rate(config, tokens_per_step, total_tokens) * NARROWEST / max(config.n_embd, NARROWEST)
+    wider = math.log(max(config.n_embd, NARROWEST) / NARROWEST) / math.log(WIDTH_OF_SHARE / NARROWEST)
+    share = MATRICES_SHARE ** min(1.0, wider)
+    return max(LOWEST_PEAK, share * max(by_width, _lower_law(config, tokens_per_step, total_tokens)))
+
+
+def embedding_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
+    """The peak of embeddings, output layer, norms and biases, where neither it nor --learning_rate is given."""
+    peak = peak_rate(optimizer, config, tokens_per_step, total_tokens)
+    if optimizer == "muon":
+        return peak
+    return max(peak, _narrow_rate(config, tokens_per_step, total_tokens))
+
+
+def _narrow_rate(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
+    """AdamW's peak at the width NARROWEST."""
     warmup = min(1.0, default_warmup(total_tokens // tokens_per_step) / FULL_WARMUP)
     share = _share_of_best_step(config, tokens_per_step, total_tokens)
-    by_width = min(ADAMW_BY_WIDTH * share**0.5, MOST_BY_WIDTH) / max(config.n_embd, NARROWEST) * warmup
-    return max(LOWEST_PEAK, by_width, _lower_law(config, tokens_per_step, total_tokens))
+    return min(ADAMW_BY_WIDTH * share**0.5, MOST_BY_WIDTH) / NARROWEST * warmup
 
 
 def finetuning_rate(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:

@@ -231,7 +231,8 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         **_schedule(args, learning_rate, total_steps, settings, cooldown, reasons), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         usual_learning_rate=usual,
-        embedding_learning_rate=_embedding_rate(args, learning_rate, optimizer, settings, reasons),
+        embedding_learning_rate=_embedding_rate(args, config, learning_rate, usual, optimizer, total_steps,
+                                                samples_per_step, settings, reasons),
         weight_decay=chosen("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
         embedding_weight_decay=chosen(
             "embedding_weight_decay", args.weight_decay if decay is None else decay, defaults.EMBEDDING_WEIGHT_DECAY),
@@ -303,17 +304,25 @@ def _default_peak(args: argparse.Namespace, config: ModelConfig, optimizer: str,
                   f"{count(total_tokens)} in all; {why}")
 
 
-def _embedding_rate(args: argparse.Namespace, learning_rate: float, optimizer: str, settings: Mapping[str, Any],
-                    reasons: list[str]) -> float:
-    """The peak of embeddings, output layer, norms and biases; that of all others in a run of before the flag."""
+def _embedding_rate(args: argparse.Namespace, config: ModelConfig, learning_rate: float, usual: float, optimizer: str,
+                    total_steps: int, samples_per_step: int, settings: Mapping[str, Any], reasons: list[str]) -> float:
+    """The peak of embeddings, output layer, norms and biases: that of all others, unless theirs is the usual one.
+
+    A run of before the flag has one rate, too, whatever it was.
+    """
     if args.embedding_learning_rate is not None:
         return args.embedding_learning_rate
-    is_older = "learning_rate" in settings and "embedding_learning_rate" not in settings
-    times = 1.0 if is_older or args.init_from else defaults.EMBEDDING_RATE[defaults.entry_of(optimizer)]
-    if not is_older:
-        reasons.append(f"embedding_learning_rate {times * learning_rate:.2e}: {times:g} times --learning_rate; "
-                       f"{defaults.REASONS['embedding_learning_rate']}")
-    return times * learning_rate
+    if "learning_rate" in settings and "embedding_learning_rate" not in settings:
+        return learning_rate
+    rate, why = learning_rate, "that of --learning_rate, which is given"
+    if args.init_from:
+        why = "that of --learning_rate, as for all trained weights"
+    elif learning_rate == usual:
+        tokens_per_step = samples_per_step * config.seq_length
+        rate = defaults.embedding_rate(optimizer, config, tokens_per_step, max(1, total_steps) * tokens_per_step)
+        why = defaults.REASONS["embedding_learning_rate"]
+    reasons.append(f"embedding_learning_rate {rate:.2e}: {why}")
+    return rate
 
 
 def schedule_name(args: argparse.Namespace) -> str:

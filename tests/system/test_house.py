@@ -1,6 +1,7 @@
 """The house itself: who imports whom, what importing does, what is nowhere, which flags and packages there are."""
 
 import ast
+import importlib.util
 import inspect
 import re
 import subprocess

@@ -5,7 +5,7 @@ import pytest
 import train
 from model import SIZES, GPTConfig
 from tests.helpers.training import TINY
-from training.defaults import EMBEDDING_RATE
+from training.defaults import embedding_rate
 from training.recipe import choose_config, choose_recipe, fix_eval_tokens
 
 
@@ -93,17 +93,17 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
     assert larger.learning_rate == larger.usual_learning_rate != 3e-4  # another step, another peak
 
 
-def test_embeddings_have_a_rate_and_a_decay_of_their_own(monkeypatch):
-    config = GPTConfig(70, 8, 1, 2, 16)
+def test_embeddings_have_a_rate_and_a_decay_of_their_own():
+    config = GPTConfig(70, 8, 1, 2, 512)
 
     def rates(*flags: str, settings: dict | None = None) -> tuple[float, float]:
-        args = train.read_flags(["--batch_size", "4", "--max_steps", "50", "--learning_rate", "1e-3", *flags])
+        args = train.read_flags(["--batch_size", "4", "--max_steps", "500", *flags])
         found = choose_recipe(args, config, 8 * 4001, 4, settings=settings or {})
         return found.embedding_learning_rate, found.embedding_weight_decay
 
-    monkeypatch.setitem(EMBEDDING_RATE, "adamw", 2.0)
-    assert rates() == (2e-3, 0.1)
-    assert rates("--embedding_learning_rate", "5e-3", "--embedding_weight_decay", "0") == (5e-3, 0.0)
-    assert rates("--weight_decay", "0.3") == (2e-3, 0.3)  # the flag has always meant embeddings too
-    assert rates(settings={"learning_rate": 1e-3}) == (1e-3, 0.1)  # a run of before the flag had one rate
-    assert rates(settings={"learning_rate": 1e-3, "embedding_learning_rate": 3e-3}) == (2e-3, 0.1)
+    assert rates() == (embedding_rate("adamw", config, 32, 500 * 32), 0.1)
+    given = "--learning_rate", "1e-3"
+    assert rates(*given) == (1e-3, 0.1)  # which has always meant embeddings too
+    assert rates(*given, "--embedding_learning_rate", "5e-3", "--embedding_weight_decay", "0") == (5e-3, 0.0)
+    assert rates(*given, "--weight_decay", "0.3") == (1e-3, 0.3)  # so has this one
+    assert rates(*given, settings={"learning_rate": 1e-3}) == (1e-3, 0.1)  # a run of before the flag had one rate

@@ -24,8 +24,7 @@ VOCABULARY = 50_257
 
 
 def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str, Any]:
-    """Peak bytes of the step, those predicted, and per launch its name, number, bytes and FLOP; time in the card's order
-    """
+    """Peak bytes of the step, those predicted, and each launch in turn with its bytes and FLOP."""
     import train
     from machine.device import Machine
     from machine.processes import ALONE
@@ -66,8 +65,8 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
                 ledger.see(x)
             ledger.clear()
             rows = torch.zeros(B, T + 1, dtype=torch.int32, device="cuda")
-            train.train_step(learner, machine, 0.0, 1.0, [(rows[:, :-1], rows[:, 1:])] * args.gradient_accumulation_steps,
-                             args.gradient_accumulation_steps)
+            accumulation = args.gradient_accumulation_steps
+            train.train_step(learner, machine, 0.0, 1.0, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
 
     setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, False, kind.memory_bytes(config))
     kinds = {launch.name: launch for launch in ledger.launches}
