@@ -251,6 +251,7 @@ ELSEWHERE = {
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--no-tf32": "a GPU's number format",
     "--fp8_head": "a GPU's number format; that a CPU refuses it is tested below",
+    "--loss_kernel": "a GPU's kernel; tested in ops/test_loss.py",
     "--verbose": "all runs here have it; tested in training/test_plan.py",
     "--model_parallel": "tested in system/test_several.py",
     "--debug": "tested in common/test_errors.py",

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from architectures.fields import InvalidCheckpoint
 from checkpoint.find import steps_in
+from checkpoint.huggingface import load_model
 from checkpoint.verify import verify
 from common.errors import Exit
 from tests.helpers.commands import ROOT
@@ -122,6 +124,20 @@ def test_a_checkpoint_of_any_number_of_processes_goes_on_in_any_other(train, way
             rows = [row for row in metrics_of(train.folder / f"{out}-to-{second}") if "loss" in row]
             assert [row["loss"] for row in rows] == pytest.approx(expected, rel=EXACT)
             verify(steps_in(train.folder / f"{out}-to-{second}")[6])
+
+
+def test_transformers_opens_what_several_processes_saved(train):
+    """With the logits that the model itself computes."""
+    transformers = pytest.importorskip("transformers")
+    for way in ("ddp", "fsdp"):
+        done = train(2, "--optimizer", "adamw", "--max_steps", "6", "--model_parallel", way, out=way)
+        assert done.code == 0, done.stderr
+        folder = steps_in(train.folder / way)[6]
+        model = load_model(folder, torch.device("cpu")).eval()
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        ids = torch.arange(24)[None] % model.config.vocab_size
+        with torch.no_grad():
+            torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=1e-4, atol=1e-4)
 
 
 def test_checkpoints_are_the_same_files_where_the_mathematics_is_the_same(train):
@@ -355,6 +371,38 @@ def test_a_signal_in_any_phase_to_any_process_ends_all_and_loses_no_step(train, 
             assert again.code == 0, again.stderr
             assert figures(train.folder / out) == figures(train.folder / "whole"), phase
     tally.add("signals to several", signals=count, wrong=0)
+
+
+@pytest.mark.signals
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_signal_while_blocks_are_compiled_ends_all(train, tally, way):
+    """Seconds after the first step began, in which both processes compile; a resumed run is as if it never came."""
+    flags = ["--model_parallel", way, "--optimizer", "adamw", "--max_steps", "8", "--compile", "--resume_from", "auto"]
+    assert train(2, *flags, out="whole").code == 0
+    count = 0
+    for rank, number, delay in ((0, signal.SIGTERM, 0.5), (1, signal.SIGTERM, 1.5), (None, signal.SIGINT, 1.0)):
+        out = f"{rank}-{number}"
+        done = train(2, *flags, out=out, raised=[Raised("train:train_step", 1, number, delay=delay, rank=rank)])
+        count += 1
+        assert done.seconds < MOST_SECONDS
+        assert done.code in (128 + number, 128 + signal.SIGTERM, Exit.MACHINE), done.stderr
+        assert "Traceback" not in done.stderr
+        again = train(2, *flags, out=out)
+        assert again.code == 0, again.stderr
+        assert figures(train.folder / out) == figures(train.folder / "whole")
+    tally.add("signals while compiling", signals=count, wrong=0)
+
+
+@pytest.mark.signals
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_process_that_stands_still_for_20_seconds_is_waited_for(train, way):
+    flags = ["--model_parallel", way, "--optimizer", "adamw", "--max_steps", "12"]
+    assert train(2, *flags, out="whole").code == 0
+    done = train(2, *flags, out="slow",
+                 raised=[Raised("train:train_step", WARM_STEPS + 4, signal.SIGSTOP, delay=20.0, rank=1)])
+    assert done.code == 0, done.stderr
+    assert done.seconds > 20
+    assert figures(train.folder / "slow") == figures(train.folder / "whole")
 
 
 @pytest.mark.signals

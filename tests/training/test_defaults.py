@@ -63,9 +63,9 @@ def test_adamws_peak_is_nowhere_above_those_that_were_tried():
 
 
 def test_adamws_rate_of_embeddings_does_not_fall_with_the_width():
-    rates = [embedding_rate("adamw", GPTConfig(70, 256, 4, 1, width), 2**16, 10**9) for width in (64, 128, 384, 1600)]
+    rates = [embedding_rate("adamw", GPTConfig(70, 256, 4, 1, width), 2**19, 10**9) for width in (64, 128, 384, 1600)]
     assert rates == [0.9 / 128] * 4
-    peak = peak_rate("adamw", GPTConfig(70, 256, 4, 1, 384), 2**16, 10**9)
+    peak = peak_rate("adamw", GPTConfig(70, 256, 4, 1, 384), 2**19, 10**9)
     assert peak == pytest.approx(0.63 * 0.9 / 384)
 
 

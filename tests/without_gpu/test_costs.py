@@ -1,0 +1,45 @@
+"""The memory of a training step on a GPU, and what the loss kernel saves, as far as it can be shown without one.
+
+Needs a CUDA build of torch and a C++ compiler; a case takes half a minute: pytest -m slow tests/without_gpu
+"""
+
+import pytest
+
+from tests.without_gpu.asking import make_ask, needs
+
+pytestmark = needs
+SMALL = ["--model_size", "gpt2_small", "--n_layer", "2", "--seq_length", "1024"]
+SHAPES = {
+    "16 x 1024": (90, [*SMALL, "--batch_size", "16"]),
+    "8 x 1024, accumulated": (90, [*SMALL, "--batch_size", "8", "--gradient_accumulation_steps", "2"]),
+    "8 x 1024, recomputed": (90, [*SMALL, "--batch_size", "8", "--activation_checkpointing"]),
+    "16 x 1024, all logits": (90, [*SMALL, "--batch_size", "16", "--loss_chunk_tokens", "0"]),
+    "8 x 1024, fp16": (75, [*SMALL, "--batch_size", "8"]),
+    "8 x 1024, qwen3": (90, [*SMALL, "--batch_size", "8", "--arch", "qwen3"]),
+    "8 x 512, a wider llama": (90, ["--model_size", "gpt2_medium", "--n_layer", "4", "--seq_length", "512",
+                                    "--batch_size", "8", "--arch", "llama"]),
+    "16 x 1024, kernel": (90, [*SMALL, "--batch_size", "16", "--loss_kernel"]),
+    "8 x 1024, fp16, kernel": (75, [*SMALL, "--batch_size", "8", "--loss_kernel"]),
+}
+ask = make_ask("tests.without_gpu.costs")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_peak_is_within_5_percent_of_the_plan(ask, shape):
+    capability, flags = SHAPES[shape]
+    found = ask(capability, *flags)
+    predicted = found["predicted"] - found["parts"]["program"]  # the libraries' workspaces, which nobody allocates here
+    print(f"\n{shape}: {found['peak'] / 2**30:.2f} GiB, predicted {predicted / found['peak']:.3f} of it")
+    assert predicted == pytest.approx(found["peak"], rel=0.05)
+
+
+def test_the_loss_kernel_holds_and_moves_less_than_the_compilers_loss(ask):
+    found = {name: ask(*([90, *SHAPES["16 x 1024"][1], "--loss_chunk_tokens", "2048", *more]))
+             for name, more in (("compiler", []), ("kernel", ["--loss_kernel"]))}
+    moved = {name: sum(num_bytes for _, num_bytes, _ in cost["launches"]) for name, cost in found.items()}
+    flops = {name: sum(flop for *_, flop in cost["launches"]) for name, cost in found.items()}
+    print(f"\npeak {found['compiler']['peak']:,} and {found['kernel']['peak']:,} bytes, moved {moved}")
+    assert found["kernel"]["peak"] < found["compiler"]["peak"]
+    assert moved["kernel"] <= moved["compiler"]
+    assert flops["kernel"] == flops["compiler"]
+    assert found["kernel"]["num_launches"] <= found["compiler"]["num_launches"]
