@@ -28,10 +28,10 @@ PLACEHOLDERS = {  # what a generated file takes from C++, and what the file gets
 class Compiler:
     """Inductor as torch.compile calls it, whose results run without memory; keeps the graphs' kinds and the kernels."""
 
-    def __init__(self, fake: FakeTensorMode, ledger: "Ledger"):
+    def __init__(self, fake: FakeTensorMode, ledger: "Ledger | None" = None):
         self.graphs: list[str] = []
         self.kernels: dict[str, str] = {}
-        self._fake, self._ledger = fake, ledger
+        self._fake, self._ledger = fake, ledger or Ledger()
         self._install()
 
     def _install(self) -> None:

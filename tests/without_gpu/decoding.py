@@ -22,8 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.without_gpu.compiling import Compiler
 from tests.without_gpu.pretended import CARDS, Card, pretend
-from tests.without_gpu.step import WAITS, Compiler
+from tests.without_gpu.step import WAITS
 
 T, VOCABULARY = 1024, 50_257
 NO_KERNELS = ("empty", "new_empty", "detach", "lift_fresh", "_unsafe_view", "alias", "device")

@@ -5,9 +5,9 @@ Needs a CUDA build of torch and a C++ compiler; a case takes half a minute: pyte
 
 import pytest
 
-from tests.without_gpu.asking import make_ask, needs
+from tests.without_gpu import NEEDS
 
-pytestmark = needs
+pytestmark = NEEDS
 SMALL = ["--model_size", "gpt2_small", "--n_layer", "2", "--seq_length", "1024"]
 SHAPES = {
     "16 x 1024": (90, [*SMALL, "--batch_size", "16"]),
@@ -21,20 +21,19 @@ SHAPES = {
     "16 x 1024, kernel": (90, [*SMALL, "--batch_size", "16", "--loss_kernel"]),
     "8 x 1024, fp16, kernel": (75, [*SMALL, "--batch_size", "8", "--loss_kernel"]),
 }
-ask = make_ask("tests.without_gpu.costs")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_peak_is_within_5_percent_of_the_plan(ask, shape):
+def test_the_peak_is_within_5_percent_of_the_plan(ask_of, shape):
     capability, flags = SHAPES[shape]
-    found = ask(capability, *flags)
+    found = ask_of("costs", capability, *flags)
     predicted = found["predicted"] - found["parts"]["program"]  # the libraries' workspaces, which nobody allocates here
     print(f"\n{shape}: {found['peak'] / 2**30:.2f} GiB, predicted {predicted / found['peak']:.3f} of it")
     assert predicted == pytest.approx(found["peak"], rel=0.05)
 
 
-def test_the_loss_kernel_holds_and_moves_less_than_the_compilers_loss(ask):
-    found = {name: ask(*([90, *SHAPES["16 x 1024"][1], "--loss_chunk_tokens", "2048", *more]))
+def test_the_loss_kernel_holds_and_moves_less_than_the_compilers_loss(ask_of):
+    found = {name: ask_of(*(["costs", 90, *SHAPES["16 x 1024"][1], "--loss_chunk_tokens", "2048", *more]))
              for name, more in (("compiler", []), ("kernel", ["--loss_kernel"]))}
     moved = {name: sum(num_bytes for _, num_bytes, _ in cost["launches"]) for name, cost in found.items()}
     flops = {name: sum(flop for *_, flop in cost["launches"]) for name, cost in found.items()}

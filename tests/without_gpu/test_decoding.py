@@ -4,20 +4,16 @@ Needs a CUDA build of torch and a C++ compiler; takes half a minute a case: pyte
 """
 
 import json
-import shutil
-import sys
 
 import pytest
-import torch
 
 from architectures.table import ARCHITECTURES
+from tests.without_gpu import NEEDS
 
 CARDS = {75: [75], 90: [80, 89, 90, 100]}  # traced for a card of fp16 and one of bf16; kernels compiled for T4 to B200
 NUM_STEPS = 4
 
-pytestmark = [pytest.mark.slow,
-              pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch: pip install torch"),
-              pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="needs Linux and g++")]
+pytestmark = NEEDS
 
 
 def check_steps(found: dict) -> None:
