@@ -61,9 +61,10 @@ def plan_of(args: Namespace, val_fraction: float | None, sources: Sequence[Sourc
     flags["val_fraction"] = val_fraction
     if flags["encoding"] is None:
         del flags["encoding"]  # runs that began before there was this flag can be continued
-    what = [PROGRAM_VERSION, flags, vocabulary.content if vocabulary else "",
-            [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+    content = vocabulary.content_as_json if vocabulary else '""'
+    files = [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]
+    return hashlib.sha256(f"[{PROGRAM_VERSION}, {json.dumps(flags)}, {content}, {json.dumps(files)}]".encode()
+                          ).hexdigest()
 
 
 def fingerprint_of(plan: str, shard: tuple[int, int] | None, engine: str, sources: Sequence[Source]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.collector import without_collector
 from common.files import write_whole
 from common.words import printable
 from pretokenization.blocks import Findings
@@ -44,9 +45,12 @@ NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 
 def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """An existing tokenizer, with a warning of what it changes in text. Raises UserError (exit 3)."""
-    tokenizer, _ = load_with_size(Path(path), all_ids=False)
-    vocabulary, shown = vocabulary_of(tokenizer), printable(path)
-    refuse_uncertain_ids(vocabulary.tokenizer, f"--tokenizer_file {shown}")
+    shown = printable(path)
+    with without_collector():
+        tokenizer, _ = load_with_size(Path(path), all_ids=False)
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        vocabulary = vocabulary_of(tokenizer, ids)
+        refuse_uncertain_ids(tokenizer, f"--tokenizer_file {shown}", ids)
     if change := refuse_changes(vocabulary.tokenizer, f"--tokenizer_file {shown}", probes_of(vocabulary.tokenizer)):
         warn(f"--tokenizer_file {shown} {change}.")
     return vocabulary

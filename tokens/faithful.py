@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.errors import Exit, UserError
@@ -32,16 +32,18 @@ MOST_ADDED_TOKENS = 500  # are tried
 SHOWN_CHARACTERS = 16
 
 
-def refuse_uncertain_ids(tokenizer: Tokenizer, what: str) -> None:
-    """Raises UserError (exit 3) if the tokenizer gives a text other ids each time, or one id to two tokens."""
+def refuse_uncertain_ids(tokenizer: Tokenizer, what: str, ids: Mapping[str, int]) -> None:
+    """Raises UserError (exit 3) if the tokenizer gives a text other ids each time, or one id to two tokens.
+
+    ids are those of its get_vocab(with_added_tokens=True).
+    """
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
         raise UserError(Exit.DATA, f"{what}: its BPE has a dropout of {dropout:g}, so that the same text gets other "
                                    "ids each time. Set \"dropout\" to null in the file.")
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    owner = {number: token for token, number in vocabulary.items()}
-    if len(owner) < len(vocabulary):
-        token, number = next((token, number) for token, number in vocabulary.items() if owner[number] != token)
+    if len({*ids.values()}) < len(ids):
+        owner = {number: token for token, number in ids.items()}
+        token, number = next((token, number) for token, number in ids.items() if owner[number] != token)
         first, second = sorted((owner[number], token))
         raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(first)} and for {_shown(second)}, so "
                                    "that text could not be told from its ids. Give a tokenizer without such ids.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,10 +240,23 @@ class Vocabulary:
     splits_as_gpt2: bool  # no normalizer, no added words, ByteLevel with GPT-2's pattern
     is_known_kind: bool  # GPT-2's kind: byte-level BPE, which all encoding engines treat alike
     tokenizer: Tokenizer = field(compare=False, repr=False)
+    parsed: list[dict[str, Any]] = field(compare=False, repr=False, default_factory=list)
+
+    def take_fields(self) -> dict[str, Any]:
+        """The parsed content, for one caller to change; to parse it again takes as long as to read it."""
+        return self.parsed.pop() if self.parsed else json.loads(self.content)
+
+    @functools.cached_property
+    def content_as_json(self) -> str:
+        """The content as a JSON string."""
+        return json.dumps(self.content)
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The facts about a tokenizer. Raises UserError (exit 3) for one without an end of text."""
+def vocabulary_of(tokenizer: Tokenizer, ids: Mapping[str, int] | None = None) -> Vocabulary:
+    """The facts about a tokenizer. Raises UserError (exit 3) for one without an end of text.
+
+    ids are those of its get_vocab(with_added_tokens=True), where they are known.
+    """
     found = end_of_text(tokenizer)
     if found is None:
         raise UserError(Exit.DATA, "the tokenizer has no end-of-text token. Documents could not be told apart. Add "
@@ -252,7 +266,8 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     fields = json.loads(content)
     splits_as_gpt2 = _splits_as_gpt2(fields)
     is_known_kind = splits_as_gpt2 and _merges_as_gpt2(fields["model"])
-    return Vocabulary(content, vocab_size_of(tokenizer), end_id, end, splits_as_gpt2, is_known_kind, tokenizer)
+    num_ids = vocab_size_of(tokenizer) if ids is None else max(ids.values(), default=-1) + 1
+    return Vocabulary(content, num_ids, end_id, end, splits_as_gpt2, is_known_kind, tokenizer, [fields])
 
 
 def _splits_as_gpt2(fields: dict[str, Any]) -> bool:
@@ -268,6 +283,8 @@ def _merges_as_gpt2(model: dict[str, Any]) -> bool:
     if model["type"] != "BPE" or any(model.get(name) for name in unusual):
         return False
     vocabulary = model["vocab"]
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    results = [vocabulary.get(left + right, -1) for left, right in merges]
+    merges, find = model["merges"], vocabulary.get
+    if merges and isinstance(merges[0], str):
+        merges = [merge.split(" ") for merge in merges]
+    results = [find(left + right, -1) for left, right in merges]
     return all(map(operator.lt, results, results[1:])) and all(char in vocabulary for char in byte_alphabet())

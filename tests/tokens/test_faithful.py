@@ -38,7 +38,7 @@ def prepend(before: str) -> dict:
 
 def test_a_byte_level_tokenizer_gives_everything_back(changed, tokenizer):
     assert changed() == ""
-    refuse_uncertain_ids(tokenizer, "x")
+    refuse_uncertain_ids(tokenizer, "x", tokenizer.get_vocab())
 
 
 def test_little_changes_are_told_in_words(changed):
@@ -88,6 +88,11 @@ def test_the_patterns_of_rules_inside_rules_are_tried(tokenizer_file):
     assert "a  ostrich  b" in probes_of(found)
 
 
+def refuse_uncertain(path):
+    tokenizer = load_tokenizer(path)
+    refuse_uncertain_ids(tokenizer, "x", tokenizer.get_vocab())
+
+
 def test_random_and_shared_ids_are_refused(tokenizer_file, tmp_path):
     fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
     a, b = sorted(token for token, number in fields["model"]["vocab"].items() if number in (300, 301))
@@ -95,9 +100,9 @@ def test_random_and_shared_ids_are_refused(tokenizer_file, tmp_path):
                                 for token, number in fields["model"]["vocab"].items()}
     Path(tmp_path / "x.json").write_text(json.dumps(fields))
     with pytest.raises(UserError, match=f"id 300 stands for '{a}' and for '{b}'"):
-        refuse_uncertain_ids(load_tokenizer(tmp_path / "x.json"), "x")
+        refuse_uncertain(tmp_path / "x.json")
     fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
     fields["model"]["dropout"] = 0.1
     Path(tmp_path / "x.json").write_text(json.dumps(fields))
     with pytest.raises(UserError, match=r"dropout of 0\.1"):
-        refuse_uncertain_ids(load_tokenizer(tmp_path / "x.json"), "x")
+        refuse_uncertain(tmp_path / "x.json")
