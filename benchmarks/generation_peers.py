@@ -37,12 +37,16 @@ from generation.sampling import decode
 from model import SIZES
 
 FLAGS = {
-    "ours fp32": [],
+    "ours fp32": ["--no-use_amp"],
     "ours bf16": ["--use_amp"],
     "ours int8": ["--quantize", "int8"],
-    "ours fp32, compiled": ["--compile"],
+    "ours fp32, compiled": ["--no-use_amp", "--compile"],
     "ours bf16, compiled": ["--use_amp", "--compile"],
     "ours int8, compiled": ["--quantize", "int8", "--compile"],
+}
+GPU_FLAGS = {
+    "ours bf16, no graphs": ["--use_amp", "--no-cuda_graphs"],
+    "ours bf16, compiled, no graphs": ["--use_amp", "--compile", "--no-cuda_graphs"],
 }
 VOCAB_SIZE = 50257
 PROMPT_TOKENS = 32
@@ -112,7 +116,7 @@ def all_samplers(folder: str, models: dict[str, Any], nanogpt: str | None, num_t
         for name, model in models.items():
             if is_chosen(f"{name}, {num}", only):
                 found[f"{name}, {num}"] = transformers_sampler(model, prompts[:num], num_tokens, device), num
-        for name, flags in FLAGS.items():
+        for name, flags in (FLAGS | GPU_FLAGS if device == "cuda" else FLAGS).items():
             fits = num == 1 or device == "cuda" or "--compile" not in flags  # on a CPU the compiled step serves one row
             if fits and is_chosen(f"{name}, {num}", only):
                 found[f"{name}, {num}"] = our_sampler(folder, flags, prompts[:num], num_tokens, device), num
