@@ -313,6 +313,37 @@ def test_on_a_cpu_graphs_are_refused_with_a_warning(call):
     assert "warning: --cuda_graphs: has no effect, there is no GPU in use.\n" in call("--cuda_graphs")[1]
 
 
+def test_with_graphs_the_command_writes_what_it_writes_without(call, monkeypatch):
+    flags = ["--num_samples", "4", "--batch_size", "2", "--stop", "e", "--json", "--top_p", "0.9"]
+    expected = call(*flags)[0]
+    pretend_graphs(monkeypatch)
+    monkeypatch.setattr(generate, "uses_graphs", lambda *_: True)
+    found = call(*flags)[0]
+    assert FakeGraph.replays > 5
+    found, expected = (re.sub(r'"log_probabilities": .*?\]', "", text) for text in (found, expected))
+    assert found == expected
+
+
+def test_a_conversation_with_graphs_says_what_it_says_without(talk, monkeypatch):
+    lines = ["the cat", "/temperature 1.5", "a dog"]
+    expected = talk(*lines)[0]
+    pretend_graphs(monkeypatch)
+    monkeypatch.setattr(generate, "uses_graphs", lambda *_: True)
+    assert talk(*lines)[0] == expected
+    assert FakeGraph.replays > 10
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_graphs_change_no_text(folder, capsys):
+    texts = []
+    for flags in ([], ["--no-cuda_graphs"]):
+        assert generate.main(["--ckpt", str(folder), "--use_gpu", "--no-use_amp", "--max_new_tokens", "40",
+                              "--num_samples", "3", "--temperature", "0", *flags]) == 0
+        texts.append(capsys.readouterr())
+    assert texts[0].out == texts[1].out
+    assert "--cuda_graphs: failed" not in texts[0].err
+
+
 def test_where_cuda_cannot_record_a_step_the_texts_are_made_without_graphs(make_model, monkeypatch, capsys):
     def refuse(*_, **__):
         raise RuntimeError("operation not permitted\nmore")
