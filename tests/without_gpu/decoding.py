@@ -10,7 +10,6 @@ what graphs compute is tested on the CPU, tests/generation/test_ahead.py.
 import argparse
 import contextlib
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from tests.without_gpu.compiling import Compiler
+from tests.without_gpu.compiling import Compiler, Ledger, tensors_in
 from tests.without_gpu.pretended import CARDS, Card, pretend
 from tests.without_gpu.step import WAITS
 
@@ -42,7 +40,7 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__.split(".")[0], kwargs or {}
         found = func(*args, **kwargs)
-        read, made = tensors_in((args, kwargs)), tensors_in(found)
+        read, made = list(tensors_in((args, kwargs))), list(tensors_in(found))
         on_card = any(x.device.type == "cuda" for x in (*read, *made))
         to_host = any(x.device.type == "cpu" for x in made)
         known = {x.untyped_storage()._cdata for x in read}
@@ -55,10 +53,6 @@ class Operations(TorchDispatchMode):
             else:
                 self.waits.append(func.__name__)
         return found
-
-
-def tensors_in(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 class Serial:
@@ -129,8 +123,6 @@ def pretend_streams() -> None:
 def trace(card: Card, args: argparse.Namespace) -> dict[str, Any]:
     """What a step asks of the card, launched one kernel after another and as a graph; with --compile also its kernels.
     """
-    import torch._inductor.compile_fx as compile_fx
-
     from architectures.table import ARCHITECTURES
     from generation.continuation import Sampling
     from generation.graphs import GraphDecoder
@@ -144,17 +136,9 @@ def trace(card: Card, args: argparse.Namespace) -> dict[str, Any]:
     kind = Int8 if args.quantize == "int8" else Dense
     sampling = Sampling(0.8, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
 
-    sources: list[str] = []
+    ledger = Ledger()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        compile_one = compile_fx.compile_fx_inner
-
-        def keep_source(*given: Any, **options: Any) -> Any:
-            made: Any = compile_one(*given, **options)
-            sources.append(made.source_code)
-            return made
-
-        compile_fx.compile_fx_inner = keep_source  # type: ignore[assignment]
-        compiler = Compiler(fake)
+        compiler = Compiler(fake, ledger)
         pretend_streams()
         with torch.device("cuda"):  # not .to(): tensors without memory cannot be moved
             weights = architecture.build(config, Options()).state_dict()
@@ -165,20 +149,24 @@ def trace(card: Card, args: argparse.Namespace) -> dict[str, Any]:
         decoder.prepare(sampling)
         num_graphs = len(compiler.graphs)
         launch_steps(decoder)
+        ledger.clear()
+        with torch.inference_mode():
+            decoder._compute_logits(decoder._ids_B, decoder._positions_B, decoder._mask(decoder._positions_B, T))
 
         torch.compiler.set_stance("force_eager")  # compiled code shows its operations to nobody
-        Graph.replays = 0
+        Graph.replays = Graph.recordings = 0
+        decoder.is_ready = False
+        decoder.prepare(sampling)  # forgets the graphs
         with torch.inference_mode(), Operations() as step:
             decoder._step_on_device(T)
         with Operations() as launched:
             launch_steps(decoder)
 
-    compiled = [len(re.findall(r"\.run\(|extern_kernels\.\w+\(|= torch\.ops\.aten\.", source.partition("def call(")[2]))
-                for source in sources]
     return {"launches": dict(step.launches), "waits": step.waits + launched.waits, "replays": Graph.replays,
-            "copies": launched.num_copies_to_host, "recordings": Graph.recordings, "compiled_launches": compiled,
+            "copies": launched.num_copies_to_host, "recordings": Graph.recordings,
+            "compiled_launches": [launch.name for launch in ledger.launches],
             "graphs": compiler.graphs, "later_graphs": compiler.graphs[num_graphs:], "kernels": compiler.kernels,
-            "breaks": dict(torch._dynamo.utils.counters["graph_break"]), "sources": sources if args.sources else []}
+            "breaks": dict(torch._dynamo.utils.counters["graph_break"])}
 
 
 def launch_steps(decoder: Any) -> None:
@@ -196,7 +184,6 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--num_rows", type=int, default=1)
     parser.add_argument("--quantize", default="none")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--sources", action="store_true", help="also what Inductor wrote")
     parser.add_argument("--top_k", type=int, default=200)
     parser.add_argument("--top_p", type=float, default=1.0)
     parser.add_argument("--min_p", type=float, default=0.0)

@@ -41,11 +41,11 @@ def test_a_token_is_one_launch_and_one_copy_and_no_wait(ask_of, arch, flags):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("capability", CARDS)
 def test_compiled_it_is_one_graph_whose_kernels_compile_for_every_card(ask_of, tmp_path, capability, arch, flags):
-    found = ask_of("decoding", capability, "--arch", arch, "--compile", "--sources", "--n_layer", 2, *flags)
+    found = ask_of("decoding", capability, "--arch", arch, "--compile", "--n_layer", 2, *flags)
     check_steps(found)
     assert found["graphs"] == ["alone"]
     if "int8" in flags:  # the kernels themselves multiply with the 8-bit weights
-        assert "extern_kernels." not in found["sources"][0].partition("def call(")[2]
+        assert not {"mm", "addmm"} & set(found["compiled_launches"])
 
     kernels = tmp_path / "kernels.json"
     kernels.write_text(json.dumps(found["kernels"]))
@@ -54,5 +54,5 @@ def test_compiled_it_is_one_graph_whose_kernels_compile_for_every_card(ask_of, t
         failed = {name: error for name, error in binaries.items() if isinstance(error, str)}
         assert not failed, f"sm_{card}: {failed}"
         assert set(binaries) == set(found["kernels"])
-    print(f"\n{arch} {' '.join(flags)}: {found['compiled_launches'][0]} launches for 2 layers, "
+    print(f"\n{arch} {' '.join(flags)}: {len(found['compiled_launches'])} launches for 2 layers, "
           f"{len(found['kernels'])} kernels for sm {', '.join(map(str, CARDS[capability]))}", flush=True)
