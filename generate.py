@@ -217,8 +217,6 @@ def uses_graphs(args: argparse.Namespace, on_cpu: bool, num_rows: int) -> bool:
     problem = None
     if on_cpu:
         problem = "there is no GPU in use"
-    elif args.no_repeat_ngram_size:
-        problem = "--no_repeat_ngram_size looks at the whole text before each token"
     elif num_rows > GRAPH_ROWS:
         problem = f"{num_rows} continuations are made at once, more than {GRAPH_ROWS}. Give a smaller --batch_size"
     if problem and args.cuda_graphs:

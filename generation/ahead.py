@@ -47,7 +47,7 @@ class Launched(Generic[AnyContinuation]):
 
 def decode_ahead(decoder: GraphDecoder, continuations: Iterable[AnyContinuation], sampling: Sampling,
                  end_ids: Container[int]) -> Iterator[AnyContinuation]:
-    """As decode in sampling.py; no_repeat_ngram_size must be 0."""
+    """As decode in sampling.py."""
     waiting = iter(continuations)
     seats: dict[int, Seat[AnyContinuation]] = {}
     unread: Launched[AnyContinuation] | None = None

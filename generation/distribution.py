@@ -1,6 +1,6 @@
 """The distribution that a token is drawn from. None of it waits for a GPU but candidates, which may look twice.
 
-Shapes: B rows, V vocabulary, M candidates of a row.
+Shapes: B rows, V vocabulary, M candidates of a row, L room for the ids of a text, n ids of a run.
 """
 
 from __future__ import annotations
@@ -33,6 +33,24 @@ def penalised(logits_BV: torch.Tensor, histories: Sequence[Sequence[int]], banne
 def less_likely(logits: torch.Tensor, repetition_penalty: float) -> torch.Tensor:
     """Logits of ids that the text already contains, penalised."""
     return torch.where(logits < 0, logits * repetition_penalty, logits / repetition_penalty)
+
+
+def without_repeats(logits_BV: torch.Tensor, history_BL: torch.Tensor, num_ids_B: torch.Tensor, n: int) -> torch.Tensor:
+    """Logits with -inf for the ids that would complete a run of n ids that a row's history already contains.
+
+    num_ids are the ids of each history, which lies on the device; n is at most L.
+    """
+    B, V = logits_BV.shape
+    device = logits_BV.device
+    last_places = num_ids_B[:, None] + torch.arange(1 - n, 0, device=device)
+    last_ids = history_BL.gather(1, last_places.clamp(min=0))
+
+    runs = history_BL.unfold(1, n, 1)
+    is_written = torch.arange(n - 1, history_BL.size(1), device=device) < num_ids_B[:, None]
+    is_repeat = (runs[..., :-1] == last_ids[:, None]).all(-1) & is_written
+    banned = torch.zeros(B, V + 1, dtype=torch.bool, device=device)
+    banned.scatter_(1, runs[..., -1].masked_fill(~is_repeat, V), True)
+    return logits_BV.masked_fill(banned[:, :V], -torch.inf)
 
 
 # ---------------------------------------------------------------- candidates

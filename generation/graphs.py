@@ -9,7 +9,7 @@ must know of a step, it copies in one piece, and need not wait for before it lau
 The graphs are PyTorch's CUDAGraph itself. torch.compile's reduce-overhead would record only the compiled function, not
 the drawing of ids, decide for itself when to record again, and need a compiler.
 
-Shapes: B rows, T window, S slots that attention looks at, V vocabulary.
+Shapes: B rows, T window, S slots that attention looks at, V vocabulary, L room for the ids of a text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from architectures.table import ModelConfig
 from generation.continuation import Sampling
 from generation.decoder import SLOTS, Decoder, round_up_to_slots
-from generation.distribution import draw_among, few_candidates, less_likely
+from generation.distribution import draw_among, few_candidates, less_likely, without_repeats
 from ops.products import Dense
 
 LEAST_SLOTS = 2 * SLOTS
@@ -60,7 +60,9 @@ class GraphDecoder(Decoder):
         self._ids_B = zeros([num_rows], torch.int64)
         self._positions_B = zeros([num_rows], torch.int64)
         self._uniforms_BT = zeros([num_rows, self.window], torch.float64)  # that at a position draws the id behind it
-        self._is_seen_BV = zeros([num_rows, config.vocab_size], torch.bool)  # the ids of each text
+        self._is_seen_BV = zeros([num_rows, config.vocab_size], torch.bool)  # the ids of each text, for penalties
+        self._history_BL = zeros([num_rows, 1], torch.int64)  # the same in their order, for no_repeat_ngram_size
+        self._newest_B = zeros([num_rows], torch.int64)  # the place of the newest id in it
         self._results_4B = zeros([4, num_rows], torch.float64)
 
         self._recorder: GraphRecorder | None = None
@@ -69,29 +71,45 @@ class GraphDecoder(Decoder):
     # ---------------------------------------------------------------- graphs
 
     def prepare(self, sampling: Sampling) -> None:
-        """Makes the steps that follow draw by these settings, and records the first graph.
+        """Makes the steps that follow draw by these settings, and records the first graph. Rows must be filled anew.
 
-        no_repeat_ngram_size must be 0: what it bans depends on the whole text. Raises what CUDA raises if it cannot
-        record.
+        Raises what CUDA raises if it cannot record.
         """
-        assert sampling.no_repeat_ngram_size == 0
         if self.is_ready and sampling == self._sampling:
             return
         self.is_ready = False
         self._sampling = sampling
         self._num_candidates = few_candidates(self.config.vocab_size, sampling)
-        self._graphs.clear()
         if self._recorder is None:
             self._recorder = GraphRecorder()
             self._copies = [CopyToHost(self._results_4B) for _ in range(2)]
+        self._make_room(sampling.no_repeat_ngram_size)
+        self._forget_graphs()
         self._graph(LEAST_SLOTS)
+        self.filled = [[] for _ in self.filled]  # recording wrote to slots that may belong to them
         self.is_ready = True
 
     def widen(self) -> None:
         """Makes the steps that follow sort the whole vocabulary."""
         assert self._num_candidates < self.config.vocab_size, "all ids were not enough"
         self._num_candidates = self.config.vocab_size
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        torch.cuda.current_stream().synchronize()  # one may be running
         self._graphs.clear()
+
+    @torch.inference_mode()
+    def _make_room(self, num_ids: int) -> None:
+        """Makes the histories long enough for so many ids."""
+        room = self._history_BL.size(1)
+        if num_ids > room:
+            while room < num_ids:
+                room *= 2
+            longer = self._history_BL.new_zeros(self.num_rows, room)
+            longer[:, :self._history_BL.size(1)] = self._history_BL
+            self._history_BL = longer
+            self._forget_graphs()
 
     @torch.inference_mode()
     def _graph(self, least: int) -> Callable[[], None]:
@@ -102,8 +120,8 @@ class GraphDecoder(Decoder):
         num_slots = min(num_slots, round_up_to_slots(self.window))
         if num_slots not in self._graphs:
             assert self._recorder is not None
-            # Recording runs the step once. It writes keys and values that the next launch writes again.
-            state = [(tensor, tensor.clone()) for tensor in (self._ids_B, self._positions_B)]
+            # Recording runs the step once. Before a launch it writes keys and values that the launch writes again.
+            state = [(tensor, tensor.clone()) for tensor in (self._ids_B, self._positions_B, self._newest_B)]
             self._graphs[num_slots] = self._recorder.record(lambda: self._step_on_device(num_slots))
             for tensor, before in state:
                 tensor.copy_(before)
@@ -119,6 +137,10 @@ class GraphDecoder(Decoder):
         if sampling.repetition_penalty != 1:
             self._is_seen_BV.scatter_(1, ids_B[:, None], True)
             altered_BV = torch.where(self._is_seen_BV, less_likely(logits_BV, sampling.repetition_penalty), logits_BV)
+        if sampling.no_repeat_ngram_size:
+            self._history_BL.scatter_(1, self._newest_B[:, None], ids_B[:, None])
+            self._newest_B.add_(1).clamp_(max=self._history_BL.size(1) - 1)  # as the positions below
+            altered_BV = without_repeats(altered_BV, self._history_BL, self._newest_B, sampling.no_repeat_ngram_size)
         uniform_B = self._uniforms_BT.gather(1, positions_B[:, None])[:, 0]
         chosen_B, is_enough_B = draw_among(altered_BV, sampling, uniform_B, self._num_candidates)
 
@@ -138,6 +160,10 @@ class GraphDecoder(Decoder):
         self._positions_B[row].fill_(length)
         if self._sampling.repetition_penalty != 1:
             self._is_seen_BV[row].zero_().index_fill_(0, self._to_device(ids, torch.int64), True)
+        if self._sampling.no_repeat_ngram_size:
+            self._make_room(len(ids) + self.window - length)  # the steps until the window is full
+            self._history_BL[row, :len(ids)] = self._to_device(ids, torch.int64)
+            self._newest_B[row].fill_(len(ids) - 1)
 
     @torch.inference_mode()
     def give_uniforms(self, row: int, uniforms: Sequence[float]) -> None:

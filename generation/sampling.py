@@ -30,7 +30,7 @@ def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling:
     next one is taken from continuations when a row is free. When a window of T positions is full, its older half is
     dropped and the newer half is read again. Raises UserError (exit 6) for logits that are not finite.
     """
-    if isinstance(decoder, GraphDecoder) and decoder.is_ready and not sampling.no_repeat_ngram_size:
+    if isinstance(decoder, GraphDecoder) and decoder.is_ready:
         yield from decode_ahead(decoder, continuations, sampling, end_ids)
         return
     waiting = iter(continuations)

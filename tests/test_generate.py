@@ -298,9 +298,7 @@ def test_a_model_whose_logits_are_not_finite_is_said_to_have_diverged(call, make
 
 @pytest.mark.parametrize(("flags", "num_rows", "expected", "says"), [
     ([], 8, True, ""), (["--no-cuda_graphs"], 8, False, ""), ([], 33, False, ""), (["--cuda_graphs"], 32, True, ""),
-    (["--cuda_graphs"], 33, False, "33 continuations are made at once, more than 32. Give a smaller --batch_size"),
-    (["--no_repeat_ngram_size", "3"], 1, False, ""),
-    (["--no_repeat_ngram_size", "3", "--cuda_graphs"], 1, False, "--no_repeat_ngram_size looks at the whole text")],
+    (["--cuda_graphs"], 33, False, "33 continuations are made at once, more than 32. Give a smaller --batch_size")],
     ids=str)
 def test_on_a_gpu_a_step_is_a_graph_unless_something_speaks_against_it(flags, num_rows, expected, says, capsys):
     assert generate.uses_graphs(generate.read_flags(flags), False, num_rows) is expected

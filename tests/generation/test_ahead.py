@@ -36,17 +36,17 @@ def texts_of(decoder: Decoder, sampling: Sampling, end_ids=(), jobs: list[Job] |
 
 
 @pytest.mark.parametrize(("arch", "num_rows", "sampling"), [
-    ("gpt2", 1, Sampling(1.0, 50)), ("gpt2", 3, GREEDY),
-    ("gpt2", 3, Sampling(0.9, 0, 0.8, 0.01)), ("qwen3", 3, Sampling(1.0, 5, repetition_penalty=1.7)),
+    ("gpt2", 1, Sampling(1.0, 50)), ("gpt2", 3, Sampling(0.0, 0, no_repeat_ngram_size=1)),
+    ("gpt2", 3, Sampling(0.9, 0, 0.8, 0.01)),
+    ("qwen3", 3, Sampling(1.0, 5, repetition_penalty=1.7)),
     pytest.param("gpt2", 9, Sampling(1.0, 0, repetition_penalty=0.6), marks=pytest.mark.slow),
     pytest.param("llama", 1, Sampling(1.0, 0, min_p=0.05), marks=pytest.mark.slow)], ids=str)
 def test_the_texts_are_those_of_the_plain_loop(make_any, arch, num_rows, sampling):
     model = make_any(arch, seq_length=24)
     whole = texts_of(decoder_of(model, num_rows), sampling)[0]
-    end_ids, stop_at = [whole[0][0][-2]], whole[1][0][-2]
+    end_ids, stop_at = ([], -1) if sampling.is_greedy else ([whole[0][0][-2]], whole[1][0][-2])
     expected, log_probabilities = texts_of(decoder_of(model, num_rows), sampling, end_ids, stop_at=stop_at)
-    reasons = {finish for _, finish in expected}
-    assert reasons == {"length", "end_of_text", "stop"} or (sampling.is_greedy and "end_of_text" in reasons)
+    assert {finish for _, finish in expected} == {"length", "end_of_text", "stop"} or sampling.is_greedy
     decoder = graph_decoder_of(model, num_rows)
     decoder.prepare(sampling)
     for _ in range(2):  # the second time with what the first has left in the rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from generation.continuation import Continuation, Sampling
-from generation.distribution import candidates, draw, penalised
+from generation.distribution import candidates, draw, penalised, without_repeats
 
 
 def left(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -62,6 +62,10 @@ def test_penalties_are_those_of_transformers(penalty, ngram):
             text.ids.append(new)
         banned = text.banned(ngram) if ngram else []
         torch.testing.assert_close(penalised(logits_BV, [ids], [banned], penalty), expected_BV)
+        if ngram and penalty == 1:
+            history_BL = torch.tensor([[*ids, *[rng.randrange(6) for _ in range(ngram)]]])  # beyond its end is anything
+            torch.testing.assert_close(without_repeats(logits_BV, history_BL, torch.tensor([len(ids)]), ngram),
+                                       expected_BV)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.5, 3), Sampling(0.5, 0, 1.0), Sampling(0.5, 0, 0.999)])

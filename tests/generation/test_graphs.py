@@ -45,6 +45,21 @@ def test_recording_leaves_what_the_rows_hold(make_model, monkeypatch):
     assert decoder.lengths[0] == 4
 
 
+def test_the_ids_of_a_text_are_remembered_when_another_needs_more_room(make_model, monkeypatch):
+    pretend_graphs(monkeypatch)
+    model = make_model()
+    decoder, plain = graph_decoder_of(model, 2), decoder_of(model, 2)
+    decoder.prepare(Sampling(0.0, 0, no_repeat_ngram_size=1))
+    for each in (decoder, plain):
+        each.fill(0, [1, 2, 3])
+    logits_V = plain.step([4])[0].clone()
+    likeliest = int(logits_V.argmax())
+    decoder.place(0, [likeliest, 1, 2, 3, 4], 3)
+    decoder.place(1, [5] * 100, 0)
+    logits_V[[likeliest, 1, 2, 3, 4]] = -torch.inf
+    assert decoder.read(decoder.launch([0, 1]))[0].new_id == int(logits_V.argmax())
+
+
 def test_a_decoder_that_is_not_prepared_makes_its_texts_step_by_step(make_model):
     model, text = make_model(), Continuation([1, 2], 5, 0)
     for _ in decode(graph_decoder_of(model, 1), [text], GREEDY, ()):

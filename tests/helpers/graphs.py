@@ -97,6 +97,9 @@ class SlowCopy(CopyToHost):
 
 
 class FakeStream:
+    def synchronize(self) -> None:
+        pass
+
     def wait_stream(self, other: Any) -> None:
         assert isinstance(other, FakeStream)
 

@@ -86,7 +86,7 @@ class Nothing:
     def nothing(self, *_: Any) -> None:
         pass
 
-    wait_stream = record = nothing
+    wait_stream = record = synchronize = nothing
 
 
 @contextlib.contextmanager
@@ -134,7 +134,8 @@ def trace(card: Card, args: argparse.Namespace) -> dict[str, Any]:
     config = architecture.sized(layers_heads_width, VOCABULARY, T)
     dtype = torch.bfloat16 if card.capability >= 80 else torch.float16
     kind = Int8 if args.quantize == "int8" else Dense
-    sampling = Sampling(0.8, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
+    sampling = Sampling(0.8, args.top_k, args.top_p, args.min_p, args.repetition_penalty,
+                        args.no_repeat_ngram_size)
 
     ledger = Ledger()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -188,6 +189,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--top_p", type=float, default=1.0)
     parser.add_argument("--min_p", type=float, default=0.0)
     parser.add_argument("--repetition_penalty", type=float, default=1.0)
+    parser.add_argument("--no_repeat_ngram_size", type=int, default=0)
     args = parser.parse_args(argv)
     card = CARDS[args.capability]
     pretend(card)

@@ -26,8 +26,9 @@ def check_steps(found: dict) -> None:
     assert found["later_graphs"] == []
 
 
-@pytest.mark.parametrize("flags", [[], ["--num_rows", "8", "--top_k", "0", "--top_p", "0.9", "--min_p", "0.05",
-                                        "--repetition_penalty", "1.2"], ["--quantize", "int8"]], ids=" ".join)
+@pytest.mark.parametrize("flags", [
+    [], ["--num_rows", "8", "--top_k", "0", "--top_p", "0.9", "--min_p", "0.05", "--repetition_penalty", "1.2",
+         "--no_repeat_ngram_size", "3"], ["--quantize", "int8"]], ids=" ".join)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_token_is_one_launch_and_one_copy_and_no_wait(ask_of, arch, flags):
     found = ask_of("decoding", 90, "--arch", arch, *flags)
