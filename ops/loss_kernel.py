@@ -9,6 +9,8 @@ Shapes: N rows, V vocabulary, P columns, of which those from V on are padding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
@@ -75,6 +77,7 @@ def loss_and_gradient_(z_NP: torch.Tensor, targets_N: torch.Tensor, loss_N: torc
     """
     assert z_NP.stride(1) == 1, "columns must lie side by side"
     block = min(LARGEST_BLOCK, triton.next_power_of_2(z_NP.shape[1]))
-    _loss_and_gradient[(len(z_NP),)](
+    kernel: Any = _loss_and_gradient
+    kernel[(len(z_NP),)](
         z_NP, targets_N, loss_N, z_NP.stride(0), vocab_size, z_NP.shape[1], label_smoothing, factor,
         label_smoothing != 0, writes_gradient, block, num_warps=NUM_WARPS)

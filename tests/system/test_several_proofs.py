@@ -135,7 +135,7 @@ def test_transformers_opens_what_several_processes_saved(train):
         folder = steps_in(train.folder / way)[6]
         model = load_model(folder, torch.device("cpu")).eval()
         theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        ids = torch.arange(24)[None] % model.config.vocab_size
+        ids = torch.arange(model.config.seq_length)[None] % model.config.vocab_size
         with torch.no_grad():
             torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=1e-4, atol=1e-4)
 

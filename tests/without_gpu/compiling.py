@@ -59,7 +59,8 @@ class Compiler:
         def inner(graph: Any, example: Any, **kwargs: Any) -> Any:
             kind = "backward" if kwargs.get("is_backward") else "alone" if kwargs.get("is_inference") else "forward"
             self.graphs.append(kind)
-            return self._runnable(compile_one(graph, example, **kwargs).source_code)
+            compiled: Any = compile_one(graph, example, **kwargs)
+            return self._runnable(compiled.source_code)
 
         compile_fx.compile_fx = lambda graph, example, inner_compile=None, **kwargs: compile_graph(
             graph, example, inner_compile=inner, **kwargs)
