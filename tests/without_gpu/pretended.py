@@ -25,7 +25,7 @@ class Card(NamedTuple):
 
 CARDS = {card.capability: card for card in (
     Card("Tesla T4", 75, 40, 1024, 65_536),
-    Card("NVIDIA A100", 80, 108, 2048, 166_912),
+    Card("NVIDIA A100-SXM4-80GB", 80, 108, 2048, 166_912),
     Card("NVIDIA GeForce RTX 3090", 86, 82, 1536, 101_376),
     Card("NVIDIA GeForce RTX 4090", 89, 128, 1536, 101_376),
     Card("NVIDIA H200", 90, 132, 2048, 232_448),
