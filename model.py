@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ops.attention import causal_attention
 from ops.linear import ACTIVATIONS, Embedding, Linear, gelu
-from ops.loss import output_layer
+from ops.loss import OutputLayer
 from ops.shards import fill
 
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the width of the output layer is a multiple of this
@@ -160,6 +160,7 @@ class GPT(nn.Module):
         })
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        self.output = OutputLayer()
 
     @classmethod
     def create(cls, config: GPTConfig, device: torch.device | str = "cpu", options: Options = Options()) -> GPT:
@@ -214,5 +215,5 @@ class GPT(nn.Module):
                 ) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
         options = self.options
-        return output_layer(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
-                            options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)
+        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
+                           options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)

@@ -123,6 +123,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off on a CPU")
     g.flag("--compile_mode", one_of("default", "max-autotune-no-cudagraphs"), "default", "torch.compile's mode; "
            "autotuning compiles longer and may run faster")
+    g.switch("--compile_blocks", None, "compile block by block: a start in seconds, a step about 1% slower; several "
+             "processes always do", "on for GPUs without bf16")
     g.switch("--tf32", True, "TF32 on a GPU for what stays in fp32")
     g.flag("--residual_dtype", one_of("auto", "fp32", "bf16", "fp16"), "auto", "of the residual stream; auto: that of "
            "mixed precision, but fp32 with --init_from in fp16, whose range trained weights can exceed")

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model import VOCAB_MULTIPLE, Options
 from ops.linear import Embedding, Linear, swiglu
-from ops.loss import output_layer
+from ops.loss import OutputLayer
 from ops.norm import RMSNorm
 from ops.rotary import RotaryScaling, rotary_tables, rotate
 from ops.shards import fill
@@ -155,6 +155,7 @@ class RotaryTransformer(nn.Module):
         })
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        self.output = OutputLayer()
         cos_TK2, sin_TK2 = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
         self.register_buffer("cos_TK2", cos_TK2, persistent=False)
         self.register_buffer("sin_TK2", sin_TK2, persistent=False)
@@ -211,5 +212,5 @@ class RotaryTransformer(nn.Module):
                 ) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
         options = self.options
-        return output_layer(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
-                            options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)
+        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
+                           options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)

@@ -41,7 +41,7 @@ REPLACES: dict[str, tuple[str, ...]] = {
     "no-use_lr_scheduler": ("lr_schedule", "decay_share", "min_lr", "warmup_steps"),
     "no-use_gpu": ("fp8_head", "loss_kernel"),
     "no-use_amp": ("amp_dtype", "residual_dtype", "fp8_head"),
-    "no-compile": ("compile_mode",),
+    "no-compile": ("compile_blocks", "compile_mode"),
     "deterministic": ("compile_mode",),
 }
 # A flag of the command line: what a program decided from it before, and decides again.

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
 from ops.fp8 import FP8Products
@@ -26,19 +27,22 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, label_smooth
     return F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED, label_smoothing=label_smoothing)
 
 
-def output_layer(x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None, vocab_size: int,
-                 label_smoothing: float, chunk_rows: int, in_fp8: bool, in_kernel: bool) -> torch.Tensor:
-    """The mean loss of the output layer, fp32 [], in chunks of rows where it has more; without targets the logits.
+class OutputLayer(nn.Module):
+    """The output layer with its loss: a module of its own, to be compiled alone. The weight is the model's."""
 
-    The logits are [B, T, V]: the padding is no choice, in the loss or anywhere.
-    """
-    if targets_BT is not None and (in_fp8 or in_kernel or 0 < chunk_rows < targets_BT.numel()):
-        return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), vocab_size, label_smoothing,
-                                    chunk_rows or targets_BT.numel(), in_fp8, in_kernel)
-    logits_BTV = linear(x_BTC, weight_PC)[..., :vocab_size]
-    if targets_BT is None:
-        return logits_BTV
-    return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), label_smoothing)
+    def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None, vocab_size: int,
+                label_smoothing: float, chunk_rows: int, in_fp8: bool, in_kernel: bool) -> torch.Tensor:
+        """The mean loss, fp32 [], in chunks of rows where it has more; without targets the logits, [B, T, V].
+
+        The padding is no choice, in the loss or anywhere.
+        """
+        if targets_BT is not None and (in_fp8 or in_kernel or 0 < chunk_rows < targets_BT.numel()):
+            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), vocab_size,
+                                        label_smoothing, chunk_rows or targets_BT.numel(), in_fp8, in_kernel)
+        logits_BTV = linear(x_BTC, weight_PC)[..., :vocab_size]
+        if targets_BT is None:
+            return logits_BTV
+        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), label_smoothing)
 
 
 def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,

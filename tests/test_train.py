@@ -249,6 +249,7 @@ ELSEWHERE = {
     "--reset_optimizer": "makes a difference to a resumed run",
     "--cooldown_steps": "tested in training/test_cooldown.py",
     "--compile_mode": "needs a real compile: tested with -m slow",
+    "--compile_blocks": "needs a real compile: tested with -m slow",
     "--no-tf32": "a GPU's number format",
     "--fp8_head": "a GPU's number format; that a CPU refuses it is tested below",
     "--loss_kernel": "a GPU's kernel; tested in ops/test_loss.py",
@@ -530,6 +531,11 @@ def test_compiled_equals_eager_within_rounding(run):
         assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a)
     code, text = run("--max_steps", "2", "--compile", "--compile_mode", "max-autotune-no-cudagraphs", out="tuned")
     assert code == 0
+    code, _ = run("--max_steps", "8", "--log_interval", "1", "--no-tie_weights", "--label_smoothing", "0.1",
+                  "--compile", "--compile_blocks", out="blocks")
+    assert code == 0
+    for a, b in zip(metrics_of(run.folder / "blocks"), metrics_of(run.folder / "eager"), strict=True):
+        assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a)
 
 
 def test_losses_that_are_not_finite_end_the_run_with_exit_6(run, monkeypatch):

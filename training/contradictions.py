@@ -73,6 +73,7 @@ def _of_machine(args: argparse.Namespace) -> Table:
     no_fp16 = args.use_amp is False or args.amp_dtype == "bf16"
     return {
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
+        "--compile_blocks: has no effect with --no-compile": args.compile_blocks and args.compile is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
         "--compile_mode: has no effect with --deterministic": args.compile_mode != "default" and args.deterministic,
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,

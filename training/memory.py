@@ -126,15 +126,15 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
 def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
     """Logits and what is made of them.
 
-    Eager, as where several processes compile blocks alone, there are log-probabilities, their gradient and the
-    gradient of the logits, fp32; compiled there is the output, whose place its gradient takes. In chunks there is also
-    a gradient of the output layer, on a CPU of each chunk, and on a GPU the compiler writes gradients beside logits.
+    Eager there are log-probabilities, their gradient and the gradient of the logits, fp32; compiled there is the
+    output, whose place its gradient takes. In chunks there is also a gradient of the output layer, on a CPU of each
+    chunk, and on a GPU the compiler writes gradients beside logits.
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.logit_rows or tokens)
     is_in_chunks = rows < tokens or setting.loss_kernel
     bytes_per_logit, sums = 12, 0
-    if setting.loss_kernel or (setting.compiled and setting.sharing.world_size == 1):
+    if setting.loss_kernel or setting.compiled:
         bytes_per_logit = 2 * e if is_in_chunks and setting.device_type == "cuda" and not setting.loss_kernel else e
     if is_in_chunks and setting.device_type == "cpu":
         sums = tokens // rows * table * e

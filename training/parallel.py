@@ -33,8 +33,9 @@ class Parallel(Protocol):
     decisions: Decisions
     keeps_gradients: bool  # from step to step, in the buckets that are averaged; they are set to zero
 
-    def compile(self, **options: Any) -> None:
-        """Compiles the model in place."""
+    def compile(self, in_parts: bool, **options: Any) -> None:
+        """Compiles the model in place, where there is a choice in parts: blocks are alike, and one is traced for all.
+        """
         ...
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -46,6 +47,11 @@ class Parallel(Protocol):
         ...
 
 
+def compiled_parts(model: Network) -> list[torch.nn.Module]:
+    """The blocks and the output layer with its loss, in which most of the time is spent."""
+    return [*model.blocks, model.output]
+
+
 class Alone:
     """One process: the model as it is."""
 
@@ -54,8 +60,9 @@ class Alone:
     def __init__(self, model: Network, processes: Processes):
         self.forward, self.decisions = model, Decisions(processes)
 
-    def compile(self, **options: Any) -> None:
-        self.forward.compile(dynamic=False, **options)
+    def compile(self, in_parts: bool, **options: Any) -> None:
+        for part in compiled_parts(self.forward) if in_parts else [self.forward]:
+            part.compile(dynamic=False, **options)
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -77,9 +84,9 @@ class _Shared:
         self.decisions = Decisions(processes)
         self._model, self._processes, self._copies = model, processes, copies
 
-    def compile(self, **options: Any) -> None:
-        for block in self._model.blocks:
-            block.compile(dynamic=False, **options)
+    def compile(self, in_parts: bool, **options: Any) -> None:
+        for part in compiled_parts(self._model):
+            part.compile(dynamic=False, **options)
 
     def total(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients], foreach=True)

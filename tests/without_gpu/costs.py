@@ -33,6 +33,7 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
     from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
     from training.parallel import Alone
     from training.recipe import choose_config, choose_options
+    from training.recovery import compiles_in_parts
     from training.state import Learner
 
     card = CARDS[capability]
@@ -54,7 +55,7 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
         optimizer: Any = kind.build(groups, 1e-3, (0.9, 0.95), torch.optim.AdamW, dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
         learner = Learner(model, optimizer, kind, scaler, Alone(model, ALONE))
-        model.compile(dynamic=False)
+        learner.parallel.compile(compiles_in_parts(args, machine) and not nanogpt)
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
         else:
