@@ -121,8 +121,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
            "scaling")
     g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off on a CPU")
-    g.flag("--compile_mode", one_of("default", "max-autotune-no-cudagraphs"), "default", "torch.compile's mode; "
-           "autotuning compiles longer and may run faster")
+    g.flag("--compile_mode", one_of("default", "reduce-overhead", "max-autotune-no-cudagraphs"), "default",
+           "torch.compile's mode; reduce-overhead: CUDA graphs, for models so small that launching takes longer than "
+           "computing; autotuning compiles longer and may run faster")
     g.switch("--compile_blocks", None, "compile block by block: a start in seconds, a step about 1% slower; several "
              "processes always do", "on for GPUs without bf16")
     g.switch("--tf32", True, "TF32 on a GPU for what stays in fp32")
@@ -309,6 +310,8 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
     with problems.catch():
         require_gpu(args)
+        if args.compile_mode == "reduce-overhead" and (reason := device.why_no_cuda()):
+            raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
         if args.fp8_head and (reason := device.why_no_fp8()):
             raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
         if args.loss_kernel and (reason := device.why_no_triton()):
@@ -512,7 +515,8 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
     machine = runtime.machine
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model, parallel = build(config, options, way, runtime.processes, machine)
+        model, parallel = build(config, options, way, runtime.processes, machine,
+                                in_graphs=machine.compile and args.compile_mode == "reduce-overhead")
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
         dtype = dtype_of_products(machine)

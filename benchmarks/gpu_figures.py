@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import guard
+from common.words import percent
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 STOPPED = 124  # the exit code of a command that ran out of its time
@@ -93,11 +94,6 @@ def num_bytes(text: str) -> float | None:
     """'544.5 MiB' in bytes; None for other text."""
     found = re.fullmatch(r"([\d.,]+) (\w+)", text)
     return float(found[1].replace(",", "")) * UNITS[found[2]] if found and found[2] in UNITS else None
-
-
-def percent(share: float | None) -> str:
-    """A share as '44.0%'; 'n/a' where it is not known."""
-    return "n/a" if share is None else f"{share:.1%}"
 
 
 def markdown(head: str, rows: Sequence[Row]) -> list[str]:
@@ -283,7 +279,7 @@ PARTS: dict[str, Callable[[Path, str], list[str]]] = {
 # ---------------------------------------------------------------- the script
 
 
-def describe(folder: Path, part: str) -> str:
+def section(folder: Path, part: str) -> str:
     """The part as it can stand in README.md or LOG.md: heading, card, versions, command, table."""
     about = json.loads(_text(folder / "machine.json") or "{}")
     lines = PARTS[part.partition("-")[0]](folder, part)
@@ -316,7 +312,7 @@ def main(argv: Sequence[str]) -> int:
     part, folder, *flags = argv
     if part == "machine":
         return keep_machine(Path(folder), "--use_gpu" in flags)
-    print(describe(Path(folder), part))
+    print(section(Path(folder), part))
     return 0
 
 

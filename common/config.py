@@ -39,7 +39,7 @@ REPLACES: dict[str, tuple[str, ...]] = {
     "lr_schedule constant": ("min_lr",),
     "use_lr_scheduler": ("lr_schedule", "decay_share"),
     "no-use_lr_scheduler": ("lr_schedule", "decay_share", "min_lr", "warmup_steps"),
-    "no-use_gpu": ("fp8_head", "loss_kernel"),
+    "no-use_gpu": ("fp8_head", "loss_kernel", "compile_mode"),
     "no-use_amp": ("amp_dtype", "residual_dtype", "fp8_head"),
     "no-compile": ("compile_blocks", "compile_mode"),
     "deterministic": ("compile_mode",),

@@ -143,7 +143,7 @@ real_run() { # gpt2_small on CORPUS; stopped after its share of the time, the ne
         [ $((limit - SECONDS)) -gt 60 ] || break
     done
     [ "$(head -n 1 "$out/run.status")" = 0 ] || return
-    item run-curve "$python" plot.py "$out/run" --png "$out/run.png"
+    item run-curve "$python" plot.py "$out/run" --output "$out/run.png"
     [ -z "${CORPUS:-}" ] || item run-text "$python" generate.py --ckpt "$out/run" "$where" --max_new_tokens 200
 }
 

@@ -21,7 +21,7 @@ def contradictions(args: argparse.Namespace) -> list[str]:
     """What does not fit together, one line each."""
     given = {name: value is not None for name, value in vars(args).items()}
     tables = (_of_data(args, given), _of_schedule(args, given), _of_model(args, given), _of_machine(args),
-              _of_run(args, given))
+              _of_graphs(args), _of_run(args, given))
     return [*problems_with(args.data_dir),
             *(message for table in tables for message, is_wrong in table.items() if is_wrong)]
 
@@ -69,13 +69,14 @@ def _of_model(args: argparse.Namespace, given: Mapping[str, bool]) -> Table:
 
 
 def _of_machine(args: argparse.Namespace) -> Table:
+    is_tuned = args.compile_mode == "max-autotune-no-cudagraphs"
     no_bf16 = args.use_amp is False or args.amp_dtype == "fp16"
     no_fp16 = args.use_amp is False or args.amp_dtype == "bf16"
     return {
         "--amp_dtype: has no effect with --no-use_amp": args.amp_dtype != "auto" and args.use_amp is False,
         "--compile_blocks: has no effect with --no-compile": args.compile_blocks and args.compile is False,
         "--compile_mode: has no effect with --no-compile": args.compile_mode != "default" and args.compile is False,
-        "--compile_mode: has no effect with --deterministic": args.compile_mode != "default" and args.deterministic,
+        "--compile_mode: has no effect with --deterministic": is_tuned and args.deterministic,
         "--preload gpu: not with --no-use_gpu": args.preload == "gpu" and args.use_gpu is False,
         "--residual_dtype bf16: needs mixed precision in bf16": args.residual_dtype == "bf16" and no_bf16,
         "--residual_dtype fp16: needs mixed precision in fp16": args.residual_dtype == "fp16" and no_fp16,
@@ -89,6 +90,24 @@ def _of_machine(args: argparse.Namespace) -> Table:
         "--model_parallel ddp": args.optimizer == "adamw8bit" and args.model_parallel in ("fsdp", "hsdp"),
         "--batch_size auto: tries the whole model in one process; with --model_parallel fsdp or hsdp give a number": (
             args.batch_size == "auto" and args.model_parallel in ("fsdp", "hsdp")),
+    }
+
+
+def _of_graphs(args: argparse.Namespace) -> Table:
+    """What CUDA graphs cannot do, or has not been shown with them."""
+    if args.compile_mode != "reduce-overhead":
+        return {}
+    graphs = "--compile_mode reduce-overhead"
+    return {
+        f"{graphs}: needs a GPU": args.use_gpu is False,
+        f"{graphs}: is for one process; start it without torchrun": world_size() > 1,
+        f"{graphs}: not with --activation_checkpointing, under which tensors live differently when a graph is recorded "
+        "and when it is replayed (PyTorch's issue 154306)": args.activation_checkpointing,
+        f"{graphs}: not with --batch_size auto, whose trials end before the graphs have taken their memory; give a "
+        "number": args.batch_size == "auto",
+        f"{graphs}: not with --dropout, whose random numbers must be those of a resumed run": args.dropout,
+        f"{graphs}: not with --compile_blocks; a graph holds the whole model": args.compile_blocks,
+        f"{graphs}: not with --deterministic": args.deterministic,
     }
 
 

@@ -71,6 +71,24 @@ class Alone:
         return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
+class InGraphs(Alone):
+    """One process whose forward and backward passes are CUDA graphs: each is launched at once (--compile_mode).
+
+    A graph writes its outputs, the gradients among them, to the same memory each time. The gradients of a step of one
+    micro-batch are used up before the next one; those of several are added up in memory of their own. The loss that a
+    step keeps is a quotient, which no graph computes. Source: PyTorch, CUDAGraph Trees.
+    """
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        torch.compiler.cudagraph_mark_step_begin()
+        missing = [parameter for parameter in self.forward.parameters() if parameter.grad is None]
+        if missing and not is_last:
+            for parameter in missing:
+                parameter.grad = torch.zeros_like(parameter)
+        self.keeps_gradients = not (missing and is_last)
+        return super().micro_batch(is_last)
+
+
 class _Shared:
     """What both ways below have in common: blocks that are compiled one by one, and one message a step.
 
@@ -146,14 +164,15 @@ class FullySharded(_Shared):
 
 
 def build(config: ModelConfig, options: Options, way: str, processes: Processes, machine: Machine,
-          ) -> tuple[Network, Parallel]:
+          in_graphs: bool = False) -> tuple[Network, Parallel]:
     """The model with its initial weights, the same for any number of processes, and how they train it.
 
-    way is 'ddp', 'fsdp' or 'hsdp', where there are several.
+    way is 'ddp', 'fsdp' or 'hsdp', where there are several. in_graphs: the passes of one are compiled to CUDA graphs.
     """
     if processes.world_size == 1 or way == "ddp":
         model = create(config, machine.device, options).train()
-        return model, Alone(model, processes) if processes.world_size == 1 else DataParallel(model, processes)
+        alone = InGraphs if in_graphs else Alone
+        return model, alone(model, processes) if processes.world_size == 1 else DataParallel(model, processes)
     with torch.device("meta"):
         model = architecture_of(config).build(config, options).train()
     return model, FullySharded(model, processes, machine, processes.num_machines if way == "hsdp" else 1)

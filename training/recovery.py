@@ -153,7 +153,8 @@ class Recovery:
         learner.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
         mode = None if self._args.compile_mode == "default" else self._args.compile_mode
         learner.parallel.compile(compiles_in_parts(self._args, self._runtime.machine), mode=mode)
-        with learner.parallel.micro_batch(is_last=False):
+        is_whole_step = self.accumulation == 1 and not self._is_one_of_several
+        with learner.parallel.micro_batch(is_last=is_whole_step):
             with self._runtime.machine.autocast():
                 loss = learner.parallel.forward(inputs_BT, targets_BT, self._args.label_smoothing)
             learner.scaler.scale(loss).backward()
@@ -178,7 +179,8 @@ def compiles_in_parts(args: argparse.Namespace, machine: Machine) -> bool:
     They are lent by the hour, beside few processor cores; a whole model compiles there for minutes, to be 1% faster.
     """
     is_old = machine.device.type == "cuda" and machine.dtype == torch.float16
-    return is_old if args.compile_blocks is None else args.compile_blocks
+    by_default = is_old and args.compile_mode != "reduce-overhead"  # whose graphs hold the whole model
+    return by_default if args.compile_blocks is None else args.compile_blocks
 
 
 @contextlib.contextmanager

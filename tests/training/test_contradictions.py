@@ -18,6 +18,10 @@ from common.errors import Exit, UserError
         ("--n_inner 64", "--n_inner: needs --arch qwen3 or llama"),
         ("--no-use_amp --amp_dtype bf16", "--amp_dtype: has no effect with --no-use_amp"),
         ("--fp8_head --amp_dtype fp16", "--fp8_head: needs a GPU and mixed precision in bf16"),
+        *((f"--compile_mode reduce-overhead {words}", f"--compile_mode reduce-overhead: {why}") for words, why in (
+            ("--no-use_gpu", "needs a GPU"), ("--activation_checkpointing", "not with --activation_checkpointing"),
+            ("--batch_size auto", "not with --batch_size auto"), ("--dropout 0.1", "not with --dropout"),
+            ("--compile_blocks", "not with --compile_blocks"), ("--deterministic", "not with --deterministic"))),
         ("--gpu_cost_per_hour 2", "--gpu_cost_per_hour: has no effect without --dry_run"),
         ("--dry_run --budget 2", "--budget: needs --gpu_cost_per_hour"),
     ],
@@ -30,7 +34,8 @@ def test_flags_that_contradict_each_other_are_answered(words, message):
 
 
 @pytest.mark.parametrize("words", ["--init_from a --tie_weights", "--init_from a --dropout 0.1",
-                                   "--arch qwen3 --n_kv_head 1", "--use_lr_scheduler --min_lr 0"])
+                                   "--arch qwen3 --n_kv_head 1", "--use_lr_scheduler --min_lr 0",
+                                   "--compile_mode reduce-overhead --gradient_accumulation_steps 4"])
 def test_flags_that_go_together_are_taken(words):
     train.read_flags(words.split())
 
