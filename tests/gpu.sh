@@ -152,7 +152,7 @@ real_run() { # gpt2_small on CORPUS; stopped after its share of the time, the ne
 part() { # NAME
     local shape=${1#*-} arch optimizer size mode number=0 card flags
     case $1 in
-    tests) item tests "$python" -m pytest -v -v -rs -m gpu ;;
+    tests) item tests "$python" -m pytest -v -v -rs -m gpu ${SMALL:+--collect-only -q} ;;
     peers-*)
         [ -z "${NANOGPT:-}" ] || bench nanogpt "$shape" --no-tuned --peer nanogpt --peer_dir "$NANOGPT" --peer_turns 2
         bench transformers "$shape" --no-tuned --peer transformers --peer_turns 2
