@@ -265,10 +265,13 @@ def time_peer(args: argparse.Namespace, bench: Bench) -> int:
 
 
 def best_rung(args: argparse.Namespace, setting: Setting) -> Rung:
-    """The last of the chosen rungs, without the FP8 head unless --rungs asks for it: a peer computes without it."""
+    """The last of the chosen rungs, of those that train.py's defaults are like unless --rungs asks for another.
+
+    A peer computes without an FP8 head, and the loss kernel is no default until it has been timed.
+    """
     rungs = [rung for rung in chosen(args, setting) if not rung.why_not]
     if args.rungs is None:
-        rungs = [rung for rung in rungs if "--fp8_head" not in rung.flags]
+        rungs = [rung for rung in rungs if not {"--fp8_head", "--loss_kernel"} & set(rung.flags)]
     if not rungs:
         raise UserError(Exit.FLAGS, "--rungs: none of these rungs can be run on this machine. Drop the flag.")
     return rungs[-1]

@@ -22,6 +22,7 @@ class Probe:
     why_no_half: str
     why_no_compile: str | None
     why_no_fp8: str
+    why_no_triton: str
     peak_flops: float | None
     matmul_flops: dict[str, float]
     matmul_width: int

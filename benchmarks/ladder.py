@@ -24,7 +24,7 @@ LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
 GPU_LOG_INTERVAL = 5  # steps, from rung 6 on: reading a loss waits for the GPU
 LOSS_STEPS = 20  # in which losses are compared: after them, rounding has grown into another run
-NUM_RUNGS = 11
+NUM_RUNGS = 12
 OUTPUT = "out"  # the output folder of every rung, deleted after each
 # Relative difference of losses that rounding explains: from the first rung of the same precision, and of any.
 SAME_PRECISION = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}
@@ -122,6 +122,7 @@ def ladder(shape: Shape, machine: Probe, tuned: bool | None) -> list[Rung]:
     climb.add("tuned compile", compile_mode="max-autotune-no-cudagraphs",
               why_not=why_no_compile or ("" if is_tuned else "minutes of compiling; give --tuned"))
     climb.add("FP8 head", fp8_head=True, why_not=machine.why_no_fp8 or why_no_bf16)
+    climb.add("loss kernel, without FP8", fp8_head=False, loss_kernel=True, why_not=machine.why_no_triton)
     return climb.rungs
 
 

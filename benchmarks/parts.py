@@ -69,6 +69,7 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any], wi
         why_no_half=why_no_half,
         why_no_compile=device.why_no_compile(machine.device),
         why_no_fp8=(device.why_no_fp8() or "") if on_gpu else "needs a GPU",
+        why_no_triton=(device.why_no_triton() or "") if on_gpu else "needs a GPU",
         peak_flops=machine.peak_flops,
         matmul_flops=speeds,
         matmul_width=width,

@@ -159,7 +159,7 @@ part() { # NAME
         ;;
     ladder-*)
         bench ladder-low "$shape" --no-tuned --rungs 0,1,2,3,4
-        bench ladder-high "$shape" --no-tuned --rungs 0,5,6,7,8,10
+        bench ladder-high "$shape" --no-tuned --rungs 0,5,6,7,8,10,11
         ;;
     tuned-*) bench ladder-tuned "$shape" --tuned --rungs 8,9 ;;
     memory) for flags in "--use_amp" "--use_amp --batch_size 64" "--use_amp --loss_kernel" "--use_amp --loss_chunk_tokens 0" \

@@ -190,7 +190,7 @@ def test_the_process_that_starts_the_others_never_imports_torch():
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["--rungs", "0,12"], "--rungs '0,12': must be numbers from 0 to 10"),
+    (["--rungs", "0,12"], "--rungs '0,12': must be numbers from 0 to 11"),
     (["--rungs", "1,"], "--rungs '1,'"),
     (["--batch_size", "3"], "--batch_size: is odd"),
     (["--peer", "nanogpt"], "--peer nanogpt: needs --peer_dir"),

@@ -11,8 +11,9 @@ from benchmarks.ladder import SHAPES, Setting
 from benchmarks.processes import PLAIN, Children, Ended, Launch
 from common.signals import Signals
 
-CPU = Probe("cpu", "a CPU", "torch", "bf16", "", None, "needs a GPU", None, {"fp32": 1e12, "bf16": 2e12}, 2048, 10**6)
-GPU = replace(CPU, device="cuda", peak_flops=1e15, why_no_fp8="")
+CPU = Probe("cpu", "a CPU", "torch", "bf16", "", None, "needs a GPU", "needs a GPU", None,
+            {"fp32": 1e12, "bf16": 2e12}, 2048, 10**6)
+GPU = replace(CPU, device="cuda", peak_flops=1e15, why_no_fp8="", why_no_triton="")
 SETTING = Setting(SHAPES["mini"], CPU, "data", steps=2, warmup=1)
 
 

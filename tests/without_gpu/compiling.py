@@ -144,6 +144,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.launches: list[Launch] = []
         self.peak = self.peak_at = 0
+        self.made: set[tuple[torch.dtype, tuple[int, ...]]] = set()  # dtype and shape of what was allocated
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def clear(self) -> None:
@@ -165,6 +166,7 @@ class Ledger(TorchDispatchMode):
         known = self._live.get(storage._cdata)
         if x.device.type == "cuda" and (known is None or known[0].expired()):
             self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            self.made.add((x.dtype, tuple(x.shape)))
             if self.now() > self.peak:
                 self.peak, self.peak_at = self.now(), len(self.launches)
 

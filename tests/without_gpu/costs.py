@@ -8,8 +8,8 @@ The rest of the command line are flags of train.py. The step is the second one, 
 
 import argparse
 import json
+import math
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,11 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
             train.train_step(learner, machine, 0.0, 1.0, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
 
     setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, False, kind.memory_bytes(config))
-    kinds = {launch.name: launch for launch in ledger.launches}
-    numbers = Counter(launch.name for launch in ledger.launches)
+    wide = [shape for dtype, shape in ledger.made if dtype == torch.float32
+            and math.prod(shape) >= B * T * config.n_embd and B * T in (shape[0], math.prod(shape[:2]))]
     return {"peak": ledger.peak, "peak_at": ledger.peak_at, "predicted": predicted_peak(config, B, setting),
             "parts": memory_parts(config, B, setting), "graphs": compiler.graphs, "num_launches": len(ledger.launches),
-            "launches": [tuple(launch) for launch in ledger.launches], "kinds": len(kinds), "numbers": dict(numbers),
-            "flops_per_token": config.flops_per_token}
+            "launches": [tuple(launch) for launch in ledger.launches], "fp32_activations": sorted(wide)}
 
 
 def watched(function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
