@@ -1,7 +1,7 @@
 """Writes the parts of the documents that follow from the code.
 
     python docs/generate.py             rewrites docs/flags.md and the generated parts of docs/architecture.md, and of
-                                        docs/distributed.md where torch is installed
+                                        docs/distributed.md and docs/performance.md where torch is installed
     python docs/generate.py --check     writes nothing; exit code 1 and the names of the files that are out of date
 
 docs/flags.md holds every command's --help as tables. docs/architecture.md holds the first sentence of every file and
@@ -194,10 +194,19 @@ def flags(root: Path = ROOT) -> str:
 
 def distributed(root: Path = ROOT) -> str:
     """docs/distributed.md with its tables as the formulas have them now; a test compares them, not --check."""
-    page = (root / "docs/distributed.md").read_text(encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "training.on_paper"], cwd=root, capture_output=True, text=True,
+    return _on_paper("docs/distributed.md", "## Sized on paper", root)
+
+
+def performance(root: Path = ROOT) -> str:
+    """docs/performance.md with its table of cards, likewise."""
+    return _on_paper("docs/performance.md", "## What each card gets", root, "cards")
+
+
+def _on_paper(name: str, heading: str, root: Path, *words: str) -> str:
+    page = (root / name).read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "training.on_paper", *words], cwd=root, capture_output=True, text=True,
                           check=True)
-    return with_section(page, "## Sized on paper", done.stdout.strip())
+    return with_section(page, heading, done.stdout.strip())
 
 
 def main(argv: list[str]) -> int:
@@ -208,7 +217,7 @@ def main(argv: list[str]) -> int:
     outdated = []
     pages = [("docs/flags.md", flags()), ("docs/architecture.md", architecture())]
     if not argv and importlib.util.find_spec("torch"):
-        pages.append(("docs/distributed.md", distributed()))
+        pages += [("docs/distributed.md", distributed()), ("docs/performance.md", performance())]
     for name, content in pages:
         path = ROOT / name
         if not path.exists() or path.read_text(encoding="utf-8") != content:

@@ -1,10 +1,12 @@
-"""What a model takes on several GPUs: computed from data sheets, not measured.
+"""What a model takes on one card and on several: computed from data sheets, not measured.
 
-    python -m training.on_paper        prints the tables of docs/distributed.md
+    python -m training.on_paper              prints the tables of docs/distributed.md
+    python -m training.on_paper cards        prints the table of cards in docs/performance.md
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -24,6 +26,7 @@ from training.memory import (
     MOST_TOKENS,
     MemorySetting,
     default_micro_batch,
+    largest_micro_batch,
     predicted_peak,
 )
 from training.sharing import Sharing
@@ -31,6 +34,9 @@ from training.traffic import Links, exposed_seconds, messages_of_step
 
 STEP_TOKENS = {False: 2**19, True: 2**22}  # of a step, of billions of parameters the second
 NETWORK_SHARE = 0.8  # of a network card's speed, assumed
+ROWS = 4096  # of logits at a time, train.py's default on a GPU
+COMMON_CARDS = ("T4", "V100-SXM2", "RTX 3060", "RTX 3090", "RTX 4090", "RTX 5090", "L4", "A10G", "A100-SXM4-80GB",
+                "H100", "H200", "B200")
 
 
 @dataclass(frozen=True)
@@ -107,12 +113,32 @@ def _setting_that_fits(config: ModelConfig, cluster: Cluster) -> MemorySetting |
     for recomputes in (False, True):
         for way in ("ddp", *(["hsdp"] if processes.num_machines > 1 else []), "fsdp"):
             sharing = Sharing.of(way, processes)
-            setting = MemorySetting("cuda", dtype, True, True, 2 if is_bf16 or sharing.is_divided else 4,
-                                    8192 if is_bf16 else None, recomputes, sharing=sharing)
+            setting = MemorySetting("cuda", dtype, True, True, 2, ROWS, checkpointing=recomputes, sharing=sharing)
             least = 1 if recomputes else max(1, LEAST_TOKENS // config.seq_length)
             if predicted_peak(config, least, setting) <= room:
                 return setting
     return None
+
+
+def card_lines() -> list[str]:
+    """The table of docs/performance.md: what train.py chooses on each of COMMON_CARDS, and what fits its memory."""
+    lines = ["| card | GB | precision | attention | compiled | `gpt2_small` | `gpt2_medium` | `gpt2_xl` |",
+             "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for name in COMMON_CARDS:
+        sheet = find_card(name)
+        assert sheet
+        is_bf16 = sheet.tf32_tflops is not None
+        room = (1 - MARGIN) * sheet.memory_gb * GIB - CUDA_CONTEXT
+        cells = []
+        for size in ("gpt2_small", "gpt2_medium", "gpt2_xl"):
+            plain = MemorySetting("cuda", torch.bfloat16 if is_bf16 else torch.float16, True, False, 2, ROWS)
+            most = largest_micro_batch(MODELS[size], plain, room)
+            recomputed = largest_micro_batch(MODELS[size], replace(plain, checkpointing=True), room)
+            cells.append(str(most) if most else f"{recomputed}, recomputed" if recomputed else "-")
+        lines.append("| " + " | ".join([name, str(sheet.memory_gb), "bf16" if is_bf16 else "fp16, loss scaling",
+                                        "flash" if is_bf16 else "memory-efficient", "whole" if is_bf16 else "blocks",
+                                        *cells]) + " |")
+    return lines
 
 
 def speed_up(config: ModelConfig, card: Card, num_gpus: int, step_tokens: int, micro_batches: int) -> float:
@@ -146,4 +172,4 @@ def _row(name: str, found: Sized | None) -> str:
 
 
 if __name__ == "__main__":
-    print(tables())
+    print("\n".join(card_lines()) if sys.argv[1:] == ["cards"] else tables())

@@ -79,7 +79,7 @@ def test_the_documents_show_every_command():
 def test_every_script_that_a_page_starts_exists(page):
     for script in re.findall(r"\b(?:python|bash) ([\w/]+\.(?:py|sh))\b", page.read_text(encoding="utf-8")):
         assert (ROOT / script).exists(), script
-    for module in re.findall(r"\bpython -m (\w+\.\w+)", page.read_text(encoding="utf-8")):
+    for module in re.findall(r"\bpython -m (\w+(?:\.\w+)+)", page.read_text(encoding="utf-8")):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
 
 

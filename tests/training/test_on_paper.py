@@ -5,15 +5,22 @@ from pathlib import Path
 import pytest
 
 from machine.cards import CARDS, LINKS_GBS, find_card, link_bytes
-from training.on_paper import CLUSTERS, MODELS, size_on_paper, speed_up, tables
+from training.on_paper import CLUSTERS, MODELS, card_lines, size_on_paper, speed_up, tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.slow
 def test_the_tables_in_the_documentation_are_what_the_formulas_say():
-    is_current = tables() in PAGE.read_text(encoding="utf-8")  # a comparison of long texts would take pytest seconds
-    assert is_current, "run: python docs/generate.py"
+    for page, content in (("distributed.md", tables()), ("performance.md", "\n".join(card_lines()))):
+        is_current = content in (DOCS / page).read_text(encoding="utf-8")  # pytest would compare long texts for seconds
+        assert is_current, "run: python docs/generate.py"
+
+
+def test_a_larger_card_holds_more():
+    by_card = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in card_lines()[2:]}
+    assert [by_card[card][2] for card in ("T4", "L4")] == ["fp16, loss scaling", "bf16"]
+    assert int(by_card["T4"][5]) < int(by_card["A100-SXM4-80GB"][5]) < int(by_card["H200"][5])
 
 
 def test_what_does_not_fit_one_gpu_is_divided():
