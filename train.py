@@ -130,7 +130,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--residual_dtype", one_of("auto", "fp32", "bf16", "fp16"), "auto", "of the residual stream; auto: that of "
            "mixed precision, but fp32 with --init_from in fp16, whose range trained weights can exceed")
     g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at a time; 0: all",
-           "4096 on a GPU, 2048 with --loss_kernel or compiled on a CPU, else all")
+           "2048 on a GPU or compiled, else all")
     g.switch("--loss_kernel", False, "the loss by a kernel of this program instead of the compiler's: on a GPU; fewer "
              "bytes, not yet timed on one")
     g.switch("--fp8_head", False, "multiply the output layer in 8 bits while training, less exactly; for GPUs from "

@@ -34,7 +34,7 @@ from training.traffic import Links, exposed_seconds, messages_of_step
 
 STEP_TOKENS = {False: 2**19, True: 2**22}  # of a step, of billions of parameters the second
 NETWORK_SHARE = 0.8  # of a network card's speed, assumed
-ROWS = 4096  # of logits at a time, train.py's default on a GPU
+ROWS = 2048  # of logits at a time, train.py's default on a GPU
 COMMON_CARDS = ("T4", "V100-SXM2", "RTX 3060", "RTX 3090", "RTX 4090", "RTX 5090", "L4", "A10G", "A100-SXM4-80GB",
                 "H100", "H200", "B200")
 

@@ -164,8 +164,7 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
         # Trained weights can make activations beyond the largest number of fp16, 65,504.
         residual = "fp32" if machine.precision == "fp16" and has_trained_weights else machine.precision
 
-    on_gpu = 2048 if args.loss_kernel else 4096
-    loss_chunk = on_gpu if machine.device.type == "cuda" else 2048 if machine.compile else 0
+    loss_chunk = 2048 if machine.device.type == "cuda" or machine.compile else 0
     if args.loss_chunk_tokens is not None:
         loss_chunk = args.loss_chunk_tokens
     return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk,

@@ -45,7 +45,7 @@ def test_hours_are_the_operations_by_a_third_of_the_peak_in_the_data_sheet():
 
 
 def test_memory_and_micro_batch_are_those_of_the_plan_of_such_a_run():
-    setting = MemorySetting("cuda", torch.bfloat16, True, True, 2, 4096, copies=True)
+    setting = MemorySetting("cuda", torch.bfloat16, True, True, 2, 2048, copies=True)
     found = estimate_on_card(flags(), SMALL, 24)
     assert found.batch_size == 16
     assert found.num_bytes == peak_bytes(memory_parts(SMALL, 16, setting), True)
@@ -57,7 +57,7 @@ def test_memory_and_micro_batch_are_those_of_the_plan_of_such_a_run():
 
 def test_a_card_without_bf16_computes_in_fp16_and_by_the_peak_that_the_flags_allow():
     t4 = estimate_on_card(flags(), SMALL, 16)
-    in_fp16 = MemorySetting("cuda", torch.float16, True, True, 2, 4096, copies=True)
+    in_fp16 = MemorySetting("cuda", torch.float16, True, True, 2, 2048, copies=True)
     assert t4.num_bytes == peak_bytes(memory_parts(SMALL, t4.batch_size, in_fp16), True)
     in_half = hours_of(flags(), SMALL, 80)
     assert hours_of(flags("--no-use_amp"), SMALL, 80) == pytest.approx(in_half * 989 / 494)

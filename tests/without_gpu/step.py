@@ -59,7 +59,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(["--arch", arch, "--model_size", "gpt2_small", "--n_layer", str(LAYERS)])
     config = choose_config(args, VOCABULARY, 10**6)
-    options = Options(half, loss_chunk=4096, attention=fused_attention(half))
+    options = Options(half, loss_chunk=2048, attention=fused_attention(half))
     kind, waits = OPTIMIZERS[optimizer_name], Waits()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         compiler = Compiler(fake)
