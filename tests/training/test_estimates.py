@@ -104,7 +104,7 @@ def test_no_line_is_wider_than_80_columns(words):
 
 def test_the_tables_show_what_was_estimated():
     here, cards, recommended = tables(flags())
-    assert here[3].split() == ["gpt2_small", "124.4M", "2.49B", "8", "5.4", "56"]
+    assert here[3].split() == ["gpt2_small", "124.4M", "2.49B", "8", "5.0", "56"]
     assert here[-1].split() == ["gpt2_xl", "1.56B", "31.2B", "-", "-", "-"]
     at = cards.index("gpt2_medium, 354.8M parameters, 7.10B tokens")
     assert cards[at + 1].split()[:3] == ["batch", "1*", "2"]
