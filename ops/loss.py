@@ -121,10 +121,20 @@ def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -
     """
     if a_PN.dtype == torch.float32:
         sum_PC.addmm_(a_PN, b_NC)
-    elif a_PN.device.type == "cuda":
+    elif a_PN.device.type == "cuda" and torch.cuda.get_device_capability(a_PN.device) >= (8, 0):
         torch.addmm(sum_PC, a_PN, b_NC, out_dtype=torch.float32, out=sum_PC)
+    elif a_PN.device.type == "cuda":
+        add_product_in_16_bits_(sum_PC, a_PN, b_NC)
     else:
         sum_PC.addmm_(a_PN.float(), b_NC.float())
+
+
+def add_product_in_16_bits_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
+    """The same for cards of before Ampere: Liger Kernel, too, asks for Ampere where 16 bits are multiplied into fp32.
+
+    The product is in fp16, of b made smaller, so that a sum over some thousand rows does not overflow.
+    """
+    sum_PC.add_(a_PN @ (b_NC * 2.0**-10), alpha=2.0**10)
 
 
 @add_product_.register_fake

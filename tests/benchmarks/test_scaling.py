@@ -211,6 +211,7 @@ def test_impossible_flags_are_refused(flags, said):
 # ---------------------------------------------------------------- for real
 
 
+@pytest.mark.slow
 def test_without_the_exchange_each_process_goes_its_own_way_and_with_it_none(forks, make_corpus, tmp_path):
     corpus = make_corpus(tmp_path / "corpus")
     done = forks.run(["tests.helpers.silence", "--data_dir", str(corpus), "--no-use_gpu", "--n_layer", "1", "--n_head",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ops.loss import IGNORED, cross_entropy, linear_cross_entropy
+from ops.loss import FP16_FACTOR, IGNORED, add_product_in_16_bits_, cross_entropy, linear_cross_entropy
 from tests.helpers.commands import ROOT
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
@@ -52,6 +52,19 @@ def test_in_fp16_many_rows_of_one_target_do_not_overflow():
     assert dx.isfinite().all()
     assert dw[0] == pytest.approx(-9 * 59 / 60, rel=1e-3)  # 9 x (softmax - 1), the mean over rows
     assert not dw[60:].any()
+
+
+def test_the_product_in_fp16_neither_overflows_nor_loses_what_is_small():
+    torch.manual_seed(0)
+    targets = torch.zeros(2048, dtype=torch.long)  # all rows have one target: the largest sum there is
+    for width in (0.05, 1.0, 9.0):
+        x, z = width * (1 + 0.3 * torch.randn(2048, 16)), torch.randn(2048, 500)
+        dz = (FP16_FACTOR * (z.softmax(-1) - torch.nn.functional.one_hot(targets, 500))).half()
+        found = torch.zeros(500, 16)
+        add_product_in_16_bits_(found, dz.t(), x.half())
+        exactly = dz.t().double() @ x.half().double()
+        assert (found - exactly).norm() < 1e-3 * exactly.norm()
+        assert (found[1:] - exactly[1:]).norm() < 2e-3 * exactly[1:].norm()
 
 
 @needs_triton
