@@ -471,6 +471,7 @@ def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> N
     assert same_tensors(folder / "whole/checkpoint-60", folder / "parts/checkpoint-60")
 
 
+@pytest.mark.slow
 def test_a_run_killed_three_times_equals_one_that_was_not(forks, corpus, tmp_path):
     three_kills(forks, corpus, tmp_path, [])
 

@@ -30,6 +30,7 @@ def test_losses_do_not_depend_on_the_number_of_processes(train):
         assert figures(train.folder / out) == pytest.approx(alone, rel=EXACT)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_another_number_of_processes(train):
     flags = ["--optimizer", "adamw", "--dropout", "0.1", "--lr_schedule", "constant", "--learning_rate", "1e-3"]
     assert train(1, *flags, out="alone").code == 0
@@ -117,6 +118,7 @@ def test_a_loss_that_is_not_finite_in_one_process_skips_the_step_in_all(train):
     assert [step for step, row in rows.items() if row["loss"] is None] == [5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_out_of_memory_in_one_process_is_remembered_and_the_next_start_takes_less_at_a_time(train, way):
     flags = ["--optimizer", "adamw", "--model_parallel", way, "--checkpoint_every_steps", "2", "--resume_from", "auto"]
@@ -151,6 +153,7 @@ def test_a_second_run_in_the_same_folder_is_refused_in_all_processes(train):
     assert done.stderr.count("is in use by another run") == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_stands_still_for_a_while_is_waited_for(train):
     done = train(2, raised=[Raised("train:train_step", WARM_STEPS + 1 + 3, signal.SIGSTOP, delay=1.0, rank=1)])
     assert done.code == 0, done.stderr
