@@ -131,8 +131,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "mixed precision, but fp32 with --init_from in fp16, whose range trained weights can exceed")
     g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at a time; 0: all",
            "2048 on a GPU or compiled, else all")
-    g.switch("--loss_kernel", False, "the loss by a kernel of this program instead of the compiler's: on a GPU; fewer "
-             "bytes, not yet timed on one")
+    g.switch("--loss_kernel", False, "the loss by a kernel of this program instead of the compiler's: on a GPU; takes "
+             "less memory, not yet timed on one")
     g.switch("--fp8_head", False, "multiply the output layer in 8 bits while training, less exactly; for GPUs from "
              "compute capability 8.9 on (Ada, Hopper), with bf16")
     g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3x "

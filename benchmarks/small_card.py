@@ -29,7 +29,7 @@ def pretend(card: Card) -> None:
 
     torch.cuda.mem_get_info = mem_get_info
     torch.cuda.get_device_name = lambda device=None: f"NVIDIA {card.pattern}"
-    if card.tf32_tflops is None:  # before Ampere: neither bf16 nor TF32, and no flash attention
+    if not card.has_bf16:  # nor TF32, nor flash attention
         torch.cuda.is_bf16_supported = lambda including_emulation=True: including_emulation
         torch.cuda.is_tf32_supported = lambda: False
         torch.backends.cuda.enable_flash_sdp(False)

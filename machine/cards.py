@@ -34,6 +34,11 @@ class Card:
     bandwidth_gbs: int
     source: str
 
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the chip multiplies bf16: that came with TF32, in Ampere."""
+        return self.tf32_tflops is not None
+
 
 # The first pattern that is found counts, so "H200 NVL" stands before "H200".
 CARDS = (

@@ -11,6 +11,13 @@ import torch
 FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
 
 
+def to_host(x: torch.Tensor) -> torch.Tensor:
+    """The tensor on the host, where it is once the device has done all it was given; nobody waits for that."""
+    if not x.is_cuda:
+        return x
+    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+
+
 class HostBuffer:
     """Bytes on the host, on pages of their own that are there from the start; pinned where that is possible.
 

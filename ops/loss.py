@@ -5,6 +5,7 @@ project's own (loss_kernel).
 
 Shapes: N tokens, C width, V vocabulary, P vocabulary padded to a multiple that matrix kernels like.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The cross-entropy of rows of logits and its gradient in one Triton kernel, which writes the gradient over the logits.
 
-A row is read twice, the second time from the cache, and written once; the compiler's own kernels read it from memory
-three times and write elsewhere. The method, log-sum-exp in one pass, is Milakov and Gimelshein's (2018, section 3).
+A row is read twice, the second time from the cache, and written once, as by the compiler's own kernels, which write it
+elsewhere. The method, log-sum-exp in one pass, is Milakov and Gimelshein's (2018, section 3).
 Needs Triton; TRITON_INTERPRET=1, set before this is imported, runs it on a CPU, to check its values.
 
 Shapes: N rows, V vocabulary, P columns, of which those from V on are padding.

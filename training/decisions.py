@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from machine.pinned import to_host
 from machine.processes import Processes
 
 DELAY = 2  # steps after which a decision of several processes is read: it has arrived by then, and nobody waits for it
@@ -48,13 +49,11 @@ class Decisions:
 
     def note(self, sums: torch.Tensor) -> None:
         """Takes the sums of a step, and copies them to the host while the device goes on."""
-        copied = None
+        numbers, copied = to_host(sums), None
         if sums.is_cuda:
-            host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-            sums = host.copy_(sums, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
-        self._on_the_way.append((sums, copied))
+        self._on_the_way.append((numbers, copied))
         del self._on_the_way[:-DELAY - 1]
 
     def stops(self) -> bool:

@@ -124,7 +124,7 @@ def speed_here(machine: Machine, config: ModelConfig, products: Mapping[str, flo
 
 def _imagined(args: argparse.Namespace, name: str, card: Card | None) -> Machine:
     """A machine with the card, as the flags and its chip would have it; chips before Ampere have no bf16."""
-    dtype = torch.bfloat16 if card is None or card.tf32_tflops else torch.float16
+    dtype = torch.bfloat16 if card is None or card.has_bf16 else torch.float16
     if args.amp_dtype != "auto":
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[args.amp_dtype]
     if args.use_amp is False:

@@ -239,7 +239,12 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: Mode
 
 def largest_on_cards(config: ModelConfig, setting: MemorySetting) -> dict[int, int]:
     """The largest micro-batch for each of CARDS_GIB, 0 where not even one sequence fits."""
-    return {card: largest_micro_batch(config, setting, (1 - MARGIN) * card * GIB - CUDA_CONTEXT) for card in CARDS_GIB}
+    return {card: largest_micro_batch(config, setting, room_on_card(card)) for card in CARDS_GIB}
+
+
+def room_on_card(gigabytes: int) -> float:
+    """Bytes that a process may take on a card with so much memory, without what nobody counted."""
+    return (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
 
 
 def describe_memory(parts: dict[str, int], keeps_gradients: bool) -> str:

@@ -172,8 +172,8 @@ def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, sample
     code += [path for folder in ("ops", "machine", "training") for path in sorted((top / folder).glob("*.py"))]
     total = total_memory(machine) if machine.device.type == "cuda" else torch.get_num_threads()
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
-             [sha256_of(path) for path in code], samples, str(setting), args.compile_mode, args.label_smoothing,
-             args.fp8_head, args.loss_kernel, args.preload, args.bin_file, args.data_dir]
+             [sha256_of(path) for path in code], samples, str(setting), args.compile_mode, args.compile_blocks,
+             args.label_smoothing, args.fp8_head, args.loss_kernel, args.preload, args.bin_file, args.data_dir]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

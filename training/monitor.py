@@ -14,6 +14,7 @@ import torch
 from architectures.table import ModelConfig
 from common.words import duration, percent, printable, shell_word, size
 from machine.memory import peak_memory
+from machine.pinned import to_host
 from machine.timing import Mark
 from training.curve import LossCurve
 from training.history import BITS_OF, VAL_LOSS_OF
@@ -99,9 +100,7 @@ class Monitor:
 
         losses are those of the steps since the last noted one, batch_size is the micro-batch in use.
         """
-        numbers = torch.stack([*losses, norm, skipped, skipped_in_a_row])
-        if numbers.is_cuda:
-            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+        numbers = to_host(torch.stack([*losses, norm, skipped, skipped_in_a_row]))
         self._on_the_way.append(_OnTheWay(numbers, self.state.step, self.state.samples_seen, batch_size,
                                           self._clock.mark()))
 

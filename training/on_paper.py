@@ -19,22 +19,21 @@ from machine.processes import Processes
 from model import SIZES, GPTConfig
 from training.estimates import RECOMPUTING, SHARE_OF_PEAK
 from training.memory import (
-    CUDA_CONTEXT,
     GIB,
     LEAST_TOKENS,
-    MARGIN,
     MOST_TOKENS,
     MemorySetting,
     default_micro_batch,
     largest_micro_batch,
     predicted_peak,
+    room_on_card,
 )
+from training.recipe import LOSS_CHUNK
 from training.sharing import Sharing
 from training.traffic import Links, exposed_seconds, messages_of_step
 
 STEP_TOKENS = {False: 2**19, True: 2**22}  # of a step, of billions of parameters the second
 NETWORK_SHARE = 0.8  # of a network card's speed, assumed
-ROWS = 2048  # of logits at a time, train.py's default on a GPU
 COMMON_CARDS = ("T4", "V100-SXM2", "RTX 3060", "RTX 3090", "RTX 4090", "RTX 5090", "L4", "A10G", "A100-SXM4-80GB",
                 "H100", "H200", "B200")
 
@@ -107,13 +106,12 @@ def size_on_paper(config: ModelConfig, cluster: Cluster) -> Sized | None:
 
 def _setting_that_fits(config: ModelConfig, cluster: Cluster) -> MemorySetting | None:
     """The first that does: whole copies, or divided as little as need be; then with activations recomputed."""
-    processes, is_bf16 = cluster.processes, cluster.sheet.tf32_tflops is not None
-    room = (1 - MARGIN) * cluster.sheet.memory_gb * GIB - CUDA_CONTEXT
-    dtype = torch.bfloat16 if is_bf16 else torch.float16
+    processes, room = cluster.processes, room_on_card(cluster.sheet.memory_gb)
+    dtype = torch.bfloat16 if cluster.sheet.has_bf16 else torch.float16
     for recomputes in (False, True):
         for way in ("ddp", *(["hsdp"] if processes.num_machines > 1 else []), "fsdp"):
             sharing = Sharing.of(way, processes)
-            setting = MemorySetting("cuda", dtype, True, True, 2, ROWS, checkpointing=recomputes, sharing=sharing)
+            setting = MemorySetting("cuda", dtype, True, True, 2, LOSS_CHUNK, checkpointing=recomputes, sharing=sharing)
             least = 1 if recomputes else max(1, LEAST_TOKENS // config.seq_length)
             if predicted_peak(config, least, setting) <= room:
                 return setting
@@ -127,11 +125,10 @@ def card_lines() -> list[str]:
     for name in COMMON_CARDS:
         sheet = find_card(name)
         assert sheet
-        is_bf16 = sheet.tf32_tflops is not None
-        room = (1 - MARGIN) * sheet.memory_gb * GIB - CUDA_CONTEXT
+        is_bf16, room = sheet.has_bf16, room_on_card(sheet.memory_gb)
         cells = []
         for size in ("gpt2_small", "gpt2_medium", "gpt2_xl"):
-            plain = MemorySetting("cuda", torch.bfloat16 if is_bf16 else torch.float16, True, False, 2, ROWS)
+            plain = MemorySetting("cuda", torch.bfloat16 if is_bf16 else torch.float16, True, False, 2, LOSS_CHUNK)
             most = largest_micro_batch(MODELS[size], plain, room)
             recomputed = largest_micro_batch(MODELS[size], replace(plain, checkpointing=True), room)
             cells.append(str(most) if most else f"{recomputed}, recomputed" if recomputed else "-")

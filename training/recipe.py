@@ -25,6 +25,7 @@ from training.schedules import AS_EVER, Cooldown, Schedule
 from training.sizing import MOST_EPOCHS, Sizing, config_of_size
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
+LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
 DEFAULT_SIZE, DEFAULT_SEQ_LENGTH = "gpt2_small", 1024
 LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of weights that allow more: Qwen3's allow 40,960, for which no memory is enough
@@ -158,13 +159,13 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
     residual = args.residual_dtype
     if residual not in ("auto", "fp32", machine.precision):
         raise UserError(Exit.FLAGS, f"--residual_dtype {residual}: this run's precision is {machine.precision}. Give "
-                                    f"--use_amp on hardware with {residual}, or drop the flag.")
+                                    f"--use_amp --amp_dtype {residual}, or drop the flag.")
     if residual == "auto":
-        has_trained_weights = args.init_from or began_with.get("residual") == "fp32"
-        # Trained weights can make activations beyond the largest number of fp16, 65,504.
-        residual = "fp32" if machine.precision == "fp16" and has_trained_weights else machine.precision
+        # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
+        stays_wide = args.init_from or began_with.get("residual") == "fp32"
+        residual = "fp32" if machine.precision == "fp16" and stays_wide else machine.precision
 
-    loss_chunk = 2048 if machine.device.type == "cuda" or machine.compile else 0
+    loss_chunk = LOSS_CHUNK if machine.device.type == "cuda" or machine.compile else 0
     if args.loss_chunk_tokens is not None:
         loss_chunk = args.loss_chunk_tokens
     return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk,
@@ -211,7 +212,7 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
 
     if "beta1" not in args.config.given:
         reasons.append(f"beta1 {args.beta1:g}: {defaults.REASONS['beta1']}")
-    usual, why_usual = _default_peak(args, config, optimizer, total_steps, samples_per_step)
+    usual, usual_of_embeddings, why_usual = _default_peaks(args, config, optimizer, total_steps, samples_per_step)
     same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
     learning_rate = args.learning_rate or (settings.get("learning_rate") if same_step else None) or usual
     if args.learning_rate is None and learning_rate == usual:
@@ -230,8 +231,7 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         **_schedule(args, learning_rate, total_steps, settings, cooldown, reasons), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         usual_learning_rate=usual,
-        embedding_learning_rate=_embedding_rate(args, config, learning_rate, usual, optimizer, total_steps,
-                                                samples_per_step, settings, reasons),
+        embedding_learning_rate=_embedding_rate(args, learning_rate, usual, usual_of_embeddings, settings, reasons),
         weight_decay=chosen("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
         embedding_weight_decay=chosen(
             "embedding_weight_decay", args.weight_decay if decay is None else decay, defaults.EMBEDDING_WEIGHT_DECAY),
@@ -288,23 +288,24 @@ def _default_epochs(args: argparse.Namespace, config: ModelConfig, num_tokens: i
     return epochs
 
 
-def _default_peak(args: argparse.Namespace, config: ModelConfig, optimizer: str, total_steps: int,
-                  samples_per_step: int) -> tuple[float, str]:
-    """The peak learning rate where --learning_rate is not given, and the reason."""
+def _default_peaks(args: argparse.Namespace, config: ModelConfig, optimizer: str, total_steps: int,
+                   samples_per_step: int) -> tuple[float, float, str]:
+    """The peak where --learning_rate is not given, that of embeddings and their like, and the reason of the first."""
     tokens_per_step = samples_per_step * config.seq_length
     total_tokens = max(1, total_steps) * tokens_per_step
     if args.init_from:
-        peak = defaults.finetuning_rate(config, tokens_per_step, total_tokens)
+        peak = of_embeddings = defaults.finetuning_rate(config, tokens_per_step, total_tokens)
         why = f"{defaults.FINETUNING:g} of the lower of two laws, as for trained weights (Radford et al. 2018)"
     else:
         peak = defaults.peak_rate(optimizer, config, tokens_per_step, total_tokens)
+        of_embeddings = defaults.embedding_rate(optimizer, config, tokens_per_step, total_tokens)
         why = defaults.PEAK_REASONS[defaults.entry_of(optimizer)]
-    return peak, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and "
-                  f"{count(total_tokens)} in all; {why}")
+    return peak, of_embeddings, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step "
+                                 f"and {count(total_tokens)} in all; {why}")
 
 
-def _embedding_rate(args: argparse.Namespace, config: ModelConfig, learning_rate: float, usual: float, optimizer: str,
-                    total_steps: int, samples_per_step: int, settings: Mapping[str, Any], reasons: list[str]) -> float:
+def _embedding_rate(args: argparse.Namespace, learning_rate: float, usual: float, usual_of_embeddings: float,
+                    settings: Mapping[str, Any], reasons: list[str]) -> float:
     """The peak of embeddings, output layer, norms and biases: that of all others, unless theirs is the usual one.
 
     A run of before the flag has one rate, too, whatever it was.
@@ -313,12 +314,12 @@ def _embedding_rate(args: argparse.Namespace, config: ModelConfig, learning_rate
         return args.embedding_learning_rate
     if "learning_rate" in settings and "embedding_learning_rate" not in settings:
         return learning_rate
-    rate, why = learning_rate, "that of --learning_rate, which is given"
+    is_usual = learning_rate == usual
+    rate = usual_of_embeddings if is_usual else learning_rate
+    why = "that of --learning_rate, which is given"
     if args.init_from:
         why = "that of --learning_rate, as for all trained weights"
-    elif learning_rate == usual:
-        tokens_per_step = samples_per_step * config.seq_length
-        rate = defaults.embedding_rate(optimizer, config, tokens_per_step, max(1, total_steps) * tokens_per_step)
+    elif is_usual:
         why = defaults.REASONS["embedding_learning_rate"]
     reasons.append(f"embedding_learning_rate {rate:.2e}: {why}")
     return rate
