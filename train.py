@@ -145,6 +145,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--checkpoint_every_minutes", real(0, 1e6, unit="MINUTES"), 10.0, "between rolling checkpoints; 0: off")
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
     g.flag("--keep_epochs", whole(1), None, "epochs' checkpoints that stay, the newest of them", "all")
+    g.flag("--mirror_to", text("DIR"), None, "folder on another disk, such as a mounted drive, to which checkpoints "
+           "are copied beside training; --resume_from auto goes on from there where --output_dir is empty", "none")
     g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), best or last, or auto: "
            "newest in --output_dir, else a new run", "a new run")
     g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them (newest), the "
@@ -229,6 +231,7 @@ from training.decisions import Wishes
 from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, choose_sharing, most_sequences
 from training.micro_batch import find_micro_batch
+from training.mirrored import catch_up, check_mirror, prepare_mirror, take_mirror
 from training.monitor import Monitor, mfu
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
 from training.pace import Deadline, Pace, measure_pace, plan_until
@@ -319,6 +322,7 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
     with problems.catch():
         if writes:
             held.enter_context(owned(Path(args.output_dir)))
+            prepare_mirror(args, out)
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
         sizing = choose_sizing(args, corpus)
@@ -329,7 +333,10 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
                                         f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
         may_resume = writes or args.resume_from or args.cooldown_from
-        if may_resume and (resumed := choose_resume(args, out)) and corpus and config:
+        resumed = choose_resume(args, out) if may_resume else None
+        if writes:
+            check_mirror(args, resumed)
+        if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                        in_words(corpus.shares))
@@ -385,7 +392,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
                      settings=stored.get("settings", {}), optimizer=kind.name, why_optimizer=why_kind)
     recipe = choose(deadline.horizon)
-    if resumed and nothing_is_left(args, state, recipe, corpus, deadline, out):
+    if resumed and nothing_is_left(args, state, recipe, corpus, deadline, runtime):
         return Exit.DONE
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored, way, why_way)
     processes.check_same(in_common(args, plan.recipe, config, options, corpus, machine))
@@ -447,12 +454,14 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig,
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     out, is_first = runtime.out, runtime.processes.is_first
     runtime.signals.promise(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.stake)
-    checkpointer.start(folder)
     if args.overwrite and is_first:
         delete_other_runs(checkpointer.output_dir, folder, state.step, out)
     if is_first:
         set_aside(checkpointer.output_dir, folder, state.step, out)
         write_run_config(checkpointer.output_dir, flags_now, recipe.reasons)
+    if checkpointer.mirror:
+        take_mirror(args, checkpointer.mirror, folder, state.step, out)
+    checkpointer.start(folder)
 
     trackers = Trackers(args, checkpointer.output_dir, state, is_silent=not is_first)
     checkpointer.add_earlier_validations(trackers.rows)
@@ -677,13 +686,15 @@ def validate(state: TrainState, learner: Learner, recovery: Recovery, validator:
 
 
 def nothing_is_left(args: argparse.Namespace, state: TrainState, recipe: Recipe, corpus: Corpus, deadline: Deadline,
-                    out: Progress) -> bool:
+                    runtime: Runtime) -> bool:
     """True, and said, if a resumed run is at its end; false if only its last validation is missing there."""
+    out = runtime.out
     if state.step < recipe.total_steps and not deadline.is_near(0):
         return False
     out.say(describe_finished(args, state, recipe))
     is_validated = corpus.val is None or state.validated_step == state.step
     if is_validated or state.step != recipe.total_steps or args.dry_run:
+        runtime.processes.agree(lambda: catch_up(args, state.step, state.best_step, out))
         return True
     out.say("its last validation is missing and follows now")
     return False

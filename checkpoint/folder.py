@@ -8,9 +8,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from architectures.fields import InvalidCheckpoint
 from checkpoint.contents import MANIFEST, STATE
@@ -57,7 +57,7 @@ def owned(output_dir: Path) -> Iterator[None]:
         _take_lock(handle, output_dir)
         try:
             _sign(handle, output_dir)
-            _sweep(output_dir)
+            sweep(output_dir)
             yield
         except UserError:
             if is_new:  # a run that never began leaves no folder behind
@@ -117,7 +117,7 @@ def _sign(handle: TextIO, output_dir: Path) -> None:
                                       f"{error.strerror}. Free some space.") from error
 
 
-def _sweep(output_dir: Path) -> None:
+def sweep(output_dir: Path) -> None:
     """Deletes what a killed run left half written, and gives a finished checkpoint that was put aside its name again.
     """
     for name in WRITTEN_WHOLE:
@@ -138,12 +138,31 @@ def put_back(replaced: Path, final: Path) -> None:
             replaced.rename(final)
 
 
-def prune(output_dir: Path, saved: int, keep: int, protected: set[int], keep_epochs: int | None = None) -> None:
+class Keeping(NamedTuple):
+    """Which checkpoints stay once that of step `saved` is there: the arguments of prune."""
+
+    saved: int
+    keep: int
+    protected: frozenset[int]
+    keep_epochs: int | None = None
+
+
+def prune(output_dir: Path, saved: int, keep: int, protected: Set[int], keep_epochs: int | None = None) -> None:
     """After checkpoint `saved`: deletes the older rolling ones except for keep, and of epochs' ends but keep_epochs.
 
     Both numbers include the one saved. Without keep_epochs all of epochs' ends stay. Those of the protected steps, and
     later ones, which the run has not come to yet, are never deleted.
     """
+    for path in outdated(output_dir, saved, keep, protected, keep_epochs):
+        discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
+        with contextlib.suppress(OSError):
+            path.rename(discarded)
+            shutil.rmtree(discarded, ignore_errors=True)
+
+
+def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int], keep_epochs: int | None = None,
+             ) -> list[Path]:
+    """The checkpoints that prune deletes."""
     rolling, staying = [], []
     for step, path in steps_in(output_dir).items():
         if step > saved:
@@ -154,8 +173,4 @@ def prune(output_dir: Path, saved: int, keep: int, protected: set[int], keep_epo
             continue  # an unreadable one may be what somebody wants to rescue
         if step not in protected:
             (staying if stays else rolling).append(path)
-    for path in [*rolling[keep:], *(staying[keep_epochs:] if keep_epochs else [])]:
-        discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
-        with contextlib.suppress(OSError):
-            path.rename(discarded)
-            shutil.rmtree(discarded, ignore_errors=True)
+    return [*rolling[keep:], *(staying[keep_epochs:] if keep_epochs else [])]

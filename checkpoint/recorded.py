@@ -16,6 +16,9 @@ from common.config import Layer, can_read_toml, read_toml
 from common.words import printable
 
 RUN_CONFIG = "config.toml"  # in output_dir
+# In output_dir the folder of --mirror_to, in that folder the output_dir whose mirror it is. It belongs to the folder
+# and not to the run's flags: another run by the same flags, in another folder, must not write into this one's mirror.
+MIRROR = "mirror.json"
 CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
 # The files that tell a checkpoint, as checkpoint/contents.py names them; that module needs torch.
 CHECKPOINT_FILES = ("manifest.json", "trainer_state.json")
@@ -43,6 +46,8 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
     requested = [path for name in ("resume_from", "cooldown_from") if (path := asked.get(name))]
     found = (_checkpoints_of(path, output_dir) for path in requested)
     folder, checkpoints = next((there for there in found if there[1]), (output_dir, []))
+    if not checkpoints and (mirror := asked.get("mirror_to")):
+        folder, checkpoints = Path(mirror), _newest_first(Path(mirror))  # of a machine that is gone
     if not checkpoints:
         return None
 
@@ -54,9 +59,36 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
         return None
     for name in ONLY_AT_THE_START:
         layer.given.pop(name, None)
-    if (folder / RUN_CONFIG).exists():
+    mark = read_mark(folder)
+    if "output_dir" in mark:  # a mirror, whose run goes on in a folder like its own
+        layer.decided.update(output_dir=mark["output_dir"], mirror_to=str(folder))
+    elif (folder / RUN_CONFIG).exists() and str(folder) != asked.get("mirror_to"):
         layer.decided["output_dir"] = str(folder)
+    if "mirror_to" in mark and Path(asked.get("output_dir", folder)).resolve() == folder.resolve():
+        layer.decided["mirror_to"] = mark["mirror_to"]
     return layer
+
+
+def read_mark(folder: Path) -> dict[str, str]:
+    """What mirror.json in a folder says; {} where there is none that can be read."""
+    import json
+
+    from common.files import read_text
+
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        mark = json.loads(read_text(folder / MIRROR))
+        if isinstance(mark, dict) and all(isinstance(value, str) for value in mark.values()):
+            return mark
+    return {}
+
+
+def write_mark(folder: Path, mark: Mapping[str, str]) -> None:
+    """Writes mirror.json into a folder. Raises OSError."""
+    import json
+
+    from common.files import write_whole
+
+    write_whole(folder / MIRROR, json.dumps(mark, indent=2) + "\n")
 
 
 def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:

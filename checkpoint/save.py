@@ -108,7 +108,7 @@ def save(output_dir: Path, step: int, config: ModelConfig, tensors: Tensors, sta
         texts = text_files(step, config, state, tokenizer_json, end_of_text_id, card)
         _write_files(temporary, tensor_files(config, tensors), texts)
         verify(temporary)
-        _put_in_place(temporary, final, replaced)
+        put_in_place(temporary, final, replaced)
     except InvalidCheckpoint as error:
         raise OSError(f"what was written reads back differently: {error}") from error
     finally:
@@ -140,7 +140,7 @@ def amend(folder: Path, fields: Mapping[str, Any], card: str) -> None:
         write_file(temporary / MANIFEST, [manifest_text(entries).encode()])
         sync(temporary)
         verify(temporary) if not all(are_links) else read_state(temporary)
-        _put_in_place(temporary, folder, replaced)
+        put_in_place(temporary, folder, replaced)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if folder.exists():
@@ -173,7 +173,7 @@ def _write_files(folder: Path, tensors: Mapping[str, dict[str, torch.Tensor]], t
     sync(folder)
 
 
-def _put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
+def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
     """Gives the folder its name. An older, or damaged, checkpoint of the same step is put aside for that moment."""
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)

@@ -225,6 +225,7 @@ VARIANTS = {
     "--checkpoint_every_minutes": "1e-9",
     "--keep_checkpoints": "1 | --checkpoint_every_steps 1",
     "--keep_epochs": "1 | --batch_size 50 --epochs 3",
+    "--mirror_to": "{tmp}/mirror",
     "--resume_from": "auto",
     "--init_from": "nowhere",
     "--eval_interval": "1",

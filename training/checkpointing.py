@@ -20,7 +20,8 @@ from typing import Any
 from architectures.fields import InvalidCheckpoint, is_number
 from architectures.table import ModelConfig
 from checkpoint import contents, find, save
-from checkpoint.folder import prune
+from checkpoint.folder import Keeping, prune
+from checkpoint.mirror import Mirror
 from common.errors import UserError
 from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
@@ -57,7 +58,9 @@ class SavingPlan:
         # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
         num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
         has_plateau = recipe.plateau_end is not None
-        most = min(args.keep_checkpoints + 2 + has_plateau + num_epochs, max(1, recipe.total_steps))  # one a step
+        is_copied = args.mirror_to is not None  # one stays until its copy is done
+        most = args.keep_checkpoints + 2 + has_plateau + is_copied + num_epochs
+        most = min(most, max(1, recipe.total_steps))  # one a step
         return replace(self, num_checkpoints=most, num_epochs=num_epochs)
 
     @property
@@ -108,7 +111,11 @@ class Checkpointer:
         self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
         self._saver = save.Saver()
-        self._snapshot = save.Snapshot() if plan.copies and runtime.processes.is_first else None
+        is_first = runtime.processes.is_first
+        self._snapshot = save.Snapshot() if plan.copies and is_first else None
+        self.mirror = None
+        if args.mirror_to is not None and is_first:
+            self.mirror = Mirror(Path(args.mirror_to), self.output_dir, runtime.out)
 
         self._resumed_step: int | None = None  # the step resumed from, if its checkpoint lies in this folder
         self._begun_step: int | None = None  # of the save in flight, or of the last one
@@ -130,6 +137,10 @@ class Checkpointer:
                 self._resumed_step = self._written_step = self.state.step
         if self._snapshot is not None:
             self._saver.start(self._reservation())
+        if self.mirror is not None:
+            self.mirror.start()
+            if self._resumed_step is not None:
+                self._mirror()  # a killed run may have left it behind
 
     def reserve(self) -> None:
         """Takes the memory for a copy of the state."""
@@ -187,14 +198,26 @@ class Checkpointer:
             save.save(self.output_dir, step, self.learner.model.config, tensors, fields, self._tokenizer_json,
                       self.corpus.end_of_text_id, card)
             self._written_step = step
-            prune(self.output_dir, step, self._args.keep_checkpoints,
-                  {self.state.best_step, self.best_step, self.recipe.plateau_end or 0}, self._args.keep_epochs)
+            keeping = self._keeping(step)
+            held = self.mirror.held if self.mirror else frozenset()
+            prune(self.output_dir, *keeping._replace(protected=keeping.protected | held))
+            self._mirror()
             return step, waited, time.perf_counter() - started
 
         if is_first:
             self._saver.start(write)
         if not self.plan.copies:
             self._settle_all()
+
+    def _keeping(self, step: int) -> Keeping:
+        """Which checkpoints stay after that of this step."""
+        protected = frozenset((self.state.best_step, self.best_step, self.recipe.plateau_end or 0))
+        return Keeping(step, self._args.keep_checkpoints, protected, self._args.keep_epochs)
+
+    def _mirror(self) -> None:
+        """Asks for a copy of what was written last, if there is a mirror; returns at once."""
+        if self.mirror is not None and self._written_step is not None:
+            self.mirror.wants(self._keeping(self._written_step))
 
     def keep_validation(self, is_best: bool) -> None:
         """Makes the checkpoint of this step record the validation that has just ended; saves one if it is the best."""
@@ -216,6 +239,7 @@ class Checkpointer:
             sync_metrics(self.output_dir)
             try:
                 save.amend(folder, fields, card)
+                self._mirror()
             except (OSError, InvalidCheckpoint) as error:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else error
                 self._out.warn(f"{folder.name} is saved, but the validation of its step could not be recorded in it: "
@@ -334,7 +358,23 @@ class Checkpointer:
         if self.state.step and not agree(lambda: self.is_on_disk):
             self.save(stays=False)
             self._settle_all()
+        self._wait_for_mirror()
         return agree(lambda: self.is_on_disk)
+
+    def _wait_for_mirror(self) -> None:
+        """Waits, in all processes, for the last copy."""
+        if self._args.mirror_to is None:
+            return
+        self._is_waiting = True
+        self._runtime.processes.agree(self._finish_mirror)
+        self._is_waiting = False
+
+    def _finish_mirror(self) -> None:
+        if self.mirror is not None:
+            where = printable(self._args.mirror_to)
+            self._runtime.signals.promise(lambda: f"stopping; the last copy to {where} is waited for",
+                                          lambda: Stake(f"that copy to {where}", self.stake().safe))
+            self.mirror.finish()
 
     def save_before(self, error: UserError) -> UserError:
         """Saves the state, which the error has not reached, and returns the error with that in its message.
@@ -351,8 +391,10 @@ class Checkpointer:
         return UserError(error.code, f"{error} {cure} when the file is as pretokenize.py wrote it.")
 
     def close(self) -> None:
-        """Waits for the save in flight, and gives the memory of the copy back."""
+        """Waits for the save in flight and its copy, and gives the memory of the copy back."""
         self._saver.close()
+        if self.mirror is not None:
+            self.mirror.close()
         if self._snapshot is not None:
             self._snapshot.close()
 

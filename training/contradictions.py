@@ -7,6 +7,7 @@ before torch is imported.
 from __future__ import annotations
 
 import argparse
+import os.path
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,4 +126,17 @@ def _of_run(args: argparse.Namespace, given: Mapping[str, bool]) -> Table:
         "--tokens: has no effect without --check": given["tokens"] and not args.check,
         "--json: has no effect without --check": given["json"] and not args.check,
         "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
+        **_of_mirror(args),
+    }
+
+
+def _of_mirror(args: argparse.Namespace) -> Table:
+    if args.mirror_to is None:
+        return {}
+    mirror, own = os.path.realpath(args.mirror_to), os.path.realpath(args.output_dir)
+    another = "give a folder on another disk"
+    return {
+        f"--mirror_to: is --output_dir itself; {another}": mirror == own,
+        f"--mirror_to: lies in --output_dir; {another}": mirror.startswith(os.path.join(own, "")),
+        f"--mirror_to: holds --output_dir; {another}": own.startswith(os.path.join(mirror, "")),
     }

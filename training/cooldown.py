@@ -138,21 +138,35 @@ def _newest_until(step: int | None, folder: Path) -> Found | None:
     return None
 
 
+def plateau_of(stored: dict[str, Any]) -> int | None:
+    """The step at which the plateau of a checkpoint's schedule ends; None without one."""
+    schedule = _recorded_schedule(stored)
+    return schedule.plateau_end if schedule else None
+
+
+def left_decays(output_dir: Path, resumed: Path | None, step: int) -> list[tuple[Path, int]]:
+    """The checkpoints of a decay that a run at this step does not take part in, each with the end of its plateau."""
+    found = []
+    for path in find.not_leading_to(output_dir, resumed, step):
+        try:
+            plateau_end = plateau_of(read_state(path))
+        except InvalidCheckpoint:
+            continue
+        if plateau_end is not None and plateau_end >= step:
+            found.append((path, plateau_end))
+    return found
+
+
 def set_aside(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
     """Moves the checkpoints of a decay that the run does not take part in out of its way, into a folder in output_dir.
 
     Were they left, a run killed before its next checkpoint would be resumed from them.
     """
-    for path in find.not_leading_to(output_dir, resumed, step):
-        try:
-            schedule = _recorded_schedule(read_state(path))
-        except InvalidCheckpoint:
-            continue
-        if schedule and schedule.plateau_end is not None and schedule.plateau_end >= step:
-            aside, number = output_dir / f"decayed-from-{schedule.plateau_end}", 1
-            while (aside / path.name).exists():
-                number += 1
-                aside = output_dir / f"decayed-from-{schedule.plateau_end}-{number}"
-            aside.mkdir(exist_ok=True)
-            path.rename(aside / path.name)
-            out.say(f"resume      {path.name} is kept as {printable(str(aside / path.name))}")
+    for path, plateau_end in left_decays(output_dir, resumed, step):
+        aside, number = output_dir / f"decayed-from-{plateau_end}", 1
+        while (aside / path.name).exists():
+            number += 1
+            aside = output_dir / f"decayed-from-{plateau_end}-{number}"
+        aside.mkdir(exist_ok=True)
+        path.rename(aside / path.name)
+        out.say(f"resume      {path.name} is kept as {printable(str(aside / path.name))}")

@@ -19,8 +19,8 @@ from training.recipe import Recipe
 
 # Flags of one call of the command, not of the run; --eval_batches becomes --eval_tokens once.
 OF_ONE_CALL = frozenset({"allow_new_data", "budget", "check", "config", "debug", "dry_run", "eval_batches",
-                         "gpu_cost_per_hour", "json", "output_dir", "overfit", "overwrite", "reset_optimizer",
-                         "resume_from", "tokens", "verbose"})
+                         "gpu_cost_per_hour", "json", "mirror_to", "output_dir", "overfit", "overwrite",
+                         "reset_optimizer", "resume_from", "tokens", "verbose"})
 # Flags whose default follows from the machine: recorded only where somebody gave them.
 OF_THE_MACHINE = frozenset({"activation_checkpointing", "amp_dtype", "compile", "compile_blocks", "compile_mode",
                             "deterministic", "fp8_head", "loss_chunk_tokens", "loss_kernel", "preload",

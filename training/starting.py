@@ -178,11 +178,29 @@ def choose_resume(args: argparse.Namespace, out: Progress) -> find.Found | None:
     return None
 
 
+def requested_checkpoint(args: argparse.Namespace) -> str:
+    """What --resume_from means: the mirror's name stands for the run's own folder, into which it was copied.
+
+    A run that writes nothing has copied nothing, and looks into the mirror itself.
+    """
+    writes = not (args.dry_run or args.overfit)
+    if args.mirror_to and writes and is_same_folder(args.resume_from, args.mirror_to):
+        return "auto"
+    if args.mirror_to and not writes and args.resume_from == "auto" and not find.steps_in(Path(args.output_dir)):
+        return args.mirror_to if find.steps_in(Path(args.mirror_to)) else args.resume_from
+    return args.resume_from
+
+
+def is_same_folder(path: str, other: str) -> bool:
+    """True for two names of one folder, which need not exist."""
+    return Path(path).resolve() == Path(other).resolve()
+
+
 def _find_checkpoint(args: argparse.Namespace, output_dir: Path, out: Progress) -> find.Found | None:
     """What --resume_from or --cooldown_from means; of a run that is made longer, the last one before its decay."""
     if args.cooldown_from is not None:
         return choose_cooldown(args, out)
-    found = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+    found = find.find_resume(requested_checkpoint(args), output_dir, args.overwrite, out.warn)
     return before_decay(args, found, out) if found else None
 
 

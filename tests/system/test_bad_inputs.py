@@ -1157,6 +1157,20 @@ def checkpoint_rows() -> list[Row]:
             f"--output_dir {HERE} is a checkpoint itself, and a run would write into it. Give its folder, out"),
         Row("train.py: it would delete the weights it starts from", "train.py --data_dir corpus --output_dir out "
             "--overwrite --init_from out/best", Exit.FLAGS, "--overwrite: would delete out/best"),
+        Row("train.py: the mirror is the output folder", f"{TRAIN} --mirror_to ./new", Exit.FLAGS,
+            "--mirror_to: is --output_dir itself; give a folder on another disk"),
+        Row("train.py: the mirror lies in the output folder", f"{TRAIN} --mirror_to new/mirror", Exit.FLAGS,
+            "--mirror_to: lies in --output_dir; give a folder on another disk"),
+        Row("train.py: the mirror holds the output folder", f"{TRAIN} --mirror_to .", Exit.FLAGS,
+            "--mirror_to: holds --output_dir; give a folder on another disk"),
+        Row("train.py: the mirror is a file", f"{TRAIN} --mirror_to text.txt", Exit.MACHINE,
+            "--mirror_to text.txt cannot be written: Not a directory. Mount its disk"),
+        Row("train.py: the mirror's disk is not there", f"{TRAIN} --mirror_to /proc/drive/run", Exit.MACHINE,
+            "--mirror_to /proc/drive/run cannot be written: No such file or directory. Mount its disk"),
+        Row("train.py: the mirror is a checkpoint", f"{TRAIN} --mirror_to {HERE}", code,
+            f"--mirror_to {HERE} is a checkpoint itself. Give its folder, out, or another one."),
+        Row("train.py: the mirror holds another run", f"{TRAIN} --mirror_to out", code, "--mirror_to out holds the "
+            "checkpoints of another run, the last one of step 2. Give --resume_from auto to continue that run"),
         Row("train.py: no epoch's checkpoint stays", f"{TRAIN} --keep_epochs 0", Exit.FLAGS, "--keep_epochs '0'"),
     ]
 

@@ -1,0 +1,131 @@
+"""checkpoint/copies.py: a copy is there whole and read back, or not at all, whatever either disk does."""
+
+import errno
+import shutil
+
+import pytest
+
+from architectures.fields import InvalidCheckpoint
+from checkpoint import copies
+from checkpoint.copies import SourceGone, copy_checkpoint, copy_run_files, is_copied, run_files
+from checkpoint.save import amend
+from checkpoint.verify import read_state, verify
+from tests.helpers.checkpoints import flip, names_in
+
+
+def nothing(num_bytes: int) -> None:
+    pass
+
+
+def contents_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "mirror").mkdir()
+    return tmp_path / "mirror"
+
+
+def test_a_copy_is_the_checkpoint_and_every_byte_is_counted_twice(sound, target):
+    counted = []
+    copied = copy_checkpoint(sound / "checkpoint-900", target, counted.append)
+    assert contents_of(copied) == contents_of(sound / "checkpoint-900")
+    assert names_in(target) == ["checkpoint-900"]
+    listed = sum(path.stat().st_size for path in copied.iterdir() if path.name != "manifest.json")
+    assert sum(counted) == 2 * listed, "written, and read back"
+
+
+def test_a_validation_recorded_while_it_is_copied_is_in_the_copy(folder, target):
+    is_recorded = []
+
+    def advance(num_bytes):
+        if not is_recorded:
+            is_recorded.append(1)
+            amend(folder / "checkpoint-900", {"validated_step": 900}, "a new card")
+
+    copied = copy_checkpoint(folder / "checkpoint-900", target, advance)
+    assert verify(copied)["validated_step"] == 900
+    assert is_copied(folder / "checkpoint-900", copied)
+
+
+def test_a_validation_recorded_later_costs_no_second_copy_of_the_tensors_where_there_are_links(folder, target):
+    path = folder / "checkpoint-900"
+    copied = copy_checkpoint(path, target, nothing)
+    tensors = (copied / "model.safetensors").stat().st_ino
+    amend(path, {"validated_step": 900}, "a new card")
+    assert not is_copied(path, copied)
+    written = []
+    copy_checkpoint(path, target, written.append)
+    assert read_state(copied)["validated_step"] == 900
+    assert (copied / "model.safetensors").stat().st_ino == tensors
+    assert contents_of(copied) == contents_of(path)
+
+
+def test_a_drive_without_links_gets_all_of_it_again(folder, target, monkeypatch):
+    def none(*args):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    copied = copy_checkpoint(folder / "checkpoint-900", target, nothing)
+    amend(folder / "checkpoint-900", {"validated_step": 900}, "a new card")
+    monkeypatch.setattr("os.link", none)
+    copy_checkpoint(folder / "checkpoint-900", target, nothing)
+    assert verify(copied)["validated_step"] == 900
+
+
+def test_a_checkpoint_that_is_pruned_meanwhile_leaves_no_part_of_itself(folder, target):
+    with pytest.raises(SourceGone):
+        copy_checkpoint(folder / "checkpoint-900", target,
+                        lambda num_bytes: shutil.rmtree(folder / "checkpoint-900", ignore_errors=True))
+    assert names_in(target) == []
+
+
+def test_a_damaged_checkpoint_is_told_from_a_disk_that_changes_bytes(folder, target, monkeypatch):
+    whole = folder / "checkpoint-1000"
+    flip(folder / "checkpoint-900" / "model.safetensors")
+    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors does not have the manifest's sha256"):
+        copy_checkpoint(folder / "checkpoint-900", target, nothing)
+    real = copies.write_all
+    monkeypatch.setattr(copies, "write_all", lambda handle, block: real(handle, block[:-1] + b"\x00"))
+    with pytest.raises(OSError, match="what was written reads back differently"):
+        copy_checkpoint(whole, target, nothing)
+    assert names_in(target) == []
+
+
+@pytest.mark.parametrize("broken", ["write_all", "sync", "put_in_place", "read_back"])
+def test_a_copy_that_fails_leaves_the_older_copy_of_the_same_step(folder, target, monkeypatch, broken):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    copied = copy_checkpoint(folder / "checkpoint-900", target, nothing)
+    before = contents_of(copied)
+    amend(folder / "checkpoint-900", {"validated_step": 900}, "a new card")
+    monkeypatch.setattr(copies, broken, full)
+    with pytest.raises(OSError, match="No space left"):
+        copy_checkpoint(folder / "checkpoint-900", target, nothing)
+    assert contents_of(copied) == before
+    assert names_in(target) == ["checkpoint-900"]
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"files": {"../outside": {"sha256": "0"}}}'])
+def test_a_manifest_that_lists_no_checkpoint_is_refused(folder, target, manifest):
+    (folder / "checkpoint-900" / "manifest.json").write_text(manifest)
+    with pytest.raises(InvalidCheckpoint):
+        copy_checkpoint(folder / "checkpoint-900", target, nothing)
+    assert names_in(target) == []
+
+
+def test_the_other_files_of_a_run_are_copied_once_and_again_when_they_change(folder, target):
+    for name in ("metrics.jsonl", "log.txt", "events/1/a", ".lock", ".tmp-checkpoint-7-1/x", "mirror.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "link").symlink_to("metrics.jsonl")
+    assert sorted(name for name, _ in run_files(folder)) == ["events/1/a", "log.txt", "metrics.jsonl"]
+    known, counted = {}, []
+    copy_run_files(folder, target, known, counted.append)
+    assert {name: (target / name).read_text() for name, _ in run_files(target)} == {name: name for name in known}
+    copy_run_files(folder, target, known, counted.append)
+    assert len(counted) == 3
+    (folder / "log.txt").write_text("more lines")
+    copy_run_files(folder, target, known, counted.append)
+    assert ((target / "log.txt").read_text(), len(counted)) == ("more lines", 4)
