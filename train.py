@@ -264,6 +264,7 @@ from training.starting import (
     start_from_weights,
     with_what_no_flag_says,
 )
+from training.starts import recorded_start
 from training.state import Learner, Runtime, TrainState
 from training.together import say_processes
 from training.trackers import Trackers
@@ -441,12 +442,13 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         monitor = open_output(args, flags_now, config, recipe, state, checkpointer, folder, runtime)
         processes.watch(runtime.signals, lambda: learner.parallel.decisions.num_asked, lambda: checkpointer.is_busy,
                         pace.step)
-        try:
-            loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
-        except TokensChanged as error:
-            with processes.on_its_own():
-                raise checkpointer.save_before(error) from error
-        return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
+        with recorded_start(args, plan, pace, sizing, corpus, settings, folder, state, runtime):
+            try:
+                loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
+            except TokensChanged as error:
+                with processes.on_its_own():
+                    raise checkpointer.save_before(error) from error
+            return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
 
 
 def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig, recipe: Recipe, state: TrainState,

@@ -20,6 +20,7 @@ from common.errors import Exit, UserError
 from common.files import read_bytes, read_text
 from common.words import printable
 
+STARTS = "starts.jsonl"  # in an output folder; training/starts.py writes it
 MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
 MOST_STEPS = 2**62
 LARGEST = 1e100  # of a number: sums and products of such numbers are finite
