@@ -19,6 +19,7 @@ from pathlib import Path
 from common import flags
 from common.errors import guard, require
 from common.files import hash_ahead
+from hub.names import as_recorded, check_package, problems_with_name
 
 TOKENS_PER_BATCH = {"cuda": 16_384, "cpu": 4096}
 
@@ -33,7 +34,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                           "Measures how well a model predicts: any text, HellaSwag's endings, LAMBADA's last words.")
     g = parser.group("what is measured")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, or a Hugging Face folder of GPT-2, Qwen3 or Llama")
+           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
     g.group.add_argument("--text", nargs="+", action="extend", metavar="FILE",
                          help="text as pretokenize.py takes it: files, folders, globs (default: none)")
@@ -65,7 +66,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """The flags that are missing or have no effect."""
-    problems = []
+    problems = problems_with_name("--ckpt", args.ckpt)
     if not (args.text or args.tokens or args.hellaswag or args.lambada):
         problems.append("--text: nothing to measure; give it files, or give --tokens, --hellaswag or --lambada")
     problems += [f"--{name} '': must be text that is not empty" for name in ("text", "tokens")
@@ -85,6 +86,7 @@ def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages before the second that importing torch takes, and starts to hash the checkpoint."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    check_package(args.ckpt)
     hash_ahead(Path(args.ckpt))
     return 0
 
@@ -112,6 +114,7 @@ from evaluation.scoring import PROGRESS_TOTAL, Measurement, Scorer, TextEncoder
 from evaluation.tasks import TASKS
 from evaluation.texts import measure_texts
 from evaluation.token_files import measure_tokens
+from hub.models import with_models_here
 from machine import device
 from machine.device import Machine
 from pretokenization.blocks import Reading
@@ -143,6 +146,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()
 
+    args = with_models_here(args, ["ckpt"], out, signals.look)
     folder, model, tokenizer = open_model_and_tokenizer(args, machine, out)
     T = model.config.seq_length
     stride = choose_stride(args.stride, T)
@@ -165,8 +169,8 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
                 out.say(result.line)
     finally:
         if figures is not None and results:
-            facts = {"ckpt": str(folder), "parameters": model.config.num_parameters, "seq_length": T, "stride": stride,
-                     "device": machine.name, "precision": machine.precision}
+            facts = {"ckpt": as_recorded(str(folder)), "parameters": model.config.num_parameters, "seq_length": T,
+                     "stride": stride, "device": machine.name, "precision": machine.precision}
             figures.write(json.dumps({**facts, "results": results}, indent=1).encode() + b"\n")
 
 
@@ -208,7 +212,7 @@ def choose_stride(requested: int | None, window: int) -> int:
 def print_header(folder: Path, model: Network, stride: int | None, machine: Machine, out: Progress) -> None:
     """Prints the lines about model and machine, and starts the progress bar. stride None: no text is measured."""
     shown_stride = "" if stride is None else f", stride {stride:,}"
-    out.say(f"model       {printable(str(folder))}\n"
+    out.say(f"model       {printable(as_recorded(str(folder)))}\n"
             f"            {count(model.config.num_parameters)} parameters, window {model.config.seq_length:,}"
             f"{shown_stride}\n"
             f"device      {machine.name} ({machine.device_reason})\n"

@@ -3,6 +3,7 @@
     python export.py --ckpt out --output model.gguf                              for llama.cpp and programs built on it
     python export.py --ckpt out --output model.gguf --dtype f16                  half the size
     python export.py --ckpt out --output my-gpt2 --format huggingface --dtype bf16
+    python export.py --ckpt out --push me/my-gpt2                               that folder to the hub, private
 
 llama.cpp's own converter recognizes a tokenizer by a hash of some ids, so it refuses every newly trained one. This
 program writes the file directly, with the names and types that the converter uses. The Hugging Face folder is
@@ -18,6 +19,7 @@ from typing import Any
 
 from common import flags
 from common.errors import guard, optional, require
+from hub.names import as_recorded, check_package, name_of_folder, problems_with_name, problems_with_push
 
 # ---------------------------------------------------------------- flags
 
@@ -28,34 +30,54 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
     g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, or a Hugging Face folder of GPT-2, Qwen3 or Llama")
+           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; gguf only",
            "the checkpoint's")
     g = parser.group("what is written")
-    g.flag("--output", path(), None, "file to write, or folder with --format huggingface", "required")
-    g.flag("--format", one_of("gguf", "huggingface"), "gguf", "gguf needs the package gguf")
+    g.flag("--output", path(), None, "file to write, or folder with --format huggingface",
+           "required; with --push a temporary folder")
+    g.flag("--format", one_of("gguf", "huggingface"), None, "gguf needs the package gguf",
+           "gguf; huggingface with --push")
     g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32")
-    g.switch("--overwrite", False, "replace an earlier export")
+    g.switch("--overwrite", False, "replace an earlier export, or the files of this name in the repository of --push")
+    g = parser.group("the Hugging Face hub")
+    g.flag("--push", path("OWNER/NAME"), None, "upload the folder to this repository, which is created, private, if it "
+           "does not exist; what is uploaded is said first", "nothing is uploaded")
+    g.switch("--public", False, "a repository that everybody can read")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
 
 def check(args: argparse.Namespace) -> list[str]:
     """The problems that argparse does not see, one line each."""
-    problems = []
-    if args.output is None:
+    problems = problems_with_name("--ckpt", args.ckpt)
+    if args.output is None and args.push is None:
         problems.append("--output: required. Name the file or folder to write")
-    if args.tokenizer_file is not None and args.format != "gguf":
+    if args.push is not None:
+        problems += problems_with_push(args.push)
+    elif args.public:
+        problems.append("--public: has no effect without --push")
+    if args.push is not None and args.format == "gguf":
+        problems.append("--format gguf: not with --push, which uploads a Hugging Face folder")
+    if args.tokenizer_file is not None and form_of(args) != "gguf":
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the checkpoint's")
     return problems
+
+
+def form_of(args: argparse.Namespace) -> str:
+    """The format to write."""
+    return args.format or ("gguf" if args.push is None else "huggingface")
 
 
 def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages before torch is imported, which takes seconds."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
-    if args.format == "gguf":
+    if form_of(args) == "gguf":
         optional("gguf", "--format gguf")
+    check_package(args.ckpt)
+    if args.push is not None:
+        optional("huggingface_hub", "--push")
     return 0
 
 
@@ -67,6 +89,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -85,6 +108,8 @@ from common.outputs import KINDS, cannot_write, kind_of, place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
+from hub import publish
+from hub.models import with_models_here
 from tokens.llama_cpp import GGUFVocabulary, gguf_vocabulary
 from tokens.tokenizer import tokenizer_of
 
@@ -107,11 +132,22 @@ def main(argv: Sequence[str]) -> int:
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Writes the output under a temporary name and renames it. Raises UserError, OSError, Stopped."""
-    target = choose_target(args.output, args.format, args.overwrite)
+    repository = publish.look_at(args.push, args.public, args.overwrite, out) if args.push is not None else None
+    with contextlib.ExitStack() as held:
+        output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
+        target = choose_target(output, form_of(args), args.overwrite)
+        args = with_models_here(args, ["ckpt"], out, signals.look)
+        write_export(args, output, target, signals, out)
+        if repository is not None:
+            publish.push(target, repository, as_shown(args.ckpt), out)
+
+
+def write_export(args: argparse.Namespace, output: str, target: Path, signals: Signals, out: Progress) -> None:
+    """Writes one file or folder, read back before it gets its name. Raises UserError, OSError, Stopped."""
     with out.phase("loading the model"):
         source = resolve(Path(args.ckpt), out.warn)
         if target.exists() and target.samefile(source):
-            raise UserError(Exit.FLAGS, f"--output {printable(args.output)} is the model to export, and would be "
+            raise UserError(Exit.FLAGS, f"--output {printable(output)} is the model to export, and would be "
                                         "replaced. Give another name.")
         config, weights = open_model(source)
     temporary = target.with_name(f".export-{os.getpid()}.tmp")
@@ -119,14 +155,14 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         signals.look()
         with out.phase(f"writing {printable(target.name)}"):
-            if args.format == "gguf":
+            if form_of(args) == "gguf":
                 tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
                 vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
                 if vocabulary.normalizes:
                     out.warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in "
                              "another form gets other ids.")
                 template = chat_template(source)
-                num_tensors = write_gguf(config, weights, vocabulary, template, source.resolve().name, temporary,
+                num_tensors = write_gguf(config, weights, vocabulary, template, name_in_gguf(source), temporary,
                                          args.dtype)
             else:
                 num_tensors = write_folder(source, stored_in(source), temporary, args.dtype)
@@ -136,13 +172,24 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         temporary.replace(target)
         sync(target.parent)
     except (OSError, SafetensorError) as error:  # either may be a full disk
-        raise cannot_write("--output", args.output, error) from error
+        raise cannot_write("--output", output, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
     written = [target] if target.is_file() else list(target.iterdir())
     num_bytes = sum(path.stat().st_size for path in written)
-    out.say(f"{printable(str(source))} -> {printable(str(target))}: {several(num_tensors, 'tensor')}, {args.dtype}, "
-            f"{size(num_bytes)}")
+    where = printable(str(target)) if args.output is not None else "a temporary folder"
+    out.say(f"{as_shown(str(source))} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}, {size(num_bytes)}")
+
+
+def as_shown(folder: str) -> str:
+    """A folder in messages; what came from the hub by its name there."""
+    return printable(as_recorded(folder))
+
+
+def name_in_gguf(source: Path) -> str:
+    """The name that a GGUF file holds: the folder's, or the repository's of the hub."""
+    found = name_of_folder(str(source))
+    return found.repo.rpartition("/")[2] if found else source.resolve().name
 
 
 def choose_target(output: str, form: str, overwrite: bool) -> Path:

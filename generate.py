@@ -21,6 +21,7 @@ from common import flags
 from common.errors import guard, require
 from common.files import hash_ahead
 from generation.continuation import DEFAULTS, Sampling
+from hub.names import check_package, problems_with_name
 
 MAX_NEW_TOKENS = 1_000_000
 GRAPH_ROWS = 32  # more rows keep a GPU busy between two launches, and drawing their ids in a graph takes long
@@ -35,7 +36,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, or a Hugging Face folder of GPT-2, Qwen3 or Llama")
+           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME")
     g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
     g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
            "a newline")
@@ -79,7 +80,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """The flags that contradict each other."""
-    problems = []
+    problems = problems_with_name("--ckpt", args.ckpt)
     if args.prompt is not None and args.prompt_file is not None:
         problems.append("--prompt and --prompt_file: give one of them")
     if args.prompt_lines and args.prompt_file is None:
@@ -98,6 +99,7 @@ def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages before the second that importing torch takes, and starts to hash the checkpoint."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
+    check_package(args.ckpt)
     hash_ahead(Path(args.ckpt))
     return 0
 
@@ -125,6 +127,7 @@ from generation.graphs import GraphDecoder
 from generation.prompts import Language, encode_prompt, read_prompts
 from generation.sampling import decode
 from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedText
+from hub.models import with_models_here
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
@@ -143,11 +146,12 @@ def main(argv: Sequence[str]) -> int:
     prompts = [] if args.interactive else read_prompts(args.prompt, args.prompt_file, args.prompt_lines)
     num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
 
-    # A training run may delete the folder meanwhile; then the next one is tried.
-    with contextlib.closing(Progress(sys.stderr)) as out, out.phase(
-            "loading and compiling the model" if args.compile else "loading the model"):
-        folder, decoder = read_checkpoint(Path(args.ckpt), warn,
-                                          lambda folder: (folder, load_decoder(args, folder, num_rows)))
+    with contextlib.closing(Progress(sys.stderr)) as out:
+        args = with_models_here(args, ["ckpt"], out)
+        # A training run may delete the folder meanwhile; then the next one is tried.
+        with out.phase("loading and compiling the model" if args.compile else "loading the model"):
+            folder, decoder = read_checkpoint(Path(args.ckpt), warn,
+                                              lambda folder: (folder, load_decoder(args, folder, num_rows)))
     vocab_size = decoder.config.vocab_size
     tokenizer = tokenizer_of(folder, args.tokenizer_file, vocab_size, all_ids=False)
     tokenizer.encode_special_tokens = not args.special_tokens

@@ -7,6 +7,8 @@
     python pretokenize.py corpus/ --tokenizer_file t.json --shard 3/16    # on one of 16 machines; then --finalize
     python pretokenize.py --verify data --peek 3                      # is everything as it was written? what is in it?
     python pretokenize.py --demo                                      # Python's own sources, about 11 MB
+    python pretokenize.py hf://datasets/roneneldan/TinyStories        # a dataset of the Hugging Face hub
+    python pretokenize.py --corpus tinystories                        # one of those that have a short name
 
 Worker processes read blocks of the text and encode them; this process writes their answers, in order, so that the
 result is the same for any number of workers. A run that was killed continues where it was when the same command is
@@ -23,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from common import flags
 from common.errors import guard, require
+from hub.corpora import CORPORA, introduce, with_corpus
+from hub.names import DATASET, check_package, is_on_hub, problems_with_name
 from tokens.layouts import LAYOUTS, WRITTEN
 
 if TYPE_CHECKING:
@@ -53,7 +57,9 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text = parser.group("the text")
     text.group.add_argument("files", nargs="*", metavar="FILE",
                             help="text files, .jsonl or .parquet, text also packed as .gz .zst .bz2 .xz; folders; "
-                                 "globs; - for stdin")
+                                 "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
+    text.flag("--corpus", flags.one_of(*CORPORA), None,
+              "a corpus of the hub by a short name; size, license and time are said before it is downloaded", "none")
     text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB")
     text.flag("--text_field", flags.text("NAME"), "text",
               "field of a JSON line, or column of a table, that holds the document")
@@ -79,7 +85,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     tokenizer.flag("--train_sample_bytes", flags.whole(1, 10**9, "BYTES"), TRAIN_SAMPLE_BYTES,
                    "train the tokenizer on at most this much text, spread evenly; 200 MB take 1.5 GB of memory")
     tokenizer.flag("--tokenizer_file", flags.text(), None,
-                   "use this tokenizer.json, or GPT-2's encoder.json with vocab.bpe beside it", "train a new tokenizer")
+                   "use this tokenizer.json, or GPT-2's encoder.json with vocab.bpe beside it, or that of a model, "
+                   "hf://OWNER/NAME", "train a new tokenizer")
     tokenizer.switch("--tokenizer_only", False, "write only tokenizer.json, which many shards can then use")
     tokenizer.flag("--engine", flags.one_of("auto", "tokenizers", "gigatoken"), "auto",
                    "library that encodes; auto: gigatoken where it is installed and gives the same ids as tokenizers")
@@ -113,13 +120,20 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 def find_conflicts(args: Namespace) -> list[str]:
     """What is wrong with flags that are each valid."""
     problems = []
-    has_text = bool(args.files) or args.demo
+    has_text = bool(args.files) or args.demo or args.corpus is not None
     only_looks = args.verify is not None or args.finalize or (args.peek is not None and not has_text)
     if only_looks and has_text:
-        problems.append(f"{'--finalize' if args.finalize else '--verify'}: takes no FILE and no --demo beside it")
-    elif not only_looks and bool(args.files) == args.demo:
-        problems.append("--demo: takes no FILE beside it" if args.demo else
-                        "FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
+        problems.append(f"{'--finalize' if args.finalize else '--verify'}: takes no FILE, --corpus or --demo beside it")
+    elif not only_looks and not has_text:
+        problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
+    elif args.demo and (args.files or args.corpus):
+        problems.append("--demo: takes no FILE and no --corpus beside it")
+    elif args.corpus and args.files:
+        problems.append("--corpus: takes no FILE beside it")
+    if args.corpus and "text_field" in args.config.given:
+        problems.append(f"--text_field: impossible with --corpus, whose field is {CORPORA[args.corpus].text_field}")
+    problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
+    problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     if args.encoding is not None and args.strict_utf8:
         problems.append("--strict_utf8: impossible with --encoding, which is strict itself")
     if args.encoding is not None and args.demo:
@@ -159,9 +173,11 @@ def can_be_shard(args: Namespace) -> bool:
 
 def answer_early(argv: Sequence[str]) -> int:
     """Answers --help, wrong flags and missing packages before anything slow is imported."""
-    read_flags(argv)
+    args = read_flags(argv)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here multiplies; its threads take 0.05 s to start
     require("numpy", "tokenizers", "tqdm")
+    args = with_corpus(args)
+    check_package(*args.files, args.tokenizer_file)
     return 0
 
 
@@ -178,6 +194,8 @@ from common.files import write_whole
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, shell_word, size
+from hub.datasets import fetch_dataset
+from hub.models import with_tokenizer_here
 from pretokenization.assemble import (
     check_disk,
     commit,
@@ -187,6 +205,7 @@ from pretokenization.assemble import (
     put_together,
     read_shards,
     shard_folder,
+    sources_of_shard,
     summarise,
 )
 from pretokenization.blocks import LIMITS, Limits, Reading
@@ -201,7 +220,7 @@ from pretokenization.passes import (
     take_only_document,
 )
 from pretokenization.report import Report
-from pretokenization.sources import demo_sources, find_sources, spans_of
+from pretokenization.sources import demo_sources, find_sources, find_text_field, spans_of
 from pretokenization.split import SMALL_BYTES, UNDECIDED, VAL_FRACTION, split_by_hash
 from pretokenization.store import WORK, Folder, Journal
 from pretokenization.verify import peek, verify_folder
@@ -257,7 +276,8 @@ def begin(args: Namespace, folder: Folder, shard: Shard | None, given: Vocabular
     sources = read_names(args, folder, signals, progress)
     folder.refuse_replaced(source.path for source in sources)
     any_tokenizer = given is not None and not given.splits_as_gpt2
-    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
+    text_field = find_text_field(sources, args.text_field, "text_field" in args.config.given, progress.say)
+    reading = Reading(text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
                       any_tokenizer, folder.work, limits)
     text = Text(sources, spans_of(sources, reading, *(shard or (0, 1))), reading)
     journal, val_fraction = read_journal(args, sources, given, shard, folder)
@@ -285,15 +305,18 @@ def read_journal(args: Namespace, sources: Sequence[Source], given: Vocabulary |
 
 
 def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Progress) -> list[Source]:
-    """The files to read; what comes through stdin becomes one first. Raises UserError (exit 3)."""
+    """The files to read; what comes from the hub, or through stdin, becomes files first. Raises UserError (exit 3, 5).
+    """
     if args.demo:
         return demo_sources()
-    if "-" not in args.files:
-        return find_sources(args.files, progress.say, None, args.encoding or "")
-    piped = folder.work / "stdin"
-    with progress.phase("reading stdin"), folder.writing():
-        in_thread(lambda: spool_stdin(piped), signals)
-    return find_sources(args.files, progress.say, piped, args.encoding or "")
+    if args.corpus is not None:
+        introduce(args.corpus, args.output_dir, progress.say)
+    fetched = {word: fetch_dataset(word, progress, signals.look) for word in args.files if is_on_hub(word)}
+    piped = folder.work / "stdin" if "-" in args.files else None
+    if piped is not None:
+        with progress.phase("reading stdin"), folder.writing():
+            in_thread(lambda: spool_stdin(piped), signals)
+    return find_sources(args.files, progress.say, piped, args.encoding or "", fetched)
 
 
 def spool_stdin(path: Path) -> None:
@@ -409,7 +432,7 @@ def finalize(args: Namespace, folder: Folder, signals: Signals, progress: Progre
     if ITEM_BYTES[dtype] != ITEM_BYTES[shards[0]["dtype"]]:
         raise UserError(Exit.FLAGS, f"--format {args.format} holds {dtype}, the shards {shards[0]['dtype']}. Finalize "
                                     "them in the native format.")
-    text = Text([Source(Path(name), name) for name in shards[0]["sources"]], [], Reading())
+    text = Text(sources_of_shard(shards[0]), [], Reading())
     val_fraction = shards[0]["val_fraction"]
     split = split_by_hash(VAL_FRACTION if val_fraction is None else val_fraction)
     job = Job(args, text, val_fraction, split, folder, Journal(), 1, signals, progress)
@@ -464,6 +487,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
             finalize(args, folder, signals, progress)
     elif args.files or args.demo:
         shard = shard_of(args, progress)
+        args = with_tokenizer_here(args, progress, signals.look)
         path = output_dir if shard is None else shard_folder(output_dir, *shard)
         with Folder(path, "metadata.json" if shard is None else "shard.json") as folder:
             signals.promise(lambda: f"stopping (now: {progress.doing or 'looking at the text'})", folder.stake)
@@ -479,7 +503,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
 
 def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     """The whole command; returns the exit code."""
-    args = read_flags(argv)
+    args = with_corpus(read_flags(argv))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
     progress = Progress()
@@ -488,7 +512,7 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
             try:
                 run(args, signals, progress, limits)
             except Stopped:
-                is_kept = (Path(args.output_dir) / WORK).exists()
+                is_kept = (Path(args.output_dir) / WORK).exists() or any(map(is_on_hub, args.files))
                 kept = "; the same command continues where it was" if is_kept else ""
                 progress.warn(f"stopped by {signals.name}, no token file was written to "
                               f"{printable(args.output_dir)}{kept}")

@@ -22,6 +22,7 @@ from common import flags
 from common.allocator import let_segments_grow
 from common.errors import Exit, UserError, guard, require
 from common.ranks import world_size
+from hub.names import check_package
 from training.contradictions import contradictions
 
 TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
@@ -150,8 +151,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), best or last, or auto: "
            "newest in --output_dir, else a new run", "a new run")
     g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them (newest), the "
-           "best of a folder (out/best), or a Hugging Face folder of GPT-2, Qwen3 or Llama; the model takes their "
-           "shape, the optimizer starts fresh", "random weights")
+           "best of a folder (out/best), a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: "
+           "hf://OWNER/NAME, with @REVISION; the model takes their shape, the optimizer starts fresh", "random weights")
     g.switch("--reset_optimizer", False, "resume weights, step and data order alone; the moments start at zero")
     g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir")
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
@@ -187,6 +188,7 @@ def answer_early(argv: Sequence[str]) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    check_package(args.init_from)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UserError(Exit.MACHINE, "--tensorboard: the package tensorboard is missing. Run: pip install tensorboard")
     return 0
@@ -217,6 +219,7 @@ from common.files import cache_folder
 from common.progress import Progress
 from common.signals import Signals
 from common.words import percent, printable, size
+from hub.models import with_models_here
 from machine import device
 from machine.device import Machine
 from machine.processes import ALONE, joined, of_environment
@@ -291,6 +294,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
         if args.check:
             require_gpu(args)
             return check_machine(args, choose_machine(args, out), out, signals, trial_command(argv))
+        args = with_models_here(args, ["init_from"], out)
         corpus, sizing, config, resumed = processes.lead(
             partial(check_inputs, args, out, held), checkpoint_of, partial(follow_inputs, args))
         deadline = Deadline(args.max_minutes, resumed[1] if resumed else {}, began)
@@ -429,7 +433,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
                                 settings, command_for_card(flags_now.given), runtime)
     if args.init_from and not resumed:
-        start_from_weights(args, learner, validator.tokenizer, out)
+        state.init_from = start_from_weights(args, learner, validator.tokenizer, out)
     if folder:
         resume(folder, stored, learner, settings, recipe.total_steps, args.reset_optimizer, out)
 

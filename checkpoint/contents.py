@@ -35,6 +35,7 @@ PUBLISHED = (CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json", "voc
 
 WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # the cure in messages
 
+NOTHING_ON_HUB: Mapping[str, Sequence[str | None]] = {}
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 MOST_NEW_TOKENS = 256  # as transformers' own default; half of T where that is less, so that a prompt has room
@@ -175,13 +176,16 @@ def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_lengt
 
 
 def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
-               command: str = "") -> str:
+               command: str = "", on_hub: Mapping[str, Sequence[str | None]] = NOTHING_ON_HUB) -> str:
     """README.md: the model's shape, facts about its training, its validation curve, and how to open it.
 
-    A point of the curve is (step, loss in nats, bits per byte or None).
+    A point of the curve is (step, loss in nats, bits per byte or None). on_hub names the repositories of the hub that
+    the model was made of, by the field in which the hub looks for them.
     """
     return (
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
+        + _repositories(on_hub)
+        + "---\n\n"
         f"# {architecture_of(config).NAME}, {config.num_parameters:,} parameters\n\n"
         f"- layers {config.n_layer}, heads {config.n_head}{_shared_heads(config)}, width {config.n_embd}, context "
         f"{config.seq_length}, "
@@ -193,6 +197,12 @@ def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tu
         "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")\n"
         "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")\n"
     )
+
+
+def _repositories(on_hub: Mapping[str, Sequence[str | None]]) -> str:
+    """The fields of a card's head with these repositories; none for a field without any."""
+    named = {field: list(dict.fromkeys(repo for repo in repos if repo)) for field, repos in on_hub.items()}
+    return "".join(f"{field}:\n" + "".join(f"- {repo}\n" for repo in repos) for field, repos in named.items() if repos)
 
 
 def _shared_heads(config: ModelConfig) -> str:

@@ -35,6 +35,7 @@ FLOORS = (
     ("architectures",),
     ("model",),
     ("machine", "ops"),
+    ("hub",),
     ("common",),
 )
 NOT_THE_PROGRAM = ("tests", "docs", "notebooks")

@@ -55,14 +55,15 @@ Totals = Mapping[str, Mapping[str, int]]  # of each split: tokens, documents, by
 def plan_of(args: Namespace, val_fraction: float | None, sources: Sequence[Source],
             vocabulary: Vocabulary | None) -> str:
     """A hash of everything that decides the bytes that are written."""
-    elsewhere = ("files", "tokenizer_file", "output_dir", "shard")
+    elsewhere = ("files", "corpus", "tokenizer_file", "output_dir", "shard")
     without_effect = ("overwrite", "num_workers", "engine", "debug", "peek", "config")
     flags = {key: value for key, value in sorted(vars(args).items()) if key not in (*elsewhere, *without_effect)}
     flags["val_fraction"] = val_fraction
     if flags["encoding"] is None:
         del flags["encoding"]  # runs that began before there was this flag can be continued
     content = vocabulary.content_as_json if vocabulary else '""'
-    files = [(source.shown, source.num_bytes, source.packing, source.kind) for source in sources]
+    files = [(source.shown, source.num_bytes, source.packing, source.kind, *([source.origin] * bool(source.origin)))
+             for source in sources]
     return hashlib.sha256(f"[{PROGRAM_VERSION}, {json.dumps(flags)}, {content}, {json.dumps(files)}]".encode()
                           ).hexdigest()
 
@@ -225,12 +226,29 @@ def commit(job: Job, place: Path, totals: Totals, dtype: str, vocabulary: Vocabu
         "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / "tokenizer.json")},
         "sources": sources[:MAX_SOURCES_LISTED],
         "num_sources": len(sources),
+        **origins_of(job.text.sources),
         "split_rule": job.split.rule,
         **({"encoding": job.args.encoding} if job.args.encoding else {}),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     job.folder.commit(job.journal, names, metadata)
     return metadata
+
+
+def origins_of(sources: Sequence[Source]) -> dict[str, list[str]]:
+    """What metadata.json and shard.json say of datasets of the hub: each with its commit. Nothing if there is none."""
+    origins = list(dict.fromkeys(source.origin for source in sources if source.origin))
+    return {"origins": origins} if origins else {}
+
+
+def sources_of_shard(fields: Mapping[str, Any]) -> list[Source]:
+    """The names of the sources in a shard.json, which are all that is left of them when shards are put together.
+
+    Of their origins the first sources have one each: which file came from which is not recorded.
+    """
+    origins = [str(origin) for origin in fields.get("origins", [])]
+    return [Source(Path(name), name, origin=origins[index] if index < len(origins) else "")
+            for index, name in enumerate(fields["sources"])]
 
 
 def described_file(job: Job, path: Path, dtype: str, vocab_size: int) -> dict[str, Any]:
@@ -310,6 +328,7 @@ def commit_shard(job: Job, shard: tuple[int, int], plan: str, dtype: str) -> dic
         "splits": totals,
         "num_sources": len(sources),
         "sources": [Path(source.shown).name for source in sources][:MAX_SOURCES_LISTED],
+        **origins_of(sources),
     }
     job.folder.commit(job.journal, names, metadata)
 

@@ -157,6 +157,10 @@ class Kind(Protocol):
         """True for a name, in lower case and without a packed file's ending, that is taken from a folder."""
         ...
 
+    def text_fields(self, source: Source) -> list[str]:
+        """The fields that hold text in the first document of a file; none for a kind without fields."""
+        ...
+
     def ending(self, reading: Reading) -> bytes:
         """The bytes after which the next document begins, wherever they stand; none if shards cannot share a file."""
         ...

@@ -42,6 +42,7 @@ class Source:
     packing: str = ""  # gzip, zstd, bzip2, xz, or nothing
     kind: str = "text"  # a key of sources.KINDS; it is part of the fingerprint of a run
     encoding: str = ""  # Python's name of it; nothing: UTF-8
+    origin: str = ""  # the repository of the hub that it came from, with the commit; nothing: a file of the user's
 
     @property
     def is_stream(self) -> bool:

@@ -20,6 +20,7 @@ from pretokenization.files import MARK, Feed, Source
 
 NOT_JSON = "is not JSON"
 MOST_FIELDS_NAMED = 8
+FIRST_LINE_BYTES = 2**24  # of a file, among which the first line is looked for
 LONG_FIRST_LINE = 4000  # bytes of a first line from which on its end is not in what was read of the file
 
 
@@ -48,6 +49,15 @@ class JsonLines:
 
     def is_in_folder(self, name: str, is_packed: bool) -> bool:
         return name.endswith(self.endings) and (is_packed or not name.endswith(".json"))
+
+    def text_fields(self, source: Source) -> list[str]:
+        with Feed(source) as feed:
+            line = feed.window(0, FIRST_LINE_BYTES).removeprefix(MARK).partition(b"\n")[0]
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            return []
+        return [name for name, value in fields.items() if isinstance(value, str)] if isinstance(fields, dict) else []
 
     def ending(self, reading: Reading) -> bytes:
         return b"\n"

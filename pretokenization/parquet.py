@@ -12,6 +12,7 @@ from pretokenization.files import Source
 
 MAGIC = b"PAR1"
 ROWS_AT_ONCE = 64
+TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary")
 
 
 class Parquet:
@@ -31,6 +32,13 @@ class Parquet:
     def is_in_folder(self, name: str, is_packed: bool) -> bool:
         return name.endswith(self.endings) and not is_packed
 
+    def text_fields(self, source: Source) -> list[str]:
+        try:
+            schema = optional("pyarrow.parquet", source.shown).read_schema(source.path)
+        except (OSError, ValueError) as error:
+            raise damaged(source, error) from error
+        return [field.name for field in schema if str(field.type) in TEXT_TYPES]
+
     def ending(self, reading: Reading) -> bytes:
         return b""
 
@@ -49,8 +57,7 @@ class Parquet:
                                            f"{printable(', '.join(names))[:200]}. Give --text_field.")
             yield from row_blocks(index, source, file, reading)
         except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
-            why = printable(str(error))[:120].rstrip(".")
-            raise UserError(Exit.DATA, f"{source.shown} is damaged: {why}. Give a complete copy.") from error
+            raise damaged(source, error) from error
 
     def documents(self, block: TextBlock, content: list[Any], reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
@@ -58,6 +65,12 @@ class Parquet:
         found.newlines = len(content)
         texts = list(texts_of(content, reading, found))
         return texts, [text.encode(errors="replace") for text in texts]
+
+
+def damaged(source: Source, error: Exception) -> UserError:
+    """The error for a file that pyarrow cannot read."""
+    why = printable(str(error))[:120].rstrip(".")
+    return UserError(Exit.DATA, f"{source.shown} is damaged: {why}. Give a complete copy.")
 
 
 def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:

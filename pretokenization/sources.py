@@ -9,12 +9,14 @@ import glob
 import os
 import stat
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.words import printable, several, shell_word
+from hub.datasets import Fetched
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.encodings import has_controls, refuse_encoding
 from pretokenization.files import PACKED_ENDINGS, PACKINGS, Feed, Source
@@ -50,6 +52,8 @@ NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do
     (0, b"\x93NUMPY", "a numpy array", TOKENS),
 )
 OFFICE = (".docx", ".odt", ".epub", ".xlsx", ".pptx")  # zip archives by their first bytes
+USUAL_FIELDS = ("text", "content", "Text", "story", "document", "article", "page", "body", "markdown", "raw_content")
+EMPTY: Mapping[str, Sequence[Fetched]] = {}
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
@@ -57,23 +61,32 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 # ---------------------------------------------------------------- finding files
 
 
-def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path | None,
-                 encoding: str = "") -> list[Source]:
+def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path | None, encoding: str = "",
+                 fetched: Mapping[str, Sequence[Fetched]] = EMPTY) -> list[Source]:
     """Files, folders and globs as files in the order given, sorted within each, none twice; '-' is the file stdin.
 
-    encoding is that of all text, UTF-8 if it is empty. Raises UserError (exit 3) for a file that is missing or does
-    not hold text.
+    encoding is that of all text, UTF-8 if it is empty. fetched holds the files of the words that name datasets of the
+    hub. Raises UserError (exit 3) for a file that is missing or does not hold text.
     """
     found: dict[str, Source] = {}
     num_repeated = 0
-    for name in (name for word in words for name in files_of(word, say)):
+
+    def add(name: str, examined: Callable[[], Source]) -> None:
+        nonlocal num_repeated
         key = name if name == "-" else os.path.realpath(name)
         if key in found:
             num_repeated += 1
-        elif name == "-" and stdin is not None:
-            found[key] = examine(stdin, "stdin", encoding, is_piped=True)
         else:
-            found[key] = examine(Path(name), printable(name), encoding)
+            found[key] = examined()
+
+    for word in words:
+        for file in fetched.get(word, ()):
+            add(str(file.path), partial(examine_fetched, file, encoding))
+        for name in files_of(word, say) if word not in fetched else ():
+            if name == "-" and stdin is not None:
+                add(name, partial(examine, stdin, "stdin", encoding, is_piped=True))
+            else:
+                add(name, partial(examine, Path(name), printable(name), encoding))
     if num_repeated:
         say(f"named more than once, read once: {several(num_repeated, 'file')}")
     return list(found.values())
@@ -184,6 +197,30 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         refuse_controls(look)
         kind = next(kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(look))
     return replace(source, kind=kind)
+
+
+def examine_fetched(file: Fetched, encoding: str) -> Source:
+    """A file of a dataset of the hub as a source, under its name there."""
+    return replace(examine(file.path, file.shown, encoding), origin=file.origin)
+
+
+def find_text_field(sources: Sequence[Source], requested: str, is_given: bool, say: Callable[[str], None]) -> str:
+    """The field that holds a document: the requested one; of a dataset of the hub the one that its first file has.
+
+    Raises UserError (exit 3) where several fields hold text and none has a usual name.
+    """
+    first = next((source for source in sources if source.origin and KINDS[source.kind].has_fields), None)
+    if is_given or first is None:
+        return requested
+    fields = KINDS[first.kind].text_fields(first)
+    if requested in fields:
+        return requested
+    usual = [name for name in USUAL_FIELDS if name in fields] or fields
+    if not fields or (len(usual) > 1 and usual[0] not in USUAL_FIELDS):
+        there = printable(", ".join(fields))[:200] or "no field that holds text"
+        raise UserError(Exit.DATA, f"{first.shown} has no field {requested!r}, it has {there}. Give --text_field.")
+    say(f"text        is in {printable(usual[0])!r} (--text_field names another)")
+    return usual[0]
 
 
 def refuse_what_is_not_text(look: FirstLook, packing: str) -> None:

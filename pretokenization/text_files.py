@@ -21,6 +21,9 @@ class TextFile:
     def is_in_folder(self, name: str, is_packed: bool) -> bool:
         return name.endswith(self.endings)
 
+    def text_fields(self, source: Source) -> list[str]:
+        return []
+
     def ending(self, reading: Reading) -> bytes:
         separator = reading.separator or ""
         overlaps_itself = any(separator.endswith(separator[:length]) for length in range(1, len(separator)))

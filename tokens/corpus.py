@@ -28,7 +28,8 @@ class Corpus:
 
     identity is the sha256 of the training file; of several files, the sha256 of theirs in hex, one after the other.
     val_identity is that of the file or files that the validation tokens lie in. A mixture has shares, in their order,
-    and its streams are those of the shares one after the other; any other corpus has none.
+    and its streams are those of the shares one after the other; any other corpus has none. origins are the datasets of
+    the hub that the text came from.
     """
 
     train: TokenStream
@@ -41,6 +42,7 @@ class Corpus:
     val_identity: str | None = None
     notes: tuple[str, ...] = field(default=())
     shares: tuple[Share, ...] = field(default=())
+    origins: tuple[str, ...] = field(default=())
 
     @property
     def validations(self) -> list[TokenStream]:
@@ -106,7 +108,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         train_stream = train_stream.slice(0, train_stream.length - num)
 
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256, training.identity,
-                  val_identity, tuple(notes))
+                  val_identity, tuple(notes), origins=metadata.origins)
 
 
 @dataclass(frozen=True)

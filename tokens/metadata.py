@@ -67,6 +67,12 @@ class Metadata:
         return self.is_ours or any(self.fields.get(name) is not None for name in known)
 
     @property
+    def origins(self) -> tuple[str, ...]:
+        """The datasets of the hub that the text came from, each with its commit; none for other text."""
+        found = self.fields.get("origins") if self.is_ours else None
+        return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
+
+    @property
     def vocab_size(self) -> int | None:
         return self._whole_number(self.fields, VOCAB_SIZES, 1, MAX_VOCAB_SIZE)
 

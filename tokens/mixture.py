@@ -33,7 +33,8 @@ def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
     return Corpus(_joined([corpus.train for corpus in corpora]), _joined(validations) if validations else None,
                   first.vocab_size, first.end_of_text_id, first.tokenizer_path, first.tokenizer_sha256,
                   _identity([corpus.identity for corpus in corpora], parts),
-                  _identity(val_identities, parts) if validations else None, (*notes, *_notes_on(shares)), shares)
+                  _identity(val_identities, parts) if validations else None, (*notes, *_notes_on(shares)), shares,
+                  tuple(dict.fromkeys(origin for corpus in corpora for origin in corpus.origins)))
 
 
 def check_lengths(corpus: Corpus, seq_length: int) -> None:

@@ -25,6 +25,7 @@ from checkpoint.mirror import Mirror
 from common.errors import UserError
 from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
+from hub.names import DATASET, MODEL, is_on_hub, repo_of
 from machine.memory import available_ram
 from tokens.corpus import Corpus
 from tokens.mixture import in_words, share_in_words
@@ -313,10 +314,14 @@ class Checkpointer:
             "steps": f"{self.state.step:,} of {self.recipe.total_steps:,}",
             "tokens seen": f"{self.state.samples_seen * config.seq_length:,}",
             "best validation loss in nats": self.state.best,
+            **({"weights at the start": printable(self.state.init_from)} if self.state.init_from else {}),
             "training tokens": f"{self.corpus.train.length:,}, sha256 {self.corpus.identity}",
+            **({"text": printable(", ".join(self.corpus.origins))} if self.corpus.origins else {}),
             **{f"{share_in_words(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
                f"sha256 {share.corpus.identity}" for share in self.corpus.shares}}
-        return contents.model_card(config, facts, self._validations, self._command)
+        on_hub = {"base_model": [repo_of(self.state.init_from, MODEL)],
+                  "datasets": [repo_of(origin, DATASET) for origin in self.corpus.origins]}
+        return contents.model_card(config, facts, self._validations, self._command, on_hub)
 
     # ---- what is on the disk
 
@@ -402,13 +407,17 @@ class Checkpointer:
 def command_for_card(given: Mapping[str, Any]) -> str:
     """The command of a run as a model card shows it: the flags that somebody gave, whichever start of it gave them.
 
-    Files are shown by their names alone, as folders tell about a machine's user.
+    Files are shown by their names alone, as folders tell about a machine's user; what is on the hub is there for all.
     """
+
+    def harmless(text: str) -> str:
+        return text if is_on_hub(text) or not ("/" in text or "\\" in text) else Path(text).name
+
     words = ["python", "train.py"]
     for name, value in given.items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
             texts = [str(word) for word in (value if isinstance(value, list) else [value])]
-            words += [f"--{name}", *(Path(text).name if "/" in text or "\\" in text else text for text in texts)]
+            words += [f"--{name}", *map(harmless, texts)]
     return shell_line(words)

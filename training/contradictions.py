@@ -13,6 +13,7 @@ from typing import Any
 
 from common.config import SHAPE
 from common.ranks import world_size
+from hub import names as hub
 from tokens.shares import problems_with
 
 Table = Mapping[str, Any]  # by message: true where it has to be said
@@ -23,7 +24,7 @@ def contradictions(args: argparse.Namespace) -> list[str]:
     given = {name: value is not None for name, value in vars(args).items()}
     tables = (_of_data(args, given), _of_schedule(args, given), _of_model(args, given), _of_machine(args),
               _of_graphs(args), _of_run(args, given))
-    return [*problems_with(args.data_dir),
+    return [*problems_with(args.data_dir), *hub.problems_with_name("--init_from", args.init_from),
             *(message for table in tables for message, is_wrong in table.items() if is_wrong)]
 
 
@@ -117,6 +118,9 @@ def _of_run(args: argparse.Namespace, given: Mapping[str, bool]) -> Table:
     is_another_run = args.check or args.dry_run or resumes or args.max_minutes or args.patience
     return {
         "--overwrite: not with --resume_from auto": args.overwrite and args.resume_from == "auto",
+        "--resume_from: the hub has weights, no state of training; give --init_from": hub.is_on_hub(args.resume_from),
+        "--cooldown_from: the hub has weights, no state of training; give --init_from": (
+            hub.is_on_hub(args.cooldown_from)),
         "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not resumes,
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not resumes,
         "--eval_batches: not with --eval_tokens": given["eval_batches"] and given["eval_tokens"],

@@ -13,6 +13,7 @@ from checkpoint.recorded import RUN_CONFIG
 from common.config import Layer, read_toml, write_toml
 from common.errors import UserError, warn
 from common.words import shell_word
+from hub.names import as_recorded
 from model import SIZES
 from tokens.corpus import Corpus
 from training.recipe import Recipe
@@ -30,6 +31,8 @@ OF_THE_MACHINE = frozenset({"activation_checkpointing", "amp_dtype", "compile", 
 def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, corpus: Corpus) -> Layer:
     """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
     values = {name: value for name, value in vars(args).items() if value is not None and name not in OF_ONE_CALL}
+    if args.init_from:
+        values["init_from"] = as_recorded(args.init_from)
     decided = {**values, **_shape_of(config), **recipe.flags()}
     if args.init_from and corpus.tokenizer_path is not None:
         decided["tokenizer_file"] = str(corpus.tokenizer_path)  # maybe the weights' own, which a resumed run needs too

@@ -21,6 +21,7 @@ from common.config import SHAPE, Layer
 from common.errors import Exit, Problems, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
+from hub.names import as_recorded
 from machine.device import Machine, name_of_dtype
 from machine.memory import available_ram, free_memory
 from machine.processes import ALONE, Processes
@@ -112,15 +113,15 @@ def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine, pro
 # ---------------------------------------------------------------- weights of another model
 
 
-def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: Tokenizer | None, out: Progress) -> None:
-    """Loads the weights of --init_from.
+def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: Tokenizer | None, out: Progress) -> str:
+    """Loads the weights of --init_from; returns where they come from, of the hub with the commit.
 
     Raises UserError: exit 4 if they do not fit, exit 3 if they were trained with another tokenizer than the corpus's.
     """
     folder, config = load.starting_config(args.init_from, out.warn)
     with out.phase("loading the weights"):
         load.start_from(folder, learner.model)
-    out.say(f"start       from the weights of {printable(str(folder))}")
+    out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}")
 
     positions = learner.model.config.seq_length
     if config.seq_length > positions:
@@ -135,6 +136,7 @@ def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: To
         raise UserError(Exit.DATA, "the corpus was made with another tokenizer than the weights of --init_from, so its "
                                    f"ids mean other text. Run pretokenize.py with --tokenizer_file "
                                    f"{shell_word(str(theirs))}")
+    return as_recorded(args.init_from)
 
 
 # ---------------------------------------------------------------- a checkpoint

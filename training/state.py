@@ -21,7 +21,8 @@ from training.parallel import Parallel
 class TrainState:
     """The counters of a run: what a checkpoint remembers besides tensors. All steps are optimizer steps.
 
-    seconds are those that --max_minutes counts, of all the run's starts together.
+    seconds are those that --max_minutes counts, of all the run's starts together. init_from is that of the first start,
+    what came from the hub with its commit; empty if the run began at random weights.
     """
 
     step: int = 0
@@ -32,6 +33,7 @@ class TrainState:
     validated_step: int = 0
     validations_without_gain: int = 0
     seconds: float = 0.0
+    init_from: str = ""
 
     @staticmethod
     def from_stored(stored: dict[str, Any]) -> TrainState:

@@ -19,6 +19,7 @@ from tests.helpers.house import import_graph, imported_names, nodes, sources
 # From the cellar to the roof: a file imports its own folder and what stands on a floor below.
 FLOORS = (
     ("common",),
+    ("hub",),
     ("machine", "ops"),
     ("model",),
     ("architectures",),

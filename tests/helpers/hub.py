@@ -1,0 +1,421 @@
+"""A hub on 127.0.0.1 that speaks the protocol of huggingface_hub: repositories, downloads in ranges, LFS, commits.
+
+    with LocalHub() as hub:
+        hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors": content})
+        run a command with hub.environment(cache_folder)
+
+It can cut connections in the middle of a file (cut_after), answer slowly (bytes_per_second) and counts what it sends.
+"""
+
+import base64
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+TOKEN = "hf_of_the_tests"
+LARGE = (".safetensors", ".parquet", ".bin", ".zst")  # kept by LFS, as .gitattributes of the hub says
+LARGE_BYTES = 10_000_000
+PAGE = 4  # entries of a listing that are answered at once
+SENT_AT_ONCE = 2**14
+
+
+def git_sha1(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def is_large(path: str, content: bytes) -> bool:
+    return path.endswith(LARGE) or len(content) > LARGE_BYTES
+
+
+@dataclass
+class Repo:
+    """A repository: its commits, newest last, and the branches that point to them."""
+
+    kind: str
+    name: str
+    is_private: bool = False
+    is_gated: bool = False
+    card: dict[str, Any] = field(default_factory=dict)
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
+        sha = hashlib.sha1(f"{self.name} {branch} {len(self.commits)}".encode()).hexdigest()
+        self.commits[sha] = files
+        self.branches[branch] = sha
+        return sha
+
+    def resolve(self, revision: str) -> str | None:
+        sha = self.branches.get(revision, revision)
+        return sha if sha in self.commits else None
+
+
+class LocalHub:
+    """The server, in threads of this process."""
+
+    def __init__(self) -> None:
+        self.repos: dict[tuple[str, str], Repo] = {}
+        self.uploaded: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        self.sent: dict[str, int] = {}  # bytes of content, by path
+        self.cut_after: Callable[[str], int | None] = lambda path: None  # bytes after which a connection breaks
+        self.spoil: Callable[[str, bytes], bytes] = lambda path, content: content
+        self.bytes_per_second: float | None = None
+        self.answers_ranges = True
+        self.status: int | None = None  # of every answer, if set
+        self.lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def __enter__(self) -> "LocalHub":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def store(self) -> str:
+        """Where large files lie: another host than the hub, which must not get the token."""
+        return self.url.replace("127.0.0.1", "localhost")
+
+    def environment(self, home: Path, token: str = "") -> dict[str, str]:
+        """What a process needs to take this for the hub. Xet, of which this server knows nothing, is off."""
+        return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1",
+                "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "",
+                "HF_HUB_CACHE": str(home / "hub"), "NO_PROXY": "127.0.0.1,localhost"}
+
+    def put(self, kind: str, name: str, files: dict[str, bytes], branch: str = "main", **about: Any) -> str:
+        """A new commit that holds these files alone; returns its hash."""
+        repo = self.repos.setdefault((kind, name), Repo(kind, name, **about))
+        return repo.commit(dict(files), branch)
+
+    def put_folder(self, kind: str, name: str, folder: Path, **about: Any) -> str:
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*")
+                 if path.is_file()}
+        return self.put(kind, name, files, **about)
+
+    def files(self, kind: str, name: str) -> dict[str, bytes]:
+        repo = self.repos[kind, name]
+        return repo.commits[repo.branches["main"]]
+
+
+class Refused(Exception):
+    """An answer that is an error of the hub, by its code in X-Error-Code."""
+
+    def __init__(self, status: int, code: str = "", message: str = ""):
+        super().__init__(code)
+        self.status, self.code, self.message = status, code, message
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request. The protocol is read from huggingface_hub 0.24 to 2.4: hf_api, file_download, lfs, _commit_api."""
+
+    hub: LocalHub
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits 40 ms for the acknowledgement of its first half
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_HEAD(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def do_PUT(self) -> None:
+        self._answer(self._put)
+
+    def _answer(self, serve: Callable[[str], None]) -> None:
+        self.path_only = unquote(urlsplit(self.path).path)
+        with self.hub.lock:
+            self.hub.requests.append(f"{self.command} {self.path_only}")
+        try:
+            if self.hub.status:
+                raise Refused(self.hub.status)
+            serve(self.path_only)
+        except Refused as error:
+            self._send(error.status, json.dumps({"error": error.message}).encode(),
+                       {"X-Error-Code": error.code, "X-Error-Message": error.message})
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    # ------------------------------------------------------------ parts of a request
+
+    def _query(self) -> dict[str, list[str]]:
+        return parse_qs(urlsplit(self.path).query)
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    @property
+    def _has_token(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def _repo(self, kind: str, name: str) -> Repo:
+        given = self.headers.get("Authorization")
+        if given and not self._has_token:
+            raise Refused(401, "", "Invalid credentials in Authorization header")
+        repo = self.hub.repos.get((kind, name))
+        if repo is None or (repo.is_private and not self._has_token):
+            raise Refused(404 if self._has_token else 401, "RepoNotFound", "Repository not found")
+        return repo
+
+    def _sha(self, repo: Repo, revision: str) -> str:
+        sha = repo.resolve(revision)
+        if sha is None:
+            raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return sha
+
+    def _send(self, status: int, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _json(self, fields: Any, headers: dict[str, str] | None = None) -> None:
+        self._send(200, json.dumps(fields).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    # ------------------------------------------------------------ reading
+
+    def _get(self, path: str) -> None:
+        words = path.strip("/").split("/")
+        if path == "/api/whoami-v2":
+            if not self._has_token:
+                raise Refused(401, "", "Invalid user token")
+            self._json({"type": "user", "name": "someone", "orgs": [], "auth": {"accessToken": {"role": "write"}}})
+        elif words[0] == "api" and words[1] in ("models", "datasets"):
+            self._about(words[1][:-1], "/".join(words[2:4]), words[4:])
+        elif words[0] == "cdn":
+            if "Authorization" in self.headers:
+                raise Refused(400, "", "the token was sent to another host")
+            self._content(words[1], self._large(words[1]), words[1])
+        elif "resolve" in words:
+            kind = "dataset" if words[0] == "datasets" else "model"
+            words = words[1:] if kind == "dataset" else words
+            self._resolve(self._repo(kind, "/".join(words[:2])), words[3:])
+        else:
+            raise Refused(404)
+
+    def _about(self, kind: str, name: str, rest: list[str]) -> None:
+        repo = self._repo(kind, name)
+        if rest[:1] == ["tree"]:
+            sha, rest = self._revision(repo, rest[1:])
+            self._tree(repo, sha, "/".join(rest))
+            return
+        sha, _ = self._revision(repo, rest[1:] or ["main"])
+        self._json({"_id": "0", "id": name, "sha": sha, "private": repo.is_private, "gated": repo.is_gated,
+                    "tags": [], "downloads": 0, "likes": 0, "cardData": repo.card,
+                    "siblings": [{"rfilename": path} for path in repo.commits[sha]]})
+
+    def _revision(self, repo: Repo, words: list[str]) -> tuple[str, list[str]]:
+        length = 3 if words[0] == "refs" else 1
+        return self._sha(repo, "/".join(words[:length])), words[length:]
+
+    def _tree(self, repo: Repo, sha: str, folder: str) -> None:
+        query = self._query()
+        is_deep = query.get("recursive", ["False"])[0].lower() in ("true", "1")
+        entries: dict[str, dict[str, Any]] = {}
+        for path, content in repo.commits[sha].items():
+            if folder and not path.startswith(f"{folder}/"):
+                continue
+            inside = path.removeprefix(f"{folder}/") if folder else path
+            above = inside.split("/")[:-1]
+            for depth in range(1, len(above) + 1):
+                where = "/".join(([folder] if folder else []) + above[:depth])
+                if is_deep or depth == 1:
+                    entries[where] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": where}
+            if is_deep or not above:
+                entries[path] = self._entry(path, content)
+        if folder and not entries:
+            raise Refused(404, "EntryNotFound", f"{folder} does not exist on {sha}")
+        start = int(query.get("cursor", ["0"])[0])
+        page = list(entries.values())[start:start + PAGE]
+        following = f"{self.hub.url}{urlsplit(self.path).path}?recursive={is_deep}&cursor={start + PAGE}"
+        has_more = start + PAGE < len(entries)
+        self._json(page, {"Link": f'<{following}>; rel="next"'} if has_more else None)
+
+    def _entry(self, path: str, content: bytes) -> dict[str, Any]:
+        entry: dict[str, Any] = {"type": "file", "oid": git_sha1(content), "size": len(content), "path": path}
+        if is_large(path, content):
+            sha256 = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
+        return entry
+
+    def _resolve(self, repo: Repo, words: list[str]) -> None:
+        if repo.is_gated and not self._has_token:
+            raise Refused(401, "GatedRepo", "Access to this repository is restricted")
+        sha, rest = self._revision(repo, words)
+        path = "/".join(rest)
+        content = repo.commits[sha].get(path)
+        if content is None:
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
+            return
+        if not is_large(path, content):
+            self._content(path, content, git_sha1(content), {"X-Repo-Commit": sha})
+            return
+        sha256 = hashlib.sha256(content).hexdigest()
+        self._send(302, b"", {"Location": f"{self.hub.store}/cdn/{sha256}", "X-Repo-Commit": sha,
+                              "X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{sha256}"'})
+
+    def _large(self, sha256: str) -> bytes:
+        for repo in self.hub.repos.values():
+            for files in repo.commits.values():
+                for content in files.values():
+                    if len(content) and hashlib.sha256(content).hexdigest() == sha256:
+                        return content
+        raise Refused(404)
+
+    def _content(self, path: str, content: bytes, etag: str, headers: dict[str, str] | None = None) -> None:
+        """Content in the range that is asked for, at the speed and with the faults that are set."""
+        start, asked = 0, self.headers.get("Range")
+        status = 200
+        if asked and self.hub.answers_ranges:
+            start, status = int(asked.removeprefix("bytes=").partition("-")[0]), 206
+        content = self.hub.spoil(path, content)
+        rest = content[start:]
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(rest)), "ETag": f'"{etag}"', "Accept-Ranges": "bytes",
+                            **(headers or {})}.items():
+            self.send_header(name, value)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        most = self.hub.cut_after(path)
+        for at in range(0, len(rest), SENT_AT_ONCE):
+            piece = rest[at:at + SENT_AT_ONCE]
+            if most is not None and at + len(piece) > most:
+                self.wfile.flush()
+                self.close_connection = True
+                self.connection.close()
+                return
+            self.wfile.write(piece)
+            with self.hub.lock:
+                self.hub.sent[path] = self.hub.sent.get(path, 0) + len(piece)
+            if self.hub.bytes_per_second:
+                time.sleep(len(piece) / self.hub.bytes_per_second)
+
+    # ------------------------------------------------------------ writing
+
+    def _post(self, path: str) -> None:
+        words, body = path.strip("/").split("/"), self._body()
+        if path == "/api/validate-yaml":
+            self._json({"errors": [], "warnings": []})
+            return
+        if path.startswith("/lfs/verify"):
+            fields = json.loads(body)
+            if len(self.hub.uploaded.get(fields["oid"], b"")) != fields["size"]:
+                raise Refused(404)
+            self._json({})
+            return
+        if not self._has_token:
+            raise Refused(401, "", "Invalid user token")
+        if path == "/api/repos/create":
+            self._create(json.loads(body))
+        elif path.endswith(".git/info/lfs/objects/batch"):
+            self._batch(json.loads(body))
+        elif words[4] == "preupload":
+            self._preupload(self._repo(words[1][:-1], "/".join(words[2:4])), json.loads(body))
+        elif words[4] == "commit":
+            self._commit(self._repo(words[1][:-1], "/".join(words[2:4])), body)
+        else:
+            raise Refused(404)
+
+    def _create(self, fields: dict[str, Any]) -> None:
+        name = f"{fields.get('organization') or 'someone'}/{fields['name']}"
+        kind = fields.get("type", "model")
+        if not name.startswith("someone/"):
+            raise Refused(403, "", "You don't have the rights to create a model under this namespace")
+        if (kind, name) in self.hub.repos:
+            raise Refused(409, "", "You already created this model repo")
+        is_private = bool(fields.get("private")) or fields.get("visibility") == "private"
+        self.hub.put(kind, name, {".gitattributes": b"*.safetensors filter=lfs\n"}, is_private=is_private)
+        self._json({"url": f"{self.hub.url}/{name}", "name": name, "id": name})
+
+    def _preupload(self, repo: Repo, fields: dict[str, Any]) -> None:
+        self._json({"files": [{"path": file["path"], "shouldIgnore": False,
+                               "uploadMode": "lfs" if is_large(file["path"], b" " * file["size"]) else "regular"}
+                              for file in fields["files"]]})
+
+    def _batch(self, fields: dict[str, Any]) -> None:
+        objects = []
+        for wanted in fields["objects"]:
+            oid = wanted["oid"]
+            actions = {} if oid in self.hub.uploaded else {"actions": {
+                "upload": {"href": f"{self.hub.url}/lfs/{oid}", "header": {}},
+                "verify": {"href": f"{self.hub.url}/lfs/verify/{oid}", "header": {}}}}
+            objects.append({**wanted, "authenticated": True, **actions})
+        self._json({"transfer": "basic", "objects": objects})
+
+    def _put(self, path: str) -> None:
+        oid, content = path.rsplit("/", 1)[1], self._body()
+        if hashlib.sha256(content).hexdigest() != oid:
+            raise Refused(400, "", "wrong content")
+        self.hub.uploaded[oid] = content
+        self._send(200)
+
+    def _commit(self, repo: Repo, body: bytes) -> None:
+        files = dict(repo.commits[repo.branches["main"]])
+        for line in body.splitlines():
+            fields = json.loads(line)
+            value = fields["value"]
+            if fields["key"] == "file":
+                files[value["path"]] = self.hub.spoil(value["path"], base64.b64decode(value["content"]))
+            elif fields["key"] == "lfsFile":
+                files[value["path"]] = self.hub.uploaded[value["oid"]]
+            elif fields["key"] == "deletedFile":
+                files.pop(value["path"])
+        sha = repo.commit(files)
+        self._json({"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repo.name}/commit/{sha}",
+                    "hookOutput": ""})
+
+
+def at_random(rng: random.Random, most_bytes: int, share: float) -> Callable[[str], int | None]:
+    """A cut_after that breaks this share of the connections, each after a random number of bytes."""
+    return lambda path: rng.randrange(most_bytes) if rng.random() < share else None
+
+
+def pretend(monkeypatch: Any, hub: LocalHub, home: Path) -> None:
+    """Lets this process take the server for the hub, with a cache of its own and no token; it never waits to retry."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    for name, value in hub.environment(home).items():
+        monkeypatch.setenv(name, value)
+
+
+def unplug(monkeypatch: Any) -> None:
+    """From now on nobody answers this process: connections that are open could go on after the server is closed."""
+    from huggingface_hub import constants
+
+    nobody = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", nobody)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", nobody + "/{repo_id}/resolve/{revision}/{filename}")
