@@ -13,7 +13,6 @@ machinery and lies in training/. A step is one optimizer step over accumulated m
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Iterable, Sequence
 
@@ -21,8 +20,9 @@ from checkpoint.recorded import recorded_flags
 from common import flags
 from common.allocator import let_segments_grow
 from common.errors import Exit, UserError, guard, require
-from common.ranks import world_size
+from common.ranks import speaks, world_size
 from hub.names import check_package
+from trackers.names import requested_trackers, require_packages
 from training.contradictions import contradictions
 
 TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
@@ -161,7 +161,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size as it is when the run begins", "off")
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
-    g.switch("--tensorboard", False, "write event files in --output_dir too; needs the package tensorboard")
+    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "mlflow", "none"), adds_up=True),
+           None, "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
+           "none")
+    g.switch("--tensorboard", False, "the same as --tracker tensorboard")
 
     g = parser.group("plan")
     g.switch("--check", False, "what this machine can do and what each size takes, here and on common cards; reads no "
@@ -189,8 +192,7 @@ def answer_early(argv: Sequence[str]) -> int:
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.init_from)
-    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UserError(Exit.MACHINE, "--tensorboard: the package tensorboard is missing. Run: pip install tensorboard")
+    require_packages(requested_trackers(args))
     return 0
 
 
@@ -218,7 +220,8 @@ from common.errors import Problems
 from common.files import cache_folder
 from common.progress import Progress
 from common.signals import Signals
-from common.words import percent, printable, size
+from common.transcript import Transcript, heading
+from common.words import percent, printable, shell_line, size
 from hub.models import with_models_here
 from machine import device
 from machine.device import Machine
@@ -256,6 +259,7 @@ from training.sharing import Sharing
 from training.shortage import what_fits
 from training.sizing import Sizing, choose_sizing
 from training.starting import (
+    Settings,
     choose_place,
     choose_resume,
     delete_other_runs,
@@ -270,7 +274,7 @@ from training.starting import (
 from training.starts import recorded_start
 from training.state import Learner, Runtime, TrainState
 from training.together import say_processes
-from training.trackers import Trackers
+from training.trackers import Trackers, told_of_run
 from training.trial import measure_trial
 from training.validation import Validator
 
@@ -287,7 +291,8 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     if args.overfit:
         args = without_noise(args)
     with contextlib.ExitStack() as held:
-        out = held.enter_context(contextlib.closing(Progress()))
+        transcript = held.enter_context(Transcript(is_silent=not speaks()))
+        out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
         signals = held.enter_context(Signals(out.note, can_save=True))
         signals.at_once = NOTHING_LOST
         held.enter_context(joined(processes, args.use_gpu))
@@ -443,10 +448,10 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
             return dry_run(args, plan, pace, learner, state, recovery, validator, checkpointer, runtime)
         if args.overfit:
             return memorize(args, plan, pace, learner, recovery, batches, step, state, runtime)
-        monitor = open_output(args, flags_now, config, recipe, state, checkpointer, folder, runtime)
-        processes.watch(runtime.signals, lambda: learner.parallel.decisions.num_asked, lambda: checkpointer.is_busy,
-                        pace.step)
-        with recorded_start(args, plan, pace, sizing, corpus, settings, folder, state, runtime):
+        with (open_output(args, argv, settings, config, recipe, state, checkpointer, folder, runtime) as monitor,
+              recorded_start(args, plan, pace, sizing, corpus, settings, folder, state, runtime)):
+            processes.watch(runtime.signals, lambda: learner.parallel.decisions.num_asked, lambda: checkpointer.is_busy,
+                            pace.step)
             try:
                 loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
             except TokensChanged as error:
@@ -455,10 +460,13 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
             return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
 
 
-def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig, recipe: Recipe, state: TrainState,
-                checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
+def open_output(args: argparse.Namespace, argv: Sequence[str], settings: Settings, config: ModelConfig, recipe: Recipe,
+                state: TrainState, checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     out, is_first = runtime.out, runtime.processes.is_first
+    flags_now = Layer("", settings["flags"]["given"], settings["flags"]["decided"], {})
+    out.keep_in(Path(args.output_dir) / "log.txt", heading(shell_line(["python", "train.py", *argv]), state.step),
+                appends=bool(state.step or args.resume_from))
     runtime.signals.promise(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.stake)
     if args.overwrite and is_first:
         delete_other_runs(checkpointer.output_dir, folder, state.step, out)
@@ -469,7 +477,8 @@ def open_output(args: argparse.Namespace, flags_now: Layer, config: ModelConfig,
         take_mirror(args, checkpointer.mirror, folder, state.step, out)
     checkpointer.start(folder)
 
-    trackers = Trackers(args, checkpointer.output_dir, state, is_silent=not is_first)
+    told = told_of_run(flags_now, settings["environment"], config, recipe)
+    trackers = Trackers(args, checkpointer.output_dir, state, out, told, is_silent=not is_first)
     checkpointer.add_earlier_validations(trackers.rows)
     if recipe.cooldown and not checkpointer.is_on_disk and not args.reset_optimizer:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find

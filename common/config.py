@@ -33,6 +33,7 @@ REPLACES: dict[str, tuple[str, ...]] = {
     "epochs": ("max_steps", "cooldown_from", "cooldown_steps"),
     "max_steps": ("epochs", "cooldown_from", "cooldown_steps"),
     "cooldown_from": ("epochs", "max_steps", "max_minutes", "cooldown_steps"),
+    "tracker": ("tensorboard",),
     "eval_tokens": ("eval_batches",),
     "eval_batches": ("eval_tokens",),
     "lr_schedule": ("use_lr_scheduler", "decay_share"),

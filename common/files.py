@@ -177,6 +177,18 @@ def write_all(handle: int, content: bytes | memoryview) -> None:
         left = left[num_bytes:]
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line to a file, all of it or nothing; its folder may have been deleted meanwhile. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            write_all(file.fileno(), line + b"\n")
+        except OSError:
+            file.truncate(end)  # so that the next line does not continue a part of this one
+            raise
+
+
 def write_whole(path: Path, content: str) -> None:
     """Writes a text file so that a crash leaves the old one or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

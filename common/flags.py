@@ -31,7 +31,7 @@ class ValueKind(NamedTuple):
 
     parse raises ValueError for text it does not take; words completes the sentence "must be ..."; metavar stands for
     the value in --help; types are those that the value may have in a TOML file. A flag with several values has a list
-    of them, and a single one as itself.
+    of them, and a single one as itself; one that adds up may be repeated, while of others the last one counts.
     """
 
     parse: Callable[[str], Any]
@@ -39,6 +39,7 @@ class ValueKind(NamedTuple):
     metavar: str
     types: tuple[type, ...] = (str,)
     has_several: bool = False
+    adds_up: bool = False
 
 
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
@@ -133,9 +134,12 @@ def escaped(unit: str = "TEXT") -> ValueKind:
     return ValueKind(parse, "text that is not empty", unit)
 
 
-def one_or_more(kind: ValueKind) -> ValueKind:
-    """One value of the other kind, or more of them with blanks between; in a file a list."""
-    return kind._replace(types=(*kind.types, list), has_several=True)
+def one_or_more(kind: ValueKind, adds_up: bool = False) -> ValueKind:
+    """One value of the other kind, or more of them with blanks between; in a file a list.
+
+    With adds_up the flag may be repeated, and has the values of all places.
+    """
+    return kind._replace(types=(*kind.types, list), has_several=True, adds_up=adds_up)
 
 
 class _OneOrSeveral(argparse.Action):
@@ -144,6 +148,16 @@ class _OneOrSeveral(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+class _AddingUp(argparse.Action):
+    """The same, and adds the values to those of the flag's earlier places on the line."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None) or []
+        together = [*([before] if isinstance(before, str) else before), *values]
+        setattr(namespace, self.dest, together[0] if len(together) == 1 else together)
 
 
 def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
@@ -200,7 +214,9 @@ class Group:
 
         shown_default = unset if default is None else default
         self.parser.defaults[name[2:]] = default
-        several: dict[str, Any] = {"nargs": "+", "action": _OneOrSeveral} if kind.has_several else {}
+        several: dict[str, Any] = {}
+        if kind.has_several:
+            several = {"nargs": "+", "action": _AddingUp if kind.adds_up else _OneOrSeveral}
         self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar,
                                 help=_help(words, shown_default), **several)
         self.parser.kinds[name.lstrip("-")] = kind

@@ -7,12 +7,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from common.ranks import speaks
 from common.terminal import STDERR_LOCK, columns_of, fit, in_notebook, wrap
 from common.words import duration
+
+if TYPE_CHECKING:
+    from common.transcript import Transcript
 
 HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
 STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
@@ -31,12 +35,15 @@ class Progress:
     stopped_seconds counts the time in which the whole process stood still: Ctrl-Z, or a suspended machine.
     """
 
-    def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
+    def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS,
+                 transcript: Transcript | None = None):
         self._is_silent = not speaks()
         self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
         is_drawable = os.environ.get("TERM") != "dumb" and (self.columns or 0) >= NARROWEST_BAR
         self.on_terminal = is_drawable and not in_notebook()
         self.stopped_seconds = 0.0
+        self._transcript = transcript
+        self.on_warning: Callable[[str], None] | None = None
 
         self._bar: Any = None
         self._phase = ""
@@ -74,9 +81,19 @@ class Progress:
                 self.stream = open(os.devnull, "w")  # noqa: SIM115
                 self._bar = None
 
+    def keep_in(self, path: Path, heading: str, appends: bool) -> None:
+        """Has the transcript, if there is one, write to a file all that was printed and will be.
+
+        It has the lines too that a bar shows for a moment only.
+        """
+        if self._transcript is not None:
+            self._transcript.begin(path, heading, appends)
+
     def warn(self, message: str) -> None:
-        """Prints one warning line to stderr, above the bar."""
+        """Prints one warning line to stderr, above the bar, and passes it to on_warning."""
         self.note(f"warning: {message}")
+        if self.on_warning is not None:
+            self.on_warning(message)
 
     def note(self, message: str) -> None:
         """Prints one line to stderr, above the bar; may be called by any thread."""
@@ -108,6 +125,8 @@ class Progress:
             with self._lock:
                 self._draw([*fields[1:], *fields[:1]] or [line])
                 self._bar.update(done - self._bar.n)
+            if line and self._transcript is not None:
+                self._transcript.add(line)
         elif line:
             is_too_wide = columns is not None and len(line) > columns
             self.say(fit(fields, columns) if fields and is_too_wide else line)

@@ -66,6 +66,7 @@ CALLED = {
         "--sample_interval": "sample_every generate_every",
         "--log_interval": "logging_steps log_every print_every log_steps log_every_n_steps",
         "--tensorboard": "tensorboard_log",
+        "--tracker": "trackers report_to log_with logger logger_name track tracking",
         "--gpu_cost_per_hour": "cost_per_hour",
     },
     "pretokenize": {
@@ -141,7 +142,8 @@ _ON_THE_CPU = "Give --no-use_gpu."
 _PRECISION = "Give --use_amp with --amp_dtype bf16 or fp16, or --no-use_amp for fp32."
 _BF16, _FP16 = "Give --use_amp --amp_dtype bf16.", "Give --use_amp --amp_dtype fp16."
 _WARMUP_SHARE = "Give --warmup_steps, in steps."
-_TRACKING = "metrics.jsonl in --output_dir has every figure; --tensorboard writes event files too."
+_WANDB = "Give --tracker wandb."
+_WANDB_NAMES = "Give --tracker wandb, and set WANDB_PROJECT or WANDB_NAME in the environment."
 _TOKENS_A_STEP = "A step is --batch_size x --gradient_accumulation_steps sequences of --seq_length tokens."
 _ON_ALL_GPUS = "One process trains on one device; CUDA_VISIBLE_DEVICES chooses it."
 _OPTIMIZER = "AdamW has --beta1, --beta2 and --weight_decay; its epsilon is 1e-8."
@@ -165,7 +167,8 @@ ANSWERS = {
         "bf16 bfloat16": _BF16,
         "fp16 float16 half": _FP16,
         "fp32 float32": "Give --no-use_amp.",
-        "wandb wandb_log wandb_project wandb_run_name report_to run logger logger_name track": _TRACKING,
+        "wandb wandb_log use_wandb": _WANDB,
+        "wandb_project wandb_run_name wandb_name run": _WANDB_NAMES,
         "adam_epsilon eps": _OPTIMIZER,
         "use_mmap mmap memmap": "Give --preload mmap.",
         "in_memory dataloader_pin_memory": "Give --preload ram.",
@@ -244,6 +247,8 @@ VALUES = {
     "--preload": {"mmap": "memmap disk file", "ram": "cpu memory host", "gpu": "cuda vram device"},
     "--compile_mode": {"max-autotune-no-cudagraphs": "max_autotune autotune",
                        "reduce-overhead": "reduce_overhead cudagraphs cuda_graphs"},
+    "--tracker": {"tensorboard": "tb tensorboardx", "wandb": "weights_and_biases w&b", "mlflow": "ml_flow",
+                  "none": "no off false null"},
     "--format": {"huggingface": "hf safetensors transformers folder", "gguf": "ggml llama.cpp llamacpp"},
     "--dtype": {"f32": "float32 fp32", "f16": "float16 fp16 half", "bf16": "bfloat16"},
     "--quantize": {"int8": "8bit q8_0 8 q8"},

@@ -76,8 +76,8 @@ def wrap(line: str, columns: int | None) -> str:
     """
     if "\n" in line:
         return "\n".join(wrap(part, columns) for part in line.split("\n"))
-    is_model_text = line.startswith("  | ")  # of a sample, which is shown as it is
-    if columns is None or len(line) <= columns or columns < 3 * LABEL_COLUMNS or "python " in line or is_model_text:
+    is_shown_as_is = line.startswith(("  | ", "tracker "))  # text of a model; a command
+    if columns is None or len(line) <= columns or columns < 3 * LABEL_COLUMNS or "python " in line or is_shown_as_is:
         return line
     if " | " in line:
         first, *others = line.split(" | ")

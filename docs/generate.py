@@ -29,7 +29,7 @@ FLOORS = (
     ("benchmarks",),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("training", "evaluation"),
-    ("checkpoint", "generation", "pretokenization"),
+    ("checkpoint", "generation", "pretokenization", "trackers"),
     ("data",),
     ("tokens",),
     ("architectures",),

@@ -155,6 +155,10 @@ class Gauge:
             return None
         return sum(percent for percent, _ in self.readings) / len(self.readings)
 
+    def last_reading(self) -> dict[str, float]:
+        """The newest reading by name, in percent and watts; nothing where there is none."""
+        return dict(zip(("gpu_busy", "gpu_watts"), self.readings[-1], strict=True)) if self.readings else {}
+
     def describe(self) -> dict[str, str]:
         """The lines of the closing block, by their names."""
         lines = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}

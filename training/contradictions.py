@@ -127,6 +127,8 @@ def _of_run(args: argparse.Namespace, given: Mapping[str, bool]) -> Table:
         "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
         "--overfit: begins at step 0 and writes nothing; not with --check, --dry_run, --resume_from, --cooldown_from, "
         "--max_minutes or --patience": args.overfit and is_another_run,
+        "--tracker none: not with the names of trackers": (
+            isinstance(args.tracker, list) and "none" in args.tracker),
         "--tokens: has no effect without --check": given["tokens"] and not args.check,
         "--json: has no effect without --check": given["json"] and not args.check,
         "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],

@@ -26,6 +26,7 @@ from training.trackers import Fields, Trackers
 from training.validation import ValidationLoss
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
+PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 60.0, 5.0  # for trackers, at the end of a run
 WATCHED_SECONDS = 10  # of training, before anything is said about who waits for whom
 # The parts of a step's line for where there is no room for all of them.
 BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
@@ -84,6 +85,20 @@ class Monitor:
         self._said: set[str] = set()
         self._recall(trackers.rows)
 
+    def __enter__(self) -> Monitor:
+        self._out.on_warning = self._record_warning
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_trackers(is_done=False)
+        self._out.on_warning = None
+
+    def _close_trackers(self, is_done: bool) -> None:
+        """Ends the run for all trackers, with some patience, but not after a signal."""
+        began, signals = time.monotonic(), self._runtime.signals
+        self._trackers.close(is_done, lambda: began + (
+            PATIENCE_SECONDS if signals.number is None else PATIENCE_AFTER_SIGNAL))
+
     # ---- steps
 
     def show_bar(self) -> None:
@@ -136,7 +151,7 @@ class Monitor:
         share, held = mfu(tokens_per_second, self._config, self._runtime), peak_memory(self._machine)
         self._trackers.log(step, time=time.time(), loss=self._last_loss, lr=lr, grad_norm=logged.norm,
                            tokens=logged.samples_seen * T, seconds=seconds, tokens_per_second=tokens_per_second,
-                           mfu=share, memory_bytes=held, gpu=self._gpu)
+                           mfu=share, memory_bytes=held, gpu=self._gpu, **self._gauge.last_reading())
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
@@ -159,8 +174,11 @@ class Monitor:
             self.warn(message)
 
     def warn(self, message: str) -> None:
-        """Prints a warning or a piece of advice, and records it."""
+        """Prints a warning or a piece of advice, which is recorded as every warning is."""
         self._out.warn(message)
+
+    def _record_warning(self, message: str) -> None:
+        """Records what was printed as a warning, by whichever part of the program, in whichever thread."""
         self._trackers.log(self.state.step, time=time.time(), advice=message)
 
     def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
@@ -256,6 +274,8 @@ class Monitor:
     def close(self, seconds: float, compile_seconds: float | None, is_saved: bool) -> None:
         """Ends the bar and prints the closing block."""
         state, machine = self.state, self._machine
+        self._out.end_bar()
+        self._close_trackers(is_done=self._runtime.signals.number is None)
         self._out.close()
         checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
         closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,

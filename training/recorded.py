@@ -25,7 +25,7 @@ OF_ONE_CALL = frozenset({"allow_new_data", "budget", "check", "config", "debug",
 # Flags whose default follows from the machine: recorded only where somebody gave them.
 OF_THE_MACHINE = frozenset({"activation_checkpointing", "amp_dtype", "compile", "compile_blocks", "compile_mode",
                             "deterministic", "fp8_head", "loss_chunk_tokens", "loss_kernel", "preload",
-                            "residual_dtype", "tensorboard", "tf32", "use_amp", "use_gpu"})
+                            "residual_dtype", "tensorboard", "tf32", "tracker", "use_amp", "use_gpu"})
 
 
 def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, corpus: Corpus) -> Layer:

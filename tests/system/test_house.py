@@ -25,7 +25,7 @@ FLOORS = (
     ("architectures",),
     ("tokens",),
     ("data",),
-    ("checkpoint", "generation", "pretokenization"),
+    ("checkpoint", "generation", "pretokenization", "trackers"),
     ("training", "evaluation"),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("benchmarks",),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import train
 from checkpoint import save
+from common.progress import Progress
 from tests.helpers.training import metrics_of
 from training.state import TrainState
-from training.trackers import TRACKERS, MetricsFile, Trackers, requested_trackers
+from training.trackers import MetricsFile, Trackers
 
 
 def lines(path: Path) -> list[dict]:
@@ -41,7 +42,7 @@ def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    trackers = Trackers(train.read_flags([]), tmp_path, TrainState())
+    trackers = Trackers(train.read_flags([]), tmp_path, TrainState(), Progress())
     trackers.log(1, loss=float("nan"), norm=float("inf"), lr=1e-5, bits_per_byte=None)
     expected = {"step": 1, "loss": None, "norm": None, "lr": 1e-5, "bits_per_byte": None}
     assert lines(tmp_path / "metrics.jsonl") == [expected]
@@ -109,16 +110,3 @@ def test_the_lines_that_led_to_a_checkpoint_are_on_the_disk_before_it_is_seen(ru
     second, last = [rows for what, rows in told if what == "synced"][1:]
     assert second >= 2, "a save in the background may see the validation already"
     assert last == 3
-
-
-def test_a_tracker_is_used_when_its_flag_requests_it(tmp_path, monkeypatch):
-    logged = []
-
-    class Recorder:
-        def __init__(self, output_dir, state):
-            self.log = lambda step, fields: logged.append((step, fields))
-
-    monkeypatch.setitem(TRACKERS, "tensorboard", Recorder)
-    assert requested_trackers(train.read_flags([])) == []
-    Trackers(train.read_flags(["--tensorboard"]), tmp_path, TrainState()).log(3, loss=1.5)
-    assert logged == [(3, {"loss": 1.5})]

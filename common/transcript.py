@@ -1,0 +1,136 @@
+"""log.txt: a copy of all that a command prints, on both streams, in whole lines and without a bar's redraws."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from common.errors import UserError
+from common.files import append_line, write_whole
+
+
+class Transcript:
+    """Copies the lines that are printed while inside: to memory first, and to a file from begin() on.
+
+    A line that cannot be written is lost; the first one costs a warning. An error that ends the command is written too,
+    one that is a bug with its traceback. Where the reader of a stream has gone away, the copy goes on. With is_silent
+    nothing is copied, as in all but the first of several processes.
+    """
+
+    def __init__(self, is_silent: bool = False):
+        self._is_silent = is_silent
+        self._lock = threading.RLock()
+        self._early: list[str] = []
+        self._path: Path | None = None
+        self._has_failed = False
+        self._streams: tuple[Any, Any] = (None, None)
+
+    def __enter__(self) -> Transcript:
+        self._streams = sys.stdout, sys.stderr
+        if not self._is_silent:
+            sys.stdout, sys.stderr = (_Copied(stream, self) for stream in self._streams)
+            _move_logging(self._streams[1], sys.stderr)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if isinstance(error, UserError):
+            self.add(f"error: {error}")
+        elif isinstance(error, Exception):
+            self.add("".join(traceback.format_exception(error)).rstrip())
+        _move_logging(sys.stderr, self._streams[1])
+        sys.stdout, sys.stderr = self._streams
+
+    def begin(self, path: Path, heading: str, appends: bool) -> None:
+        """Writes what was printed so far under a heading, and from here on every line, at once."""
+        with self._lock:
+            if self._is_silent:
+                return
+            self._path = path
+            if not appends:
+                try:
+                    write_whole(path, "")
+                except OSError as error:
+                    self._fail(error)
+            self.add("\n".join([heading, *self._early]))
+            self._early.clear()
+
+    def add(self, line: str) -> None:
+        """Takes one or more whole lines."""
+        with self._lock:
+            if self._is_silent:
+                return
+            if self._path is None:
+                self._early.append(line)
+                return
+            try:
+                append_line(self._path, line.encode("utf-8", "backslashreplace"))
+            except OSError as error:
+                self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._has_failed and self._path is not None:
+            self._has_failed = True
+            with contextlib.suppress(OSError, ValueError):
+                print(f"warning: {self._path.name}: {error.strerror}; lines are lost", file=self._streams[1],
+                      flush=True)
+
+
+def heading(command: str, step: int) -> str:
+    """The line under which a start of a run stands: the time, where it goes on, and the command."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return f"==== {now}, {f'resumed after step {step:,}' if step else 'from the beginning'}: {command}"
+
+
+class _Copied:
+    """A stream of text whose whole lines go to a transcript too; all else is the stream's."""
+
+    def __init__(self, stream: Any, transcript: Transcript):
+        self._stream, self._transcript = stream, transcript
+        self._line = ""  # so far
+        self._is_gone = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        *whole, rest = text.split("\n")
+        for end in whole:
+            self._transcript.add(_last_drawn(self._line + end))
+            self._line = ""
+        self._line = _last_drawn(self._line + rest)
+        if not self._is_gone:
+            try:
+                self._stream.write(text)
+            except (OSError, ValueError):
+                self._is_gone = True
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._is_gone:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._is_gone = True
+
+
+def _last_drawn(line: str) -> str:
+    """What a terminal shows of a line that was drawn several times; a bar that is only wiped away leaves nothing."""
+    return line.rpartition("\r")[2]
+
+
+def _move_logging(old: Any, new: Any) -> None:
+    """Lets the handlers of Python's logging that print to one stream print to another: PyTorch warns in this way."""
+    if old is new:
+        return
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                handler.setStream(new)

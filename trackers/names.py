@@ -1,0 +1,31 @@
+"""Which trackers the flags request, and whether their packages are there: asked before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from common.errors import Exit, UserError
+
+
+def requested_trackers(args: argparse.Namespace) -> list[str]:
+    """The names of the trackers that the flags request, each once."""
+    named = [args.tracker] if isinstance(args.tracker, str) else args.tracker or []
+    return [name for name in dict.fromkeys([*["tensorboard"] * bool(args.tensorboard), *named]) if name != "none"]
+
+
+def require_packages(names: Sequence[str]) -> None:
+    """Raises UserError (exit 5) where the package of a tracker, which has the tracker's name, is not installed."""
+    missing = []
+    for name in names:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name, such as the one that wandb writes
+            missing.append(name)
+    if missing:
+        packages, python = " ".join(missing), os.path.basename(sys.executable)
+        is_or_are = "the package is" if len(missing) == 1 else "the packages are"
+        raise UserError(Exit.MACHINE, f"--tracker {packages}: {is_or_are} not installed. Run: {python} -m pip install "
+                                      f"{packages}, or give --tracker none.")
