@@ -249,6 +249,7 @@ ELSEWHERE = {
     "--overwrite": "makes a difference where another run's checkpoints are",
     "--reset_optimizer": "makes a difference to a resumed run",
     "--cooldown_steps": "tested in training/test_cooldown.py",
+    "--tracker": "tested in tests/trackers/",
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--compile_blocks": "needs a real compile: tested with -m slow",
     "--no-tf32": "a GPU's number format",
