@@ -433,10 +433,9 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
 
     # The start: random weights, those of --init_from, or a checkpoint.
     validator = Validator(args, recipe, config, corpus, runtime, learner.parallel.decisions.stops_now)
-    flags_now = flags_of_run(args, config, recipe, corpus)
-    settings = settings_of(args, flags_now, recipe, options, machine, processes)
+    settings = settings_of(args, flags_of_run(args, config, recipe, corpus), recipe, options, machine, processes)
     checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
-                                settings, command_for_card(flags_now.given), runtime)
+                                settings, command_for_card(settings["flags"]["given"]), runtime)
     if args.init_from and not resumed:
         state.init_from = start_from_weights(args, learner, validator.tokenizer, out)
     if folder:
