@@ -24,6 +24,7 @@ import torch
 
 from common.errors import Exit, UserError
 from common.words import printable, size
+from machine.pinned import on_its_way
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from tokens.corpus import Share
@@ -94,7 +95,7 @@ class Tokens:
     def rows(self, starts: np.ndarray, width: int) -> Rows:
         """As stored, [B, width]: row i holds the width tokens from starts[i] on; starts is int64 [B]."""
         if self._on_gpu is not None:
-            where = torch.from_numpy(starts).pin_memory().to(self._on_gpu.device, non_blocking=True)
+            where = on_its_way(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, where)
         if self._watch is not None and self._watch.is_due:
             ends = [position for start in starts.tolist() for position in (start, start + width - 1)]
@@ -462,7 +463,7 @@ def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
             # By numpy: PyTorch would wake its other threads to widen these few bytes, and takes longer to cut them.
             wide = rows.astype(np.int32)
             return torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
-        rows = torch.from_numpy(rows.view(f"<i{rows.itemsize}")).pin_memory().to(device, non_blocking=True)
+        rows = on_its_way(torch.from_numpy(rows.view(f"<i{rows.itemsize}")), device)
     ids = rows.int()
     if dtype == "uint16":
         ids = ids & 0xFFFF  # the GPU holds uint16 as int16: above 32,767 the sign has been extended

@@ -21,7 +21,7 @@ from common.errors import guard, require
 from common.files import hash_ahead
 from hub.names import as_recorded, check_package, problems_with_name
 
-TOKENS_PER_BATCH = {"cuda": 16_384, "cpu": 4096}
+TOKENS_PER_BATCH = {"cuda": 16_384, "mps": 8192, "cpu": 4096}
 
 
 # ---------------------------------------------------------------- flags
@@ -55,8 +55,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("machine")
     g.flag("--batch_size", whole(1), None, "windows of T tokens per forward, more of shorter ones; halve it on "
                                            "out-of-memory", "16,384 tokens on a GPU, 4,096 on a CPU")
-    g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
-    g.switch("--use_amp", None, "16-bit arithmetic", "on with CUDA, off on a CPU")
+    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
+             "one")
+    g.switch("--use_amp", None, "16-bit arithmetic", "on with a GPU, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures", "none")
@@ -141,7 +142,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     --json holds what was finished, even if a signal or an error ends the rest. Raises UserError, Stopped at a signal.
     """
     figures = requested("--json", args.json)
-    if args.use_gpu and (reason := device.why_no_cuda()):
+    if args.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()

@@ -103,7 +103,7 @@ from checkpoint.contents import CONFIG, PUBLISHED, WEIGHTS
 from checkpoint.find import resolve
 from checkpoint.huggingface import chat_template, end_ids, open_model, stored_in
 from common.errors import Exit, UserError
-from common.files import sync
+from common.files import rename, sync
 from common.outputs import KINDS, cannot_write, kind_of, place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
@@ -169,7 +169,7 @@ def write_export(args: argparse.Namespace, output: str, target: Path, signals: S
         signals.look()
         if target.is_dir():
             shutil.rmtree(target)
-        temporary.replace(target)
+        rename(temporary, target)
         sync(target.parent)
     except (OSError, SafetensorError) as error:  # either may be a full disk
         raise cannot_write("--output", output, error) from error

@@ -66,8 +66,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("output, machine")
     g.switch("--json", False, "one JSON object per line for each continuation: text, ids, log-probabilities, why it "
                               "ended")
-    g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
-    g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with CUDA, off on a CPU")
+    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
+             "one")
+    g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with a GPU, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, one scale per output channel")
     g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU only if one continuation is "
@@ -141,7 +142,7 @@ from tokens.tokenizer import tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    if args.use_gpu and (reason := device.why_no_cuda()):
+    if args.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     prompts = [] if args.interactive else read_prompts(args.prompt, args.prompt_file, args.prompt_lines)
     num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
@@ -195,7 +196,7 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     try:
         config, weights = open_model(folder)
         kind = fastest_kind(machine.device, weight_dtype, quantized, compiles)
-        decoder_class = GraphDecoder if uses_graphs(args, on_cpu, num_rows) else Decoder
+        decoder_class = GraphDecoder if uses_graphs(args, machine.device.type, num_rows) else Decoder
         decoder = decoder_class(config, weights, num_rows, machine.device, dtype, kind, weight_dtype)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -216,11 +217,11 @@ def warn_where_int8_is_slow(compiles: bool, num_rows: int) -> None:
         warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first." + cure)
 
 
-def uses_graphs(args: argparse.Namespace, on_cpu: bool, num_rows: int) -> bool:
+def uses_graphs(args: argparse.Namespace, device_type: str, num_rows: int) -> bool:
     """Whether steps are to be CUDA graphs; warns if they are requested and cannot be."""
     problem = None
-    if on_cpu:
-        problem = "there is no GPU in use"
+    if device_type != "cuda":
+        problem = "no NVIDIA GPU is in use"
     elif num_rows > GRAPH_ROWS:
         problem = f"{num_rows} continuations are made at once, more than {GRAPH_ROWS}. Give a smaller --batch_size"
     if problem and args.cuda_graphs:

@@ -190,7 +190,7 @@ import time
 from pathlib import Path
 
 from common.errors import Exit, UserError
-from common.files import write_whole
+from common.files import rename, write_whole
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, shell_word, size
@@ -379,7 +379,7 @@ def keep_given(job: Job, vocabulary: Vocabulary) -> Vocabulary:
 def commit_tokenizer(job: Job, vocabulary: Vocabulary) -> dict[str, Any]:
     """Gives the new tokenizer its final name, for --tokenizer_only."""
     path = job.folder.path / "tokenizer.json"
-    (job.folder.work / "tokenizer.json").replace(path)
+    rename(job.folder.work / "tokenizer.json", path)
     job.progress.say(f"vocabulary: {vocabulary.size:,} ids\n"
                      f"next: python pretokenize.py ... --tokenizer_file {shell_word(str(path))}")
     return {}

@@ -114,14 +114,16 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
              "the run")
 
     g = parser.group("machine")
-    g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
-    g.switch("--use_amp", None, "mixed precision", "on with CUDA, off on a CPU")
+    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
+             "one")
+    g.switch("--use_amp", None, "mixed precision", "on with a GPU, off on a CPU")
     g.flag("--model_parallel", one_of("auto", "ddp", "fsdp", "hsdp"), "auto", "how several processes share a model; "
            "ddp: each has all of it; fsdp: each has some rows of each weight; hsdp: so within a machine, each of which "
            "has all; auto: ddp where that fits the memory")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
            "scaling")
-    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off on a CPU")
+    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off "
+             "elsewhere")
     g.flag("--compile_mode", one_of("default", "reduce-overhead", "max-autotune-no-cudagraphs"), "default",
            "torch.compile's mode; reduce-overhead: CUDA graphs, for models so small that launching takes longer than "
            "computing; autotuning compiles longer and may run faster")
@@ -234,6 +236,7 @@ from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, SavingPlan, command_for_card, plan_saving
 from training.cooldown import set_aside
 from training.decisions import Wishes
+from training.fused import adamw_for
 from training.memorizing import few_windows, memorize, without_noise
 from training.memory import MemorySetting, choose_sharing, most_sequences
 from training.micro_batch import find_micro_batch
@@ -329,6 +332,9 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
             raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
         if args.loss_kernel and (reason := device.why_no_triton()):
             raise UserError(Exit.MACHINE, f"--loss_kernel: {reason}, or give --no-loss_kernel.")
+        if args.activation_checkpointing and args.dropout and device.uses_mps(args.use_gpu):
+            raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: on Apple's GPU PyTorch drops "
+                                          "other activations when it computes a block again. Drop one of the flags.")
     with problems.catch():
         if writes:
             held.enter_context(owned(Path(args.output_dir)))
@@ -374,8 +380,8 @@ def follow_inputs(args: argparse.Namespace, told: tuple[str, dict[str, Any], str
 
 
 def require_gpu(args: argparse.Namespace) -> None:
-    """Raises UserError (exit 5) if --use_gpu is given and CUDA cannot be used."""
-    if args.use_gpu and (reason := device.why_no_cuda()):
+    """Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used."""
+    if args.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
 
 
@@ -503,7 +509,7 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
 
     optimizer_bytes = kind.memory_bytes(config)
-    weights = 4 * config.num_parameters if machine.device.type == "cpu" else 0
+    weights = 4 * config.num_parameters if machine.device.type != "cuda" else 0
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
     saving = SavingPlan(**processes.agree(lambda: asdict(
         plan_saving(args, config, recipe, optimizer_bytes, held_bytes))))
@@ -543,7 +549,8 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
         dtype = dtype_of_products(machine)
-        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2), parts.adamw, dtype)
+        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2),
+                               adamw_for(parts.adamw, machine.device), dtype)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     return Learner(model, optimizer, kind, scaler, parallel)
 

@@ -39,7 +39,7 @@ def prepare(data_dir: str, folder: str, half: str, model_size: str, seq_length: 
     """
     if use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to train on the CPU.")
-    machine = device.choose(use_gpu, None, "auto", None)
+    machine = device.choose(False if device.uses_mps(use_gpu) else use_gpu, None, "auto", None)
     corpus = find_corpus(train.read_flags(["--data_dir", data_dir]))
     shown = printable(data_dir)
     if corpus.train.length <= seq_length:

@@ -45,7 +45,7 @@ def probe(use_gpu: bool | None, precision: str | None, shape: dict[str, Any], wi
     """
     if use_gpu and (reason := device.why_no_cuda()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
-    machine = device.choose(use_gpu, True, "auto", True)
+    machine = device.choose(False if device.uses_mps(use_gpu) else use_gpu, True, "auto", True)
     on_gpu = machine.device.type == "cuda"
     why_no_half = "--precision fp32" if precision == "fp32" else ""
     if not on_gpu and precision is None and not device.cpu_has_bf16():
@@ -133,7 +133,7 @@ def nanogpt_get_batch(part: Part, B: int, T: int) -> tuple[torch.Tensor, torch.T
 
 def saving_times(shape: dict[str, Any], folder: str, use_gpu: bool | None, turns: int = 5) -> SavingTimes:
     """Times the parts of a checkpoint, in turns with save_file and a raw write of the same bytes, in the folder."""
-    machine = device.choose(use_gpu, None, "auto", False)
+    machine = device.choose(False if device.uses_mps(use_gpu) else use_gpu, None, "auto", False)
     device.set_up(machine, True, Path())
     place = Path(folder)
     model, tensors = _trained_one_step(Shape(**shape), machine)

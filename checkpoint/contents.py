@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from architectures.table import ModelConfig, Network, architecture_of, name_of
+from machine.device import gpu_rng_state
 from ops.shards import all_assembled, assembled
 
 CONFIG = "config.json"
@@ -66,7 +67,7 @@ class Tensors:
     """The tensors of a checkpoint, by name.
 
     model is the network's state dict. training holds the optimizer's state, 'exp_avg.transformer.wte.weight' for
-    example, and the states of the random-number generators, 'rng.cpu' and on a GPU 'rng.cuda'.
+    example, and the states of the random-number generators, 'rng.cpu' and on a GPU 'rng.cuda' or 'rng.mps'.
     """
 
     model: dict[str, torch.Tensor]
@@ -81,8 +82,8 @@ class Tensors:
                 training[f"{key}.{name}"] = value.detach()
         training["rng.cpu"] = torch.get_rng_state()
         device = next(model.parameters()).device
-        if device.type == "cuda":
-            training["rng.cuda"] = torch.cuda.get_rng_state(device)
+        if device.type != "cpu":
+            training[f"rng.{device.type}"] = gpu_rng_state(device)
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
 
     def ask(self) -> None:

@@ -23,7 +23,7 @@ from checkpoint.folder import REPLACED, TEMPORARY
 from checkpoint.recorded import MIRROR
 from checkpoint.save import put_in_place
 from checkpoint.verify import manifest_entries, read_state
-from common.files import read_bytes, sync, write_all
+from common.files import read_bytes, rename, sync, write_all
 from common.words import printable
 
 BLOCK_BYTES = 2**20  # copied at a time; after each the copy may be given up
@@ -234,5 +234,5 @@ def copy_run_files(source: Path, folder: Path, known: dict[str, tuple[int, int]]
             copy_file(source / name, folder / PART, advance)
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            (folder / PART).replace(target)
+            rename(folder / PART, target)
             known[name] = state

@@ -18,12 +18,9 @@ from checkpoint.find import steps_in
 from checkpoint.recorded import RUN_CONFIG
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
+from common.files import rename
+from common.locks import try_lock
 from common.words import is_utf8, printable, shell_word
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock there
-    fcntl = None
 
 LOCK = ".lock"
 MOST_SHOWN = 200  # characters of a path in a message
@@ -80,7 +77,7 @@ def _lock_file(output_dir: Path) -> TextIO:
                                       f"{error.strerror}. Choose a folder that you may write to.") from error
     what = "not a regular file"
     if stat.S_ISREG(os.fstat(handle).st_mode):
-        if SIGNED.encode().startswith(os.pread(handle, len(SIGNED), 0)):  # a full disk may have cut it
+        if SIGNED.encode().startswith(os.read(handle, len(SIGNED))):  # a full disk may have cut it
             return os.fdopen(handle, "a+", encoding="utf-8")
         what = "a file with other content"  # a hard link, for example
     os.close(handle)
@@ -93,17 +90,14 @@ def _not_a_lock(output_dir: Path, what: str) -> UserError:
 
 
 def _take_lock(handle: TextIO, output_dir: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    is_free = True
+    with contextlib.suppress(OSError):  # a file system without locks
+        is_free = try_lock(handle.fileno())
+    if not is_free:
         handle.seek(0)
         holder = printable(handle.read(200)).strip()
         raise UserError(Exit.BUSY, f"--output_dir {printable(str(output_dir))} is in use by another run ({holder}). "
-                                   "Wait for it, or choose another folder.") from None
-    except OSError:
-        pass  # a file system without locks
+                                   "Wait for it, or choose another folder.")
 
 
 def _sign(handle: TextIO, output_dir: Path) -> None:
@@ -135,7 +129,7 @@ def put_back(replaced: Path, final: Path) -> None:
     """Gives a checkpoint that was put aside its name again, unless another one has taken it."""
     with contextlib.suppress(OSError):
         if replaced.exists() and not final.exists():
-            replaced.rename(final)
+            rename(replaced, final)
 
 
 class Keeping(NamedTuple):
@@ -156,7 +150,7 @@ def prune(output_dir: Path, saved: int, keep: int, protected: Set[int], keep_epo
     for path in outdated(output_dir, saved, keep, protected, keep_epochs):
         discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
         with contextlib.suppress(OSError):
-            path.rename(discarded)
+            rename(path, discarded)
             shutil.rmtree(discarded, ignore_errors=True)
 
 

@@ -18,6 +18,7 @@ from checkpoint.stored import place_of_weights
 from checkpoint.verify import MAX_COUNT
 from common.errors import Exit, UserError
 from common.words import printable
+from machine.device import set_gpu_rng_state
 from ops.shards import like, local
 
 CURE = "--reset_optimizer resumes without the optimizer's state"
@@ -127,12 +128,13 @@ def _restore_generators(file: Any, device: torch.device) -> list[str]:
         raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu is missing")
     try:
         torch.set_rng_state(file.get_tensor("rng.cpu"))
-        if device.type == "cuda" and "rng.cuda" in stored:
-            torch.cuda.set_rng_state(file.get_tensor("rng.cuda"), device)
-        elif device.type == "cuda":
-            return ["the checkpoint was saved on a CPU: dropout on the GPU starts a new random sequence"]
+        if (name := f"rng.{device.type}") in stored and device.type != "cpu":
+            set_gpu_rng_state(device, file.get_tensor(name))
+        elif device.type != "cpu":
+            return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new random "
+                    "sequence"]
     except (RuntimeError, TypeError) as error:
         why = printable(str(error).split("\n")[0])[:120]
-        raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or rng.cuda is not the state of a random-number generator "
+        raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or a GPU's is not the state of a random-number generator "
                                 f"({why})") from error
     return []

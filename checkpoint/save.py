@@ -39,7 +39,7 @@ from checkpoint.contents import (
 )
 from checkpoint.folder import REPLACED, TEMPORARY, put_back
 from checkpoint.verify import manifest_entries, read_state, verify
-from common.files import sync, write_all
+from common.files import rename, sync, write_all
 from machine.pinned import HostBuffer
 from ops.shards import assembled
 
@@ -70,15 +70,15 @@ class Snapshot:
 
     def take(self, tensors: Tensors) -> Tensors:
         """Copies of the tensors, complete on return and valid until the next call."""
-        on_gpu = any(tensor.is_cuda for tensor in tensors.model.values())
-        self.reserve(tensors.num_bytes, on_gpu)
+        on_cuda = any(tensor.is_cuda for tensor in tensors.model.values())
+        self.reserve(tensors.num_bytes, on_cuda)
         used, copies = 0, Tensors({}, {})
         for part, copied in ((tensors.model, copies.model), (tensors.training, copies.training)):
             for name, tensor in part.items():
                 place = self._buffer.bytes[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                copied[name] = place.copy_(assembled(tensor), non_blocking=True)
+                copied[name] = place.copy_(assembled(tensor), non_blocking=on_cuda)
                 used += aligned(tensor.nbytes)
-        if on_gpu:
+        if on_cuda:
             torch.cuda.synchronize()
         return copies
 
@@ -155,7 +155,7 @@ def _link(path: Path, other: Path) -> bool:
         os.link(path, other)
         return True
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL):  # the last: exFAT
             raise
     shutil.copyfile(path, other)
     sync(other)
@@ -177,9 +177,9 @@ def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
     """Gives the folder its name. An older, or damaged, checkpoint of the same step is put aside for that moment."""
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)
+        rename(final, replaced)
     try:
-        temporary.rename(final)
+        rename(temporary, final)
         sync(final.parent)
     except OSError:  # the disk may not hold the new name: the new checkpoint must not be found under it
         with contextlib.suppress(OSError):

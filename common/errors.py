@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from common.children import leave_out_current_folder
+from common.files import IS_WINDOWS
 from common.ranks import speaks
 from common.signals import STOPPING
 from common.words import printable, size
@@ -270,7 +271,9 @@ def _make_streams_safe() -> None:
             # The shell closed it. The null device takes its number, which no file of ours must get.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            # Windows would give a file or a pipe the code page of the system, in which most texts cannot be written.
+            is_codepage = IS_WINDOWS and not stream.isatty() and not os.environ.get("PYTHONIOENCODING")
+            stream.reconfigure(encoding="utf-8" if is_codepage else None, errors="backslashreplace")
 
 
 def _report(error: BaseException) -> int:

@@ -8,8 +8,11 @@ import hashlib
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
+IS_WINDOWS = os.name == "nt"
+PATIENCE_SECONDS, BETWEEN_SECONDS = 5.0, 0.1  # for other programs that have a file open, on Windows
 MAX_JSON_BYTES = 2**24
 HASH_BUFFER_BYTES = 2**23
 BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
@@ -189,13 +192,30 @@ def append_line(path: Path, line: bytes) -> None:
             raise
 
 
+def rename(source: Path, target: Path) -> None:
+    """Gives a file or folder another name, in place of a file of that name. Raises OSError.
+
+    On Windows a file that any program has open, such as a virus scanner, keeps its name, and so does a folder with it:
+    there it is tried again for some seconds.
+    """
+    ends_at = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if not IS_WINDOWS or time.monotonic() > ends_at:
+                raise
+        time.sleep(BETWEEN_SECONDS)
+
+
 def write_whole(path: Path, content: str) -> None:
     """Writes a text file so that a crash leaves the old one or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(content, encoding="utf-8")
+        temporary.write_bytes(content.encode())  # not as text, whose ends of lines are others on Windows
         sync(temporary)
-        temporary.replace(path)
+        rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import Exit, UserError
-from common.files import sync
+from common.files import rename, sync
 from common.words import printable
 
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -91,7 +91,7 @@ class Output:
             if self._target.exists():
                 temporary.chmod(stat.S_IMODE(self._target.stat().st_mode))
             sync(temporary)
-            temporary.replace(self._target)
+            rename(temporary, self._target)
         finally:
             temporary.unlink(missing_ok=True)
         sync(self._target.parent)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from common.ranks import is_one_of_several
 from common.terminal import STDERR_LOCK, in_notebook
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 SAVING = getattr(signal, "SIGUSR1", None)
 END = b"\0"  # no signal has this number
 ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time are one wish to stop
@@ -43,7 +43,7 @@ def print_line(message: str) -> None:
 
 
 class Signals:
-    """Remembers the first SIGINT, SIGTERM or SIGHUP for loops to see; a second one ends the process at once.
+    """Remembers the first signal of STOPPING for loops to see; a second one ends the process at once.
 
     number is the first signal, None before it; at is when it came, by time.monotonic(). As long as nothing can be lost,
     a command sets at_once to the words that follow "stopped by SIGTERM": then the first signal ends the process.

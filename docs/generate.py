@@ -38,7 +38,7 @@ FLOORS = (
     ("hub",),
     ("common",),
 )
-NOT_THE_PROGRAM = ("tests", "docs", "notebooks")
+NOT_THE_PROGRAM = ("tests", "docs", "notebooks", "demo")
 
 
 # ---------------------------------------------------------------- the house, by file

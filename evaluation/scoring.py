@@ -191,7 +191,7 @@ def score_batch(model: Network, batch: Sequence[Window], autocast: Callable[[], 
             is_missed = (logits.argmax(-1) != targets).float()
             parts.append(torch.stack([nats, is_missed]))
 
-    nats_N, is_missed_N = torch.cat(parts, 1).double().cpu().numpy()
+    nats_N, is_missed_N = torch.cat(parts, 1).cpu().double().numpy()
     nats_B = np.bincount(row_N, nats_N, len(batch))
     num_missed_B = np.bincount(row_N, is_missed_N, len(batch))
     if not np.isfinite(nats_B).all():

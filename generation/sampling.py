@@ -70,6 +70,8 @@ def _remove_finished(decoder: Decoder, active: list[AnyContinuation]) -> None:
 def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampling) -> tuple[list[int], list[float]]:
     """The next id of each text, and its log-probability in the model's own distribution."""
     logits_BV = decoder.step([text.ids[-1] for text in active])
+    if logits_BV.device.type == "mps":  # it has no float64, in which ids are drawn
+        logits_BV = logits_BV.cpu()
     total_B = logits_BV.logsumexp(-1)
     if not total_B.isfinite().all():
         raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "

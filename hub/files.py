@@ -157,7 +157,7 @@ def _fetch_one(hub: Any, wish: Wish, name: HubName, file: RemoteFile, meter: Fet
                     meter.out.warn(f"{printable(file.path)} is not what the hub states, and is fetched again.")
                     continue
                 sync(partial)
-                partial.replace(blob)
+                rename(partial, blob)
             break
     _link(hub, wish, name, file)
     meter.before += file.num_bytes

@@ -9,7 +9,9 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +19,14 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from common.children import outside_current_folder
+from common.ranks import world_size
 from common.words import several
 from machine.cards import find_card
 
 # The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
 OLDEST_WITH_A_BUILD = (5, 0)  # compute capability
+SYSCTL_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Machine:
     compile: bool
     compile_reason: str
     warnings: tuple[str, ...]
+
+    @property
+    def on_gpu(self) -> bool:
+        """True on NVIDIA's GPUs, by CUDA, and on Apple's, by MPS."""
+        return self.device.type != "cpu"
 
     @property
     def precision(self) -> str:
@@ -74,7 +83,7 @@ def name_of_dtype(dtype: torch.dtype | None) -> str:
 def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compile: bool | None) -> Machine:
     """Decides device, precision and compiling from the flags; None means that the flag was not given.
 
-    use_gpu must not be True where why_no_cuda() gives a reason.
+    use_gpu must not be True where why_no_gpu() gives a reason.
     """
     warnings: list[str] = []
     device, device_reason = _choose_device(use_gpu, warnings)
@@ -86,13 +95,15 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
 
 def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[torch.device, str]:
     """The device and why; adds to the warnings when a GPU stays unused."""
-    problem = why_no_cuda()
+    problem = why_no_gpu()
+    gpu = the_gpu() if problem is None else None
     if use_gpu is False:
-        if problem is None:
-            warnings.append(f"this machine's GPU is not used: {torch.cuda.get_device_name()}. Drop --no-use_gpu.")
+        if gpu is not None:
+            warnings.append(f"this machine's GPU is not used: {device_name(gpu)}. Drop --no-use_gpu.")
         return torch.device("cpu"), "--no-use_gpu"
-    if problem is None:
-        return torch.device("cuda", torch.cuda.current_device()), "--use_gpu" if use_gpu else "a GPU is available"
+    if gpu is not None:
+        return gpu, "--use_gpu" if use_gpu else "a GPU is available"
+    assert problem
     if Path("/dev/nvidiactl").exists():
         warnings.append(f"there is a GPU in this machine, but it cannot be used: {problem}.")
     return torch.device("cpu"), f"no GPU: {problem.split('. ')[0]}"
@@ -101,7 +112,7 @@ def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[torch.dev
 def _choose_precision(device: torch.device, use_amp: bool | None, amp_dtype: str,
                       warnings: list[str]) -> tuple[torch.dtype, str]:
     """The dtype of autocast and why; adds to the warnings what makes it slow."""
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type != "cpu"
     mixed = on_gpu if use_amp is None else use_amp
     if not mixed:
         if on_gpu:
@@ -112,7 +123,8 @@ def _choose_precision(device: torch.device, use_amp: bool | None, amp_dtype: str
     if amp_dtype != "auto":
         dtype, reason = {"bf16": torch.bfloat16, "fp16": torch.float16}[amp_dtype], f"--amp_dtype {amp_dtype}"
     elif on_gpu and not is_native:
-        dtype, reason = torch.float16, "this GPU only emulates bf16; loss scaling is on"
+        why = "macOS before 14 has no bf16" if device.type == "mps" else "this GPU only emulates bf16"
+        dtype, reason = torch.float16, f"{why}; loss scaling is on"
     else:
         kind = "GPU" if on_gpu else "CPU"
         dtype, reason = torch.bfloat16, f"native on this {kind}" if is_native else f"emulated on this {kind}"
@@ -126,11 +138,12 @@ def _choose_precision(device: torch.device, use_amp: bool | None, amp_dtype: str
 def _choose_compile(device: torch.device, dtype: torch.dtype, use_compile: bool | None,
                     warnings: list[str]) -> tuple[bool, str]:
     """Whether to compile and why; adds to the warnings if that is slow, or if compiling was requested in vain."""
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type == "cuda"  # for Apple's PyTorch calls its compiler a prototype
     if use_compile is False or (use_compile is None and not on_gpu):
         if on_gpu:
             warnings.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
-        return False, "--no-compile" if use_compile is False else "off on a CPU unless --compile is given"
+        where = "an Apple GPU" if device.type == "mps" else "a CPU"
+        return False, "--no-compile" if use_compile is False else f"off on {where} unless --compile is given"
 
     problem = why_no_compile(device)
     if on_gpu and dtype == torch.bfloat16 and _emulates_bf16(device):
@@ -144,10 +157,42 @@ def _choose_compile(device: torch.device, dtype: torch.dtype, use_compile: bool 
 # ---------------------------------------------------------------- what the machine can do
 
 
+def the_gpu() -> torch.device:
+    """The GPU that is used where there is one: CUDA's, else Apple's. Only where why_no_gpu() gives no reason."""
+    return torch.device("cuda", torch.cuda.current_device()) if why_no_cuda() is None else torch.device("mps", 0)
+
+
+def why_no_gpu() -> str | None:
+    """Why neither CUDA nor an Apple GPU can be used here, with the one thing to do; None if one of them can."""
+    if sys.platform == "darwin" or torch.backends.mps.is_available():
+        return why_no_mps()
+    return why_no_cuda()
+
+
+def uses_mps(use_gpu: bool | None) -> bool:
+    """True if the flag, None where it was not given, means Apple's GPU here."""
+    return use_gpu is not False and why_no_gpu() is None and the_gpu().type == "mps"
+
+
+def why_no_mps() -> str | None:
+    """Why Apple's GPU cannot be used through MPS, with the one thing to do; None if it can."""
+    if not torch.backends.mps.is_built():
+        return (f"this torch ({torch.__version__}) is built without MPS, which drives Apple's GPU. Install the build "
+                "for Apple processors: pip install --force-reinstall torch")
+    if not torch.backends.mps.is_available():
+        return (f"torch {torch.__version__} finds no Apple GPU that it can use on macOS "
+                f"{platform.mac_ver()[0] or 'of unknown version'}. Take an Apple processor with macOS 14 or newer")
+    if world_size() > 1:
+        return "an Apple GPU serves one process, not several of torchrun. Start train.py without torchrun"
+    return None
+
+
 def why_no_cuda() -> str | None:
     """Why CUDA cannot be used here, with the one thing to do; None if it can."""
     if torch.cuda.is_available():
         return _why_this_gpu_cannot_be_used()
+    if sys.platform == "darwin":
+        return "CUDA is for NVIDIA's GPUs, and there is none for macOS. Choose a machine with one"
     if not torch.backends.cuda.is_built():
         return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
                 "pip install --force-reinstall torch")
@@ -221,6 +266,8 @@ def why_no_triton() -> str | None:
 
 def why_no_compile(device: torch.device) -> str | None:
     """Why torch.compile cannot work on the device; None if nothing is known to prevent it."""
+    if device.type == "mps":
+        return None  # Metal compiles what inductor writes
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "the package triton is missing"
@@ -232,6 +279,8 @@ def why_no_compile(device: torch.device) -> str | None:
 
 def has_bf16(device: torch.device) -> bool:
     """True if the device multiplies bf16 in hardware instead of emulating it."""
+    if device.type == "mps":
+        return torch.backends.mps.is_macos_or_newer(14, 0)
     return not _emulates_bf16(device) if device.type == "cuda" else cpu_has_bf16()
 
 
@@ -240,7 +289,16 @@ def cpu_has_bf16() -> bool:
     with contextlib.suppress(OSError):
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
-    return False
+    return _sysctl("hw.optional.arm.FEAT_BF16") == "1"
+
+
+def _sysctl(name: str) -> str:
+    """What macOS says of itself under this name; empty on other systems, and where it does not know the name."""
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=True,
+                                  timeout=SYSCTL_SECONDS).stdout.strip()
+    return ""
 
 
 def _emulates_bf16(device: torch.device) -> bool:
@@ -251,11 +309,13 @@ def device_name(device: torch.device) -> str:
     """The name of the card or the CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return torch.backends.mps.get_name()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
 # ---------------------------------------------------------------- settings of the process
@@ -279,6 +339,7 @@ def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = F
 
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    if machine.on_gpu:
         return warnings
 
     _keep_freed_memory()
@@ -341,6 +402,8 @@ def without_cudnn_attention() -> None:
 def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size: int, dropout: float,
                       n_kv_head: int | None = None) -> str:
     """The kernel that scaled_dot_product_attention takes for these shapes, according to PyTorch's own dispatcher."""
+    if machine.device.type == "mps":
+        return "unfused"  # while it trains; the dispatcher cannot be asked
     # The choice does not depend on the batch.
     q, kv = (torch.empty((1, heads, seq_length, head_size), device=machine.device, dtype=machine.dtype,
                          requires_grad=True) for heads in (n_head, n_kv_head or n_head))
@@ -349,17 +412,29 @@ def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size:
     return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 
 
-def rng_state(machine: Machine) -> list[torch.Tensor]:
-    """The states of the random-number generators that dropout draws from."""
-    on_gpu = machine.device.type == "cuda"
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(machine.device)] if on_gpu else [])]
+def rng_state(machine: Machine) -> dict[str, torch.Tensor]:
+    """The states of the random-number generators that dropout draws from, by the type of their device."""
+    states = {"cpu": torch.get_rng_state()}
+    if machine.on_gpu:
+        states[machine.device.type] = gpu_rng_state(machine.device)
+    return states
 
 
-def set_rng_state(machine: Machine, states: list[torch.Tensor]) -> None:
+def set_rng_state(machine: Machine, states: Mapping[str, torch.Tensor]) -> None:
     """Puts back what rng_state returned."""
-    torch.set_rng_state(states[0])
-    if machine.device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], machine.device)
+    torch.set_rng_state(states["cpu"])
+    if machine.on_gpu:
+        set_gpu_rng_state(machine.device, states[machine.device.type])
+
+
+def gpu_rng_state(device: torch.device) -> torch.Tensor:
+    """The state of a GPU's random-number generator."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()
+
+
+def set_gpu_rng_state(device: torch.device, state: torch.Tensor) -> None:
+    """Sets it. Raises RuntimeError or TypeError for what is no such state."""
+    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.mps.set_rng_state(state)
 
 
 # ---------------------------------------------------------------- saying so
@@ -373,6 +448,8 @@ def describe(machine: Machine, memory_bytes: int, attention: str, tf32: bool) ->
     if machine.device.type == "cpu":
         threads = f", {several(torch.get_num_threads(), 'thread')}"
         memory += " of RAM available"
+    elif machine.device.type == "mps":
+        memory += " of the RAM for the GPU"
     elif torch.cuda.is_tf32_supported():
         precision += f"; TF32 {'on' if tf32 else 'off'}"
     return [f"device      {machine.device.type}: {machine.name}{threads}, {memory} ({machine.device_reason})",

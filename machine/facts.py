@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from machine import windows
 from machine.device import Machine
 from machine.timing import synchronize
 
@@ -41,7 +42,8 @@ def total_ram() -> int | None:
     """Bytes of RAM in the machine; None where the system does not tell."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
+    status = windows.memory_status()
+    return status.total if status else None
 
 
 # ---------------------------------------------------------------- the disk
@@ -87,7 +89,7 @@ def measure_disk(path: Path, most_bytes: int = 2**27, most_seconds: float = 2.0)
 
 def matmul_width(machine: Machine) -> int:
     """A width at which a product of square matrices is as fast as the device can."""
-    return 8192 if machine.device.type == "cuda" else 2048
+    return {"cuda": 8192, "mps": 4096}.get(machine.device.type, 2048)
 
 
 def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, most_seconds: float = 60.0) -> float:
@@ -95,7 +97,7 @@ def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, most_seconds:
 
     On a GPU each of them is 20 products in a row.
     """
-    products = 20 if machine.device.type == "cuda" else 1
+    products = 20 if machine.on_gpu else 1
     a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
     torch.mm(a, b)  # the first product loads the library
     best, ends_at = float("inf"), time.perf_counter() + most_seconds

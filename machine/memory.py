@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from machine import windows
 from machine.device import Machine
 
 # Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
@@ -20,6 +21,8 @@ OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "Error [CUDA]: out of memory",
+    "MPS backend out of memory",
+    "Invalid buffer size",  # Metal's, for one tensor that is larger than all a GPU may hold
 )
 
 # The limit of a container and what it uses: cgroup version 2, then version 1.
@@ -41,15 +44,24 @@ def release_memory(machine: Machine) -> None:
     gc.collect()
     if machine.device.type == "cuda":
         torch.cuda.empty_cache()
+    elif machine.device.type == "mps":
+        torch.mps.empty_cache()
 
 
 def free_memory(machine: Machine) -> int | None:
-    """Bytes free on the GPU; None on a CPU."""
+    """Bytes free on the GPU; None on a CPU. Of an Apple GPU, that shares the RAM, as much as is available there."""
+    if machine.device.type == "mps":
+        return min(total_memory(machine) - torch.mps.driver_allocated_memory(), available_ram())
     return torch.cuda.mem_get_info(machine.device)[0] if machine.device.type == "cuda" else None
 
 
 def total_memory(machine: Machine) -> int:
-    """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take."""
+    """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take.
+
+    Of the RAM that an Apple GPU shares it is the part that Metal recommends to stay within.
+    """
+    if machine.device.type == "mps":
+        return torch.mps.recommended_max_memory()
     return torch.cuda.mem_get_info(machine.device)[1] if machine.device.type == "cuda" else available_ram()
 
 
@@ -67,13 +79,20 @@ def available_ram() -> int:
     if available == unknown and hasattr(os, "sysconf"):
         with contextlib.suppress(ValueError, OSError):
             available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if available == unknown and (status := windows.memory_status()):
+        available = status.available
     return max(0, available)
 
 
 def peak_memory(machine: Machine) -> int:
-    """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
+    """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident).
+
+    Of an Apple GPU nothing records the most: it is what Metal holds now, with the freed memory that PyTorch keeps.
+    """
     if machine.device.type == "cuda":
         return torch.cuda.max_memory_reserved(machine.device)
+    if machine.device.type == "mps":
+        return torch.mps.driver_allocated_memory()
     # The resource module only where there is no /proc: in a child, its peak begins at the size of the parent.
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -82,7 +101,7 @@ def peak_memory(machine: Machine) -> int:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return 0
+    return windows.peak_resident() or 0
 
 
 def forget_peak(machine: Machine) -> None:
@@ -90,3 +109,5 @@ def forget_peak(machine: Machine) -> None:
     if machine.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(machine.device)
+    elif machine.device.type == "mps":
+        torch.mps.empty_cache()

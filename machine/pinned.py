@@ -18,6 +18,11 @@ def to_host(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
 
 
+def on_its_way(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on a GPU; with CUDA nobody waits for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 class HostBuffer:
     """Bytes on the host, on pages of their own that are there from the start; pinned where that is possible.
 

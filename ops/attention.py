@@ -59,11 +59,13 @@ def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_le
 
     The probabilities of the past where they are multiplied out in blocks of rows, else one number for each row (Dao et
     al. 2022). Dropout adds the dropped probabilities and their mask; PyTorch's fused kernel for the CPU has no dropout,
-    and whole matrices are kept instead.
+    and whole matrices are kept instead. So they are for Apple's GPU, in fp32: its fused kernel has no backward pass.
     """
     probability_bytes = 2 * dtype.itemsize + 1 if drops else dtype.itemsize
     if attends_in_blocks(device_type, dtype, seq_length):
         return num_heads * (min(seq_length, BLOCK_ROWS) + seq_length) / 2 * probability_bytes
+    if device_type == "mps":
+        return num_heads * seq_length * (9 if drops else 4)
     if device_type == "cpu" and drops:
         return num_heads * seq_length * probability_bytes
     return 4.0 * num_heads

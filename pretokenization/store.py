@@ -18,15 +18,11 @@ from typing import Any
 import numpy as np
 
 from common.errors import Exit, UserError
-from common.files import read_text, sync, write_whole
+from common.files import IS_WINDOWS, read_text, rename, sync, write_whole
+from common.locks import try_lock
 from common.signals import Signals, Stake
 from common.words import printable, size
 from tokens.stream import DTYPES
-
-try:
-    import fcntl
-except ImportError:  # Windows, where two runs into one folder are not told apart
-    fcntl = None
 
 WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
 LOCK = ".pretokenize.lock"
@@ -143,12 +139,10 @@ class Folder:
             if self.work.is_symlink():  # what it points to would be deleted
                 raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {WORK} in it is a link. Delete the link.")
             self.lock = os.fdopen(os.open(path / LOCK, LOCK_FLAGS, 0o666), "w")
-            if fcntl is not None:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
+            if not try_lock(self.lock.fileno()):
+                raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or give "
+                                           "another --output_dir.")
             self.work.mkdir(exist_ok=True)
-        except BlockingIOError as error:
-            raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or give "
-                                       "another --output_dir.") from error
         except OSError as error:
             raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {error.strerror}. Give a folder that can be "
                                           "written to.") from error
@@ -157,6 +151,8 @@ class Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if IS_WINDOWS:  # where an open file cannot be deleted
+            self.lock.close()
         with contextlib.suppress(OSError):
             if not self.keep:
                 shutil.rmtree(self.work, ignore_errors=True)
@@ -258,7 +254,7 @@ class Folder:
             if is_old or is_half_written:
                 entry.unlink()
         for name, place in lying.items():
-            place.replace(self.path / name)
+            rename(place, self.path / name)
         sync(self.path)
         write_whole(self.path / self.mark, json.dumps(metadata, indent=2) + "\n")
         return True

@@ -301,14 +301,14 @@ def test_a_model_whose_logits_are_not_finite_is_said_to_have_diverged(call, make
     (["--cuda_graphs"], 33, False, "33 continuations are made at once, more than 32. Give a smaller --batch_size")],
     ids=str)
 def test_on_a_gpu_a_step_is_a_graph_unless_something_speaks_against_it(flags, num_rows, expected, says, capsys):
-    assert generate.uses_graphs(generate.read_flags(flags), False, num_rows) is expected
+    assert generate.uses_graphs(generate.read_flags(flags), "cuda", num_rows) is expected
     err = capsys.readouterr().err
     assert says in err
     assert err.startswith("warning: --cuda_graphs: has no effect") if says else not err
 
 
 def test_on_a_cpu_graphs_are_refused_with_a_warning(call):
-    assert "warning: --cuda_graphs: has no effect, there is no GPU in use.\n" in call("--cuda_graphs")[1]
+    assert "warning: --cuda_graphs: has no effect, no NVIDIA GPU is in use.\n" in call("--cuda_graphs")[1]
 
 
 def test_with_graphs_the_command_writes_what_it_writes_without(call, monkeypatch):

@@ -221,10 +221,10 @@ def try_disk(folder: Path) -> Disk | str:
 
 def measure_products(machine: Machine) -> dict[str, float]:
     """FLOP/s of products of square matrices by precision, those in hardware; fewer where memory runs out."""
-    on_gpu = machine.device.type == "cuda"
+    on_cuda = machine.device.type == "cuda"
     wanted = {"fp32": (torch.float32, "highest", True),
-              "tf32": (torch.float32, "high", on_gpu and torch.cuda.is_tf32_supported()),
-              "fp16": (torch.float16, "high", on_gpu),
+              "tf32": (torch.float32, "high", on_cuda and torch.cuda.is_tf32_supported()),
+              "fp16": (torch.float16, "high", machine.on_gpu),
               "bf16": (torch.bfloat16, "high", device.has_bf16(machine.device))}
     before, found = torch.get_float32_matmul_precision(), {}
     try:
@@ -246,9 +246,8 @@ def measure_products(machine: Machine) -> dict[str, float]:
 def facts(args: argparse.Namespace, machine: Machine, compiling: Compiling, disk: Disk | str,
           products: Mapping[str, float]) -> Iterable[tuple[str, str]]:
     """The lines about this machine, each with its label."""
-    on_gpu = machine.device.type == "cuda"
     yield "device", f"{machine.device.type}: {machine.name}{_more_of_device(machine)} ({machine.device_reason})"
-    if on_gpu:
+    if machine.device.type == "cuda":
         yield "driver", f"{driver_version() or 'version unknown'}; cuDNN {torch.backends.cudnn.version()}"
     yield "software", (f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, Python "
                        f"{platform.python_version()}, {platform.system()} {platform.release()}")
@@ -264,6 +263,8 @@ def facts(args: argparse.Namespace, machine: Machine, compiling: Compiling, disk
 def _more_of_device(machine: Machine) -> str:
     if machine.device.type == "cpu":
         return f", {several(torch.get_num_threads(), 'thread')}"
+    if machine.device.type == "mps":
+        return f", {size(total_memory(machine))} of the RAM for the GPU"
     others = torch.cuda.device_count() - 1
     return f", {size(total_memory(machine))}" + f", and {several(others, 'more GPU')} that this run leaves idle" * (
         others > 0)
@@ -285,6 +286,8 @@ def _precision(machine: Machine) -> str:
     bf16 = "native" if device.has_bf16(machine.device) else "emulated, slow"
     if machine.device.type == "cpu":
         return f"bf16 {bf16}; fp16 and TF32 are for GPUs; {machine.precision} here ({machine.precision_reason})"
+    if machine.device.type == "mps":
+        return f"bf16 {bf16}, fp16 with loss scaling; {machine.precision} here ({machine.precision_reason})"
     tf32 = "yes" if torch.cuda.is_tf32_supported() else "no"
     fp8 = "no" if device.why_no_fp8() else "yes"
     return f"bf16 {bf16}, fp16 with loss scaling, TF32 {tf32}, 8 bits {fp8}; {machine.precision} here " \
@@ -349,7 +352,7 @@ def recommended_here(best: Machine, configs: Mapping[str, ModelConfig], here: Es
         return f"No size is trained in less than {WITHIN_HOURS} hours; fewer --tokens take less."
     name, accumulation = found
     words = f" --model_size {name}" * (name != OWN_SHAPE) + flags
-    if best.device.type == "cuda":
+    if best.on_gpu:
         words += (f" --batch_size {here[name].batch_size} --gradient_accumulation_steps {accumulation}"
                   f"{' --activation_checkpointing' * here[name].recomputes}")
     return f"Largest in less than {WITHIN_HOURS} hours: {name}{f', with{words}' if words else ''}"

@@ -16,6 +16,7 @@ from checkpoint.contents import MANIFEST
 from checkpoint.find import Found
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, UserError
+from common.files import rename
 from common.progress import Progress
 from common.words import printable
 from training.schedules import Schedule, learning_rate_at, schedule_of
@@ -168,5 +169,5 @@ def set_aside(output_dir: Path, resumed: Path | None, step: int, out: Progress) 
             number += 1
             aside = output_dir / f"decayed-from-{plateau_end}-{number}"
         aside.mkdir(exist_ok=True)
-        path.rename(aside / path.name)
+        rename(path, aside / path.name)
         out.say(f"resume      {path.name} is kept as {printable(str(aside / path.name))}")

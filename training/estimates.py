@@ -38,8 +38,8 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 # matrices of narrower models are too small for that. The ladder of bench.py, on 2 cores: 0.76 of a large matrix
 # product's speed compiled, 0.55 eager.
 SHARE_OF_PEAK, FULL_WIDTH, EAGER = 0.35, 768, 0.5
-SHARE_OF_PRODUCTS = {"cuda": 0.45, "cpu": 0.55}
-SHARE_OF_PRODUCTS_COMPILED = {"cuda": 0.45, "cpu": 0.75}
+SHARE_OF_PRODUCTS = {"cuda": 0.45, "mps": 0.45, "cpu": 0.55}
+SHARE_OF_PRODUCTS_COMPILED = {"cuda": 0.45, "mps": 0.45, "cpu": 0.75}
 RECOMPUTING = 1.3  # times as long with --activation_checkpointing
 
 STEP_TOKENS = 65_536  # of a step in the recommended flags, the same on every card

@@ -22,7 +22,7 @@ from training.sharing import UNSHARED, Sharing, gathered_groups
 from training.sizing import Sizing
 
 GIB = 2**30
-MOST_TOKENS = {"cuda": 16_384, "cpu": 4_096}  # of the default micro-batch: more keep a device no busier
+MOST_TOKENS = {"cuda": 16_384, "mps": 8_192, "cpu": 4_096}  # of the default micro-batch: more keep a device no busier
 MARGIN = 0.08  # of the memory there is; left free for what nobody counted
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident besides tensors on a CPU, measured on Linux with torch 2.13: the process, what the compiler adds (more where
@@ -71,8 +71,8 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     """Predicted bytes of a training step in each process by part: weights, optimizer, copy, gradients, gathered, ...
 
     Weights and gradients are fp32; the gradient of a tied embedding exists twice for a moment, as it comes from both
-    ends. The copy that is saved counts where it lies in the same memory, on a CPU, and is of the whole model. The
-    program is what is no tensor.
+    ends. The copy that is saved counts where it lies in the same memory, that of a CPU and of Apple's GPU, and
+    is of the whole model. The program is what is no tensor.
     """
     C = config.n_embd
     table = config.padded_vocab_size * C
@@ -85,7 +85,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
 
     logits = _logit_bytes(config, batch_size, setting, table)
     activations = _activation_bytes(config, batch_size, setting, table, logits)
-    copies_here = setting.copies and setting.device_type == "cpu"
+    copies_here = setting.copies and setting.device_type != "cuda"
     shards = setting.sharing.shards
     return {"weights": weights // shards, "optimizer": optimizer // shards,
             **({"copy": weights + optimizer} if copies_here else {}), "gradients": gradients, **gathered,

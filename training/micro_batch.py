@@ -122,13 +122,13 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
     decided = [f"--optimizer={kind.name}", f"--residual_dtype={name_of_dtype(options.residual_dtype)}"]
     if not args.init_from:
         decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
-    if machine.device.type == "cuda":  # else a trial that the GPU refuses would measure the CPU
+    if machine.on_gpu:  # else a trial that the GPU refuses would measure the CPU
         decided.append("--use_gpu")
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
     expected = largest_micro_batch(config, setting, room)
     first = divisors(samples, min(expected, candidates[-1]))[-1]
-    if machine.device.type == "cpu":  # more than is expected to fit could take other processes down with it
+    if machine.device.type != "cuda":  # more than is expected to fit could take other processes down with it
         candidates = [n for n in candidates if n <= expected]
     tried = []
 
@@ -170,7 +170,7 @@ def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, sample
     top = Path(__file__).parent.parent
     code = [top / "train.py", top / "model.py", top / "data.py"]
     code += [path for folder in ("ops", "machine", "training") for path in sorted((top / folder).glob("*.py"))]
-    total = total_memory(machine) if machine.device.type == "cuda" else torch.get_num_threads()
+    total = total_memory(machine) if machine.on_gpu else torch.get_num_threads()
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
              [sha256_of(path) for path in code], samples, str(setting), args.compile_mode, args.compile_blocks,
              args.label_smoothing, args.fp8_head, args.loss_kernel, args.preload, args.bin_file, args.data_dir]
@@ -183,7 +183,7 @@ def run_trial(command: Sequence[str], batch_size: int, stop: Callable[[], bool])
     Raises HeldByAnother where the GPU lets no second process in, UserError (exit 5) if it fails otherwise.
     """
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, env=script_environment()) as child:
+                          text=True, errors="replace", env=script_environment()) as child:
         with contextlib.suppress(OSError):  # Linux: if a process has to die for want of memory, then the child
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
         while True:

@@ -75,7 +75,7 @@ class Monitor:
         self._args, self._recipe, self._config = args, recipe, config
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
-        self._gpu = runtime.machine.name if runtime.machine.device.type == "cuda" else None
+        self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
         self._curve = LossCurve(math.log(config.vocab_size), recipe.usual_learning_rate)
         self._overfitting = OverfittingWatch()
         self._last_val_loss: float | None = None
@@ -120,12 +120,12 @@ class Monitor:
                                           self._clock.mark()))
 
     def arrived(self, at_once: bool) -> Iterator[Logged]:
-        """The noted steps that are to be logged now: on a CPU all, on a GPU those before the last step.
+        """The noted steps that are to be logged now: all, but with CUDA those before the last step.
 
         Then the device has the next step to do while the host reads. at_once waits for all of them. It is the only
         place in the loop where the host waits for the device.
         """
-        is_late = at_once or self._machine.device.type == "cpu"
+        is_late = at_once or self._machine.device.type != "cuda"
         while self._on_the_way and (is_late or self._on_the_way[0].step < self.state.step):
             noted = self._on_the_way.popleft()
             with self._gauge.waiting("device"):

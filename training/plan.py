@@ -117,7 +117,8 @@ def describe_run(args: argparse.Namespace, config: ModelConfig, sizing: Sizing |
     """What is trained and on what; of a size that was chosen, for what, and how to choose another."""
     parameters = f"{count(config.num_parameters)} parameters"
     if sizing:
-        return f"size        {sizing.name}: {parameters} for {count(num_tokens)} tokens on a CPU (or --model_size)"
+        return (f"size        {sizing.name}: {parameters} for {count(num_tokens)} tokens on {sizing.where} "
+                "(or --model_size)")
     where = f"the CPU, {several(torch.get_num_threads(), 'thread')}"
     if machine.device.type != "cpu":
         where = f"{machine.precision} on {machine.name}"
@@ -224,6 +225,8 @@ def _exactness(args: argparse.Namespace, machine: Machine) -> str:
     if args.deterministic or machine.device.type == "cpu":
         return ("bit for bit that of a run that was never stopped "
                 f"({'--deterministic' if args.deterministic else 'on a CPU'})")
+    if machine.device.type == "mps":
+        return "that of a run that was never stopped but for the last digits, by design; not measured on Apple's GPUs"
     return "that of a run that was never stopped but for the last digits; --deterministic gives every bit"
 
 

@@ -165,7 +165,7 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
         stays_wide = args.init_from or began_with.get("residual") == "fp32"
         residual = "fp32" if machine.precision == "fp16" and stays_wide else machine.precision
 
-    loss_chunk = LOSS_CHUNK if machine.device.type == "cuda" or machine.compile else 0
+    loss_chunk = LOSS_CHUNK if machine.on_gpu or machine.compile else 0
     if args.loss_chunk_tokens is not None:
         loss_chunk = args.loss_chunk_tokens
     return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk,

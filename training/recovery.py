@@ -10,7 +10,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -102,7 +102,7 @@ class Recovery:
                     raise
             self._shrink(rng)  # not in the except clause: there the error holds the tensors of the failed step
 
-    def _undo(self, rng: list[torch.Tensor]) -> None:
+    def _undo(self, rng: Mapping[str, torch.Tensor]) -> None:
         """Undoes a step that did not end: its gradients, random draws, unfinished optimizer state and scaler notes."""
         optimizer, scaler = self._learner.optimizer, self._learner.scaler
         optimizer.zero_grad(set_to_none=True)
@@ -114,7 +114,7 @@ class Recovery:
             scaler.scale(torch.zeros((), device=self._runtime.machine.device))
             scaler.update(scaler.get_scale())
 
-    def _shrink(self, rng: list[torch.Tensor]) -> None:
+    def _shrink(self, rng: Mapping[str, torch.Tensor]) -> None:
         """Undoes the step that did not fit and halves the micro-batch, or nearly: it stays a divisor of the samples."""
         self._undo(rng)
         release_memory(self._runtime.machine)

@@ -19,6 +19,7 @@ from model import SIZES
 from tokens.corpus import Corpus
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
+FLOPS_OF_APPLE_GPU = 1e12  # the same of MPS, assumed: 40% of the data sheet's fp32 peak of the smallest M1
 USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
 LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, for a size above the smallest
 MOST_EPOCHS = 10  # of a default run: what a model learns from a text it has read more often than that is the text
@@ -30,7 +31,10 @@ WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakesp
 
 @dataclass(frozen=True)
 class Sizing:
-    """A size, T, micro-batch and epochs for a user who named no size, with the reasons. name is a key of SIZES."""
+    """A size, T, micro-batch and epochs for a user who named no size, with the reasons. name is a key of SIZES.
+
+    where is what it was chosen for, 'a CPU' or 'an Apple GPU'.
+    """
 
     name: str
     seq_length: int
@@ -38,27 +42,35 @@ class Sizing:
     epochs: int
     reasons: tuple[str, ...]
     why_epochs: str
+    where: str = "a CPU"
 
 
 def choose_sizing(args: argparse.Namespace, corpus: Corpus) -> Sizing | None:
-    """The sizing for a corpus and this processor.
+    """The sizing for a corpus and this processor, or for an Apple GPU, which is a laptop's too.
 
-    None where a flag says something about the size, and where there is a GPU: gpt2_small is the default for it.
+    None where a flag says something about the size, and with CUDA: gpt2_small is the default for it.
     """
     shape = (args.model_size, args.n_layer, args.n_head, args.n_embd, args.n_kv_head, args.n_inner, args.init_from)
     says_something = any(value is not None for value in shape)
     if says_something or (args.use_gpu is not False and device.why_no_cuda() is None):
         return None
-    return sizing_for(corpus.vocab_size, corpus.train.length, torch.get_num_threads(), args.max_minutes,
-                      args.seq_length, ARCHITECTURES[args.arch or DEFAULT])
+    num_threads = None if device.uses_mps(args.use_gpu) else torch.get_num_threads()
+    return sizing_for(corpus.vocab_size, corpus.train.length, num_threads, args.max_minutes, args.seq_length,
+                      ARCHITECTURES[args.arch or DEFAULT])
 
 
-def sizing_for(vocab_size: int, num_tokens: int, num_threads: int, max_minutes: float | None,
+def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_minutes: float | None,
                seq_length: int | None, architecture: Architecture[Any] = ARCHITECTURES[DEFAULT]) -> Sizing:
-    """The sizing for a corpus of num_tokens and a processor of num_threads; None is a flag that was not given."""
+    """The sizing for a corpus of num_tokens and a processor of num_threads, or for an Apple GPU where that is None.
+
+    Each of the two limits is None where its flag was not given.
+    """
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or longest_sequence(num_tokens)
-    flops = FLOPS_PER_THREAD * num_threads * 60 * minutes
+    speed, where = FLOPS_OF_APPLE_GPU, "an Apple GPU"
+    if num_threads is not None:
+        speed, where = FLOPS_PER_THREAD * num_threads, "a CPU"
+    flops = speed * 60 * minutes
     name = "tiny"
     for larger in ("mini", "gpt2_small"):
         config = architecture.sized(SIZES[larger], vocab_size, seq_length)
@@ -67,9 +79,9 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int, max_minutes: 
             name = larger
     reasons = (
         f"model_size {name}: the largest size with no more parameters than the corpus has tokens, for which "
-        f"{minutes:g} minutes of {several(num_threads, 'thread')} at {FLOPS_PER_THREAD / 1e9:g} GFLOP/s (assumed) are "
-        f"enough to read {LEAST_TOKENS_PER_PARAMETER} tokens per parameter; else the smallest",
-        f"seq_length {seq_length}: {LONGEST_SEQUENCE} on a CPU, less for few tokens, unless --seq_length is given")
+        f"{minutes:g} minutes of {_in_words(num_threads)} (assumed) are enough to read {LEAST_TOKENS_PER_PARAMETER} "
+        "tokens per parameter; else the smallest",
+        f"seq_length {seq_length}: {LONGEST_SEQUENCE} on {where}, less for few tokens, unless --seq_length is given")
 
     config = architecture.sized(SIZES[name], vocab_size, seq_length)
     affordable = int(flops / config.flops_per_token / num_tokens)
@@ -78,7 +90,14 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int, max_minutes: 
     why = {MOST_EPOCHS: "a text that is read more often is learned by heart", wanted: "20 tokens per parameter"}
     why_epochs = why.get(epochs, f"what {minutes:g} minutes are assumed to allow, at least one")
     step_tokens = _power_of_two(epochs * num_tokens // WANTED_STEPS, LEAST_STEP_TOKENS, MOST_STEP_TOKENS)
-    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, why_epochs)
+    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, why_epochs, where)
+
+
+def _in_words(num_threads: int | None) -> str:
+    """How fast the processor, or without threads an Apple GPU, is assumed to be."""
+    if num_threads is None:
+        return f"an Apple GPU at {FLOPS_OF_APPLE_GPU / 1e12:g} TFLOP/s"
+    return f"{several(num_threads, 'thread')} at {FLOPS_PER_THREAD / 1e9:g} GFLOP/s"
 
 
 def longest_sequence(num_tokens: int) -> int:

@@ -102,9 +102,12 @@ def _tokenizer_in(folder: Path) -> Path | None:
 def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine, processes: Processes = ALONE,
                  ) -> tuple[str, str]:
     """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
-    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, free_memory(machine), available_ram())
-    if where == "gpu" and machine.device.type != "cuda":
-        raise UserError(Exit.MACHINE, "--preload gpu: training runs on the CPU. Give --preload auto.")
+    has_own_memory = machine.device.type == "cuda"  # an Apple GPU shares the RAM
+    if args.preload == "gpu" and not has_own_memory:
+        why = "shares the RAM of the processor" if machine.on_gpu else "is not used: training runs on the CPU"
+        raise UserError(Exit.MACHINE, f"--preload gpu: the GPU {why}. Give --preload auto.")
+    free_bytes = free_memory(machine) if has_own_memory else None
+    where, why = data.choose_preload(args.preload, corpus.train.num_bytes, free_bytes, available_ram())
     if where == "ram" and processes.local_world_size > 1:
         return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
     return where, why

@@ -65,7 +65,7 @@ def test_an_optimizer_can_start_without_its_state(make_checkpoint, make_model, t
 
 
 @pytest.mark.parametrize(("name", "value", "why"), [
-    ("rng.cpu", torch.zeros(3), "rng.cpu or rng.cuda is not the state of a random-number generator"),
+    ("rng.cpu", torch.zeros(3), "rng.cpu or a GPU's is not the state of a random-number generator"),
     ("step.transformer.ln_f.weight", torch.tensor(-1.0), "step.transformer.ln_f.weight is -1, not 0 or more"),
     ("step.transformer.ln_f.weight", torch.tensor(torch.nan), "step.transformer.ln_f.weight is nan, not 0 or more"),
     ("exp_avg.transformer.ln_f.weight", torch.zeros(31), r"has shape \[31\], the model \[32\]"),

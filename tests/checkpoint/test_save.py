@@ -196,7 +196,7 @@ def test_where_the_drive_knows_no_links_the_files_are_copied_and_compared(folder
 
 
 @pytest.mark.parametrize(("owner", "name"), [
-    (os, "link"), (os, "write"), (os, "fsync"), (Path, "mkdir"), (Path, "rename")])
+    (os, "link"), (os, "write"), (os, "fsync"), (Path, "mkdir"), (os, "replace")])
 def test_amending_that_fails_leaves_the_checkpoint_as_it_was(folder, monkeypatch, owner, name):
     path = folder / "checkpoint-1000"
     before = {file.name: file.read_bytes() for file in path.iterdir()}

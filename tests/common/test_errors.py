@@ -2,6 +2,7 @@
 
 import gc
 import importlib.metadata
+import io
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common import errors
 from common.errors import Exit, Problems, UserError, guard, require, version_of
 from common.signals import STOPPING
 from tests.helpers.commands import ROOT, run_python
@@ -214,3 +216,16 @@ def test_near_the_limit_of_memory_any_error_of_a_library_is_a_lack_of_memory(tmp
     assert (done.returncode, done.stderr.count("\n")) == (Exit.MACHINE, 1)
     assert "out of memory on the host. End other programs" in done.stderr
     assert command(limit.replace("FACTOR", "2048"), TMPDIR=str(tmp_path)).returncode == Exit.BUG
+
+
+@pytest.mark.parametrize(("is_windows", "setting", "written"), [
+    (True, "", "\u4e2d\u6587 \u00e4".encode()), (True, "cp1252", b"\\u4e2d\\u6587 \xe4"),
+    (False, "", b"\\u4e2d\\u6587 \xe4")])
+def test_on_windows_a_pipe_gets_utf_8_and_no_text_ends_a_command_anywhere(monkeypatch, is_windows, setting, written):
+    monkeypatch.setattr(errors, "IS_WINDOWS", is_windows)
+    monkeypatch.setenv("PYTHONIOENCODING", setting)
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", errors="strict")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    errors._make_streams_safe()
+    print("\u4e2d\u6587 \u00e4", end="", flush=True)
+    assert pipe.buffer.getvalue() == written  # type: ignore[attr-defined]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from common import files
 from common.files import EarlyHashes, hash_ahead, read_bytes, sha256_of, write_whole
 
 
-@pytest.mark.parametrize(("owner", "broken"), [(os, "fsync"), (Path, "replace")])
+@pytest.mark.parametrize(("owner", "broken"), [(os, "fsync"), (os, "replace")])
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, owner, broken):
     path = tmp_path / "a.json"
     write_whole(path, "old")
@@ -25,6 +26,34 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, owner, 
     monkeypatch.undo()
     write_whole(path, "new")
     assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize(("is_windows", "refusals", "succeeds"), [(True, 3, True), (True, 10**9, False),
+                                                                  (False, 1, False)])
+def test_on_windows_a_file_that_another_program_has_open_is_renamed_once_it_lets_go(tmp_path, monkeypatch, is_windows,
+                                                                                   refusals, succeeds):
+    monkeypatch.setattr(files, "IS_WINDOWS", is_windows)
+    monkeypatch.setattr(files, "BETWEEN_SECONDS", 0.001)
+    monkeypatch.setattr(files, "PATIENCE_SECONDS", 0.05)
+    calls, replace = [], os.replace
+
+    def busy(source, target):
+        calls.append(source)
+        if len(calls) <= refusals:
+            raise PermissionError(13, "The process cannot access the file because it is being used by another process")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", busy)
+    path = tmp_path / "a.json"
+    if succeeds:
+        write_whole(path, "new\n")
+        assert path.read_bytes() == b"new\n"
+        assert len(calls) == refusals + 1
+    else:
+        with pytest.raises(PermissionError):
+            write_whole(path, "new")
+        assert (len(calls) > 1) is is_windows
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes in folders")

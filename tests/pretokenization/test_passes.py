@@ -138,7 +138,7 @@ STEPS = [
     (store, "write_whole"),
     (store, "sync"),
     (assemble, "sync"),
-    (Path, "replace"),
+    (os, "replace"),
     (Path, "unlink"),
 ]
 

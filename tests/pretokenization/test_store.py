@@ -260,7 +260,7 @@ def test_a_commit_that_is_killed_anywhere_is_ended_by_the_next_run(monkeypatch):
     kept, last = [], 0
     for last in range(1, 100):
         with prepare() as folder, monkeypatch.context() as patch:
-            die_at(last, [(store, "write_whole"), (Path, "replace"), (Path, "unlink"), (store, "sync")], patch)
+            die_at(last, [(store, "write_whole"), (os, "replace"), (Path, "unlink"), (store, "sync")], patch)
             try:
                 folder.commit(Journal("a"), names, metadata)
                 finished = True

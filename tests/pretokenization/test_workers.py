@@ -5,6 +5,8 @@ import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,6 +15,7 @@ import pytest
 from common.errors import Exit, UserError
 from common.signals import Signals, Stopped
 from pretokenization.workers import Workers, context, in_child, in_thread
+from tests.helpers.commands import ROOT
 
 
 class Doer:
@@ -218,3 +221,23 @@ def test_workers_that_cannot_all_be_started_are_all_ended(monkeypatch):
     with pytest.raises(OSError, match="Too many open files"):
         Workers(2, Doer, "", Signals())
     assert [process.is_alive() for process in started] == [False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_as_on_macos_and_windows_write_the_same_files(tmp_path, method):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import multiprocessing\n"
+        "get = multiprocessing.get_context\n"
+        f"multiprocessing.get_context = lambda method=None: get('{method}' if method == 'fork' else method)\n")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} bottles of beer on the wall, {number} bottles of beer.\n\n\n"
+                            for number in range(40_000)), encoding="utf-8")
+    outputs = []
+    for folder, more in (("one", {}), ("two", {"PYTHONPATH": str(tmp_path)})):
+        words = [sys.executable, str(ROOT / "pretokenize.py"), str(text), "--output_dir", str(tmp_path / folder),
+                 "--vocab_size", "300", "--num_workers", "2"]
+        done = subprocess.run(words, env={**os.environ, **more}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        outputs.append([(tmp_path / folder / name).read_bytes() for name in ("train.bin", "val.bin", "tokenizer.json")])
+    assert outputs[0] == outputs[1]

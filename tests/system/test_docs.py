@@ -59,7 +59,7 @@ def anchors_of(page: Path) -> set[str]:
 # ---------------------------------------------------------------- what the documents say
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "demo.sh"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "demo.py"], ids=lambda path: path.name)
 def test_every_command_line_is_understood_by_its_command(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for script, *words in commands_in(path):
@@ -158,10 +158,10 @@ def made_small(words: list[str], values: dict[str, str]) -> list[str]:
 
 
 def test_the_demo_does_what_it_says(tmp_path, forks):
-    """demo.sh's own three commands, with a corpus and a horizon of seconds, in an empty folder."""
+    """The demo's own three commands, with a corpus and a horizon of seconds, in an empty folder."""
     (tmp_path / "corpus.txt").write_text("def read_line(file):\n    return file.readline()\n\n\n" * 300)
     outputs = []
-    for script, *words in commands_in(ROOT / "demo.sh"):
+    for script, *words in commands_in(ROOT / "demo.py"):
         words = ["corpus.txt" if word == "--demo" else word for word in words]
         done = forks.run([script, *made_small(words, {"--max_steps": "40"})], cwd=tmp_path)
         assert done.code == 0, done.stderr
