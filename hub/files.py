@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from common.errors import Exit, UserError
-from common.files import sha256_of, sync
+from common.files import rename, sha256_of, sync
 from common.progress import Progress
 from common.words import duration, printable, several, size
 from hub.library import Listing, RemoteFile, Unreachable, Wish, cache_of, explaining, is_of_network, library

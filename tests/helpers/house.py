@@ -6,7 +6,7 @@ from functools import cache
 
 from tests.helpers.commands import ROOT
 
-NOT_THE_PROGRAM = {"tests", "docs", "notebooks"}
+NOT_THE_PROGRAM = {"tests", "docs", "notebooks", "demo"}
 
 
 @cache

@@ -41,7 +41,8 @@ def commands_in(path: Path) -> list[list[str]]:
     lines = re.findall(r"^ *(python \w+\.py[^#|`\n]*)", text, re.MULTILINE)
     lines += re.findall(r'--wrap "(python \w+\.py[^"\n]*)"', text)
     lines += re.findall(r"`(python \w+\.py[^`]*)`", text)
-    return [shlex.split(line)[1:] for line in lines]
+    commands = [shlex.split(line)[1:] for line in lines]
+    return [words for words in commands if words != ["demo.py"]]  # it has no flags, and starts some of the others
 
 
 def links_in(page: Path) -> list[str]:
