@@ -241,8 +241,8 @@ def _cure_for_a_name(name: str) -> str:
     if name not in ON_THE_HUB and not (is_id and not re.search(r"/(checkpoint-\d+|best|last)$", name)):
         return ""
     server_name, folder = ON_THE_HUB.get(name, name), name.rpartition("/")[2]
-    return ("A model on huggingface.co is downloaded once, with pip install huggingface_hub and: hf download "
-            f"{server_name} '*.json' 'model*.safetensors' --local-dir {folder}")
+    return (f"The model on huggingface.co is hf://{server_name}; it needs pip install huggingface_hub. By hand: hf "
+            f"download {server_name} '*.json' 'model*.safetensors' --local-dir {folder}")
 
 
 def _others_near(path: Path) -> list[Path]:

@@ -65,7 +65,7 @@ def commands_for_dataset(name: HubName) -> str:
     """The commands that do without us what a name in the place of a file does."""
     folder = name.repo.partition("/")[2]
     at = "" if name.revision == "main" else f" --revision {name.revision}"
-    include = f" --include {shell_word(name.path)}" if re.search(r"[*.]", name.path) else ""
+    include = f" --include {shell_word(name.path)}" if re.search(r"[*?.]", name.path) else ""
     return (f"hf download {name.repo} --repo-type dataset{at}{include} --local-dir {folder}; then python "
             f"pretokenize.py {folder}")
 

@@ -71,8 +71,8 @@ def fetch_tokenizer(flag: str, word: str, out: Progress, look: Callable[[], None
 def commands_for_model(flag: str, name: HubName) -> str:
     """The commands that do without us what a flag does."""
     at = "" if name.revision == "main" else f" --revision {name.revision}"
-    return (f"hf download {name.repo}{at} --include '*.json' 'model*.safetensors' --local-dir {_local(name)}; then "
-            f"give {flag} {_local(name)}")
+    return (f"hf download {name.repo}{at} '*.json' 'model*.safetensors' --local-dir {_local(name)}; then give {flag} "
+            f"{_local(name)}")
 
 
 def _local(name: HubName) -> str:

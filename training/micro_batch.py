@@ -120,7 +120,9 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
     samples = recipe.samples_per_step // processes.world_size
     setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
     decided = [f"--optimizer={kind.name}", f"--residual_dtype={name_of_dtype(options.residual_dtype)}"]
-    if not args.init_from:
+    if args.init_from:  # where they are now, if they came from the hub
+        decided.append(f"--init_from={args.init_from}")
+    else:
         decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
     if machine.on_gpu:  # else a trial that the GPU refuses would measure the CPU
         decided.append("--use_gpu")

@@ -318,6 +318,7 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
 
 
 @pytest.mark.parametrize(("name", "says"), [
+    ("gpt2", "The model on huggingface.co is hf://openai-community/gpt2; "),
     ("gpt2", r"hf download openai-community/gpt2 '\*.json' 'model\*.safetensors' --local-dir gpt2"),
     ("gpt2-xl", "hf download openai-community/gpt2-xl .* --local-dir gpt2-xl"),
     ("someone/gpt2-novels", "hf download someone/gpt2-novels .* --local-dir gpt2-novels"),

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +59,16 @@ class Repo:
         return sha if sha in self.commits else None
 
 
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of the connections that clients break, which is what some tests are about."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class LocalHub:
     """The server, in threads of this process."""
 
@@ -72,8 +83,7 @@ class LocalHub:
         self.answers_ranges = True
         self.status: int | None = None  # of every answer, if set
         self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
-        self._server.daemon_threads = True
+        self._server = QuietServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def __enter__(self) -> "LocalHub":

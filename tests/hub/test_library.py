@@ -70,7 +70,7 @@ def test_without_the_hub_the_cache_serves_or_the_way_by_hand_is_told(hub, out, m
     code, message = refusal(out, "hf://someone/other")
     assert code == 5
     assert why in message
-    assert "hf download someone/other --include '*.json' 'model*.safetensors' --local-dir other" in message
+    assert "hf download someone/other '*.json' 'model*.safetensors' --local-dir other" in message
 
 
 def test_without_the_hub_a_cache_that_lacks_a_file_is_not_taken_for_the_model(hub, out):

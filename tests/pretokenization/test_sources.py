@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import Exit, UserError
+from hub.datasets import Fetched
 from pretokenization import sources
 from pretokenization.blocks import Findings, FirstLook, Limits, Reading, TextBlock
 from pretokenization.files import Source
@@ -219,6 +220,9 @@ class Csv:
     def is_in_folder(self, name: str, is_packed: bool) -> bool:
         return name.endswith(".csv")
 
+    def text_fields(self, source: Source) -> list[str]:
+        return []
+
     def ending(self, reading: Reading) -> bytes:
         return b""
 
@@ -250,3 +254,47 @@ def test_the_command_that_mends_a_file_names_it_as_a_shell_reads_it(tmp_path):
     with pytest.raises(UserError) as caught:
         examine(path, "shown")
     assert rf"jq -c '.[]' $'{tmp_path}/a b\n\033[31m.json' > corpus.jsonl" in str(caught.value)
+
+
+# ---------------------------------------------------------------- datasets of the hub
+
+
+def from_the_hub(name: str, content: bytes) -> Source:
+    write(name, content)
+    return sources.examine_fetched(Fetched(Path(name), name, "hf://datasets/someone/tales@0"), "")
+
+
+@pytest.mark.parametrize(("line", "field"), [
+    (b'{"text": "a", "story": "b"}', "text"), (b'{"id": "7", "story": "b"}', "story"),
+    (b'{"n": 1, "weird": "b"}', "weird"), (b'{"page": "b", "content": "c"}', "content")])
+def test_the_field_of_a_dataset_that_holds_its_text_is_found_and_said(line, field):
+    said = []
+    found = sources.find_text_field([from_the_hub("a.jsonl", line + b"\n")], "text", False, said.append)
+    assert found == field
+    assert [f"'{field}'" in line for line in said] == [True] * (field != "text")
+
+
+def test_of_a_table_only_columns_of_text_are_asked():
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": [1, 2], "url": ["a", "b"]}), "a.parquet")
+    source = from_the_hub("a.parquet", Path("a.parquet").read_bytes())
+    assert sources.find_text_field([source], "text", False, print) == "url"
+
+
+@pytest.mark.parametrize("line", [b'{"question": "a", "answer": "b"}', b'{"messages": []}', b"[1]"])
+def test_a_field_is_never_guessed_among_several_and_never_where_it_is_given(line):
+    source = from_the_hub("a.jsonl", line + b"\n")
+    with pytest.raises(UserError, match=r"has no field 'text', it has .* Give --text_field") as caught:
+        sources.find_text_field([source], "text", False, print)
+    assert caught.value.code == Exit.DATA
+    assert sources.find_text_field([source], "answer", True, print) == "answer"
+    assert sources.find_text_field([replace(source, origin="")], "text", False, print) == "text"
+
+
+def test_a_file_of_the_hub_keeps_its_name_there_and_is_read_once():
+    write("a.txt", b"text")
+    fetched = {"hf://datasets/someone/tales": [Fetched(Path("a.txt"), "data/a.txt", "hf://datasets/someone/tales@0")]}
+    said = []
+    source, = sources.find_sources(["hf://datasets/someone/tales", "a.txt"], said.append, None, "", fetched)
+    assert (source.shown, source.origin, source.path) == ("data/a.txt", "hf://datasets/someone/tales@0", Path("a.txt"))
+    assert said == ["named more than once, read once: 1 file"]

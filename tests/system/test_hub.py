@@ -1,0 +1,126 @@
+"""The commands with a hub: a dataset to tokens, a model to train on, and a model to the hub, for transformers."""
+
+import contextlib
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import export
+import generate
+from checkpoint.huggingface import load_model
+from hub.corpora import CORPORA
+from hub.names import DATASET, parse_name
+from tests.helpers.hub import TOKEN, LocalHub, pretend
+from tests.helpers.pretokenize import in_an_empty_folder, metadata_of, run, written
+from tests.helpers.training import QUIET, trained
+
+WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "dog", "ran", "to", "the", "sea"]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    pytest.importorskip("huggingface_hub", reason="the hub is reached through huggingface_hub")
+    with LocalHub() as server, contextlib.contextmanager(in_an_empty_folder)(tmp_path, monkeypatch):
+        pretend(monkeypatch, server, tmp_path)
+        yield server
+
+
+def stories(number=80, seed=0):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=40)) + f" {index}." for index in range(number)]
+
+
+def table(texts, column="text"):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"id": list(range(len(texts))), column: texts}), file)
+    return file.getvalue()
+
+
+# ---------------------------------------------------------------- datasets
+
+
+def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, capsys):
+    commit = hub.put("dataset", "someone/tales", {
+        "README.md": b"# Tales", "data/train-0.parquet": table(stories(), "story"),
+        "data/train-1.parquet": table(stories(seed=1), "story"), "data/test-0.parquet": table(["no"], "story")})
+    both = [*stories(), *stories(seed=1)]
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in both))
+    flags = ["--vocab_size", "300", "--val_fraction", "0.1"]
+    run("both.jsonl", *flags, output_dir="by-hand")
+    metadata = run("hf://datasets/someone/tales", *flags)
+    assert written() == written("by-hand")
+    assert metadata["origins"] == [f"hf://datasets/someone/tales@{commit}"]
+    assert metadata["sources"] == ["train-0.parquet", "train-1.parquet"]
+    assert "origins" not in metadata_of("by-hand")
+    printed = capsys.readouterr().out
+    assert "Parquet of someone/tales: data/train-0.parquet, data/train-1.parquet; 2 other files left out" in printed
+    assert "text        is in 'story'" in printed
+
+
+@pytest.mark.slow
+def test_a_corpus_with_a_short_name_is_introduced_before_it_is_fetched(hub, capsys):
+    place = parse_name(CORPORA["wikitext"].word, DATASET)
+    commit = hub.put("dataset", place.repo, {place.path: table(stories(), "page")})
+    hub.repos["dataset", place.repo].commits[place.revision] = {place.path: table(stories(), "page")}
+    assert commit != place.revision
+    metadata = run("--corpus", "wikitext", "--vocab_size", "300")
+    assert metadata["origins"] == [f"hf://datasets/{place.repo}@{place.revision}"]
+    printed = capsys.readouterr().out
+    assert printed.index("license: CC BY-SA 3.0") < printed.index("afterwards:") < printed.index("1 file,")
+
+
+# ---------------------------------------------------------------- models
+
+
+@pytest.mark.slow
+def test_what_is_pushed_opens_in_transformers_with_equal_logits(hub, tmp_path, monkeypatch, make_checkpoint, texts,
+                                                                tokenizer):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    make_checkpoint(tmp_path / "out", 3)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert export.main(["--ckpt", "out", "--push", "someone/cat"]) == 0
+    assert hub.repos["model", "someone/cat"].is_private
+    assert not {"optimizer.safetensors", "trainer_state.json", "manifest.json"} & set(hub.files("model", "someone/cat"))
+
+    theirs = AutoModelForCausalLM.from_pretrained("someone/cat", cache_dir=tmp_path / "theirs").eval()
+    ours = load_model(tmp_path / "out/checkpoint-3", torch.device("cpu")).eval()
+    ids = torch.randint(0, 400, (4, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, ours(ids), rtol=0, atol=1e-6)
+    opened = AutoTokenizer.from_pretrained("someone/cat", cache_dir=tmp_path / "theirs")
+    assert opened(texts[1])["input_ids"] == tokenizer.encode(texts[1]).ids
+
+
+def test_a_model_of_the_hub_is_trained_on_and_its_commit_recorded_for_good(hub, tmp_path, make_checkpoint, make_corpus,
+                                                                           capsys):
+    path = make_checkpoint(tmp_path / "theirs", 3)[0]
+    commit = hub.put_folder("model", "someone/cat", path)
+    recorded = f"hf://someone/cat@{commit}"
+    flags = ["--data_dir", str(make_corpus(tmp_path / "data")), "--batch_size", "2", "--max_steps", "2", *QUIET]
+    code, printed = trained([*flags, "--init_from", "hf://someone/cat"], capsys)
+    assert code == 0, printed
+    assert f"start       from the weights of {recorded}" in printed
+    assert f'init_from = "{recorded}"' in Path("out/config.toml").read_text()
+
+    code, printed = trained(["--resume_from", "out", "--max_steps", "3"], capsys)
+    assert code == 0, printed
+    state = json.loads(Path("out/checkpoint-3/trainer_state.json").read_text())
+    assert state["init_from"] == recorded
+    card = Path("out/checkpoint-3/README.md").read_text()
+    assert "base_model:\n- someone/cat\n" in card
+    assert f"weights at the start: {recorded}" in card
+
+
+def test_a_model_of_the_hub_writes(hub, tmp_path, make_checkpoint, capsys):
+    hub.put_folder("model", "someone/cat", make_checkpoint(tmp_path / "theirs", 3)[0])
+    assert generate.main(["--ckpt", "hf://someone/cat", "--prompt", "the cat", "--max_new_tokens", "4"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("the cat")
+    assert "hub  " in captured.err
+    assert "hub  " not in captured.out
