@@ -121,6 +121,7 @@ CALLED = {
         "--dtype": "outtype precision torch_dtype",
         "--overwrite": "force",
         "--tokenizer_file": "tokenizer tokenizer_path",
+        "--push": "push_to_hub repo_id hub_model_id repo upload hub",
     },
     "plot": {
         "--output": "out output_file png save o picture",
@@ -153,6 +154,7 @@ _ALL_TOKENS = "Give --max_steps or --epochs; the plan says how many tokens that 
 _AT_THE_CORPUS = "Validation tokens are split off before: python pretokenize.py FILE --val_fraction X"
 _MIXTURE = "Weights stand behind their folders: --data_dir a:0.7 b:0.3"
 _THE_FILES = "Give the files without a flag: python pretokenize.py FILE"
+_THE_DATASET = "Name it in the place of the files: python pretokenize.py hf://datasets/OWNER/NAME"
 
 # For each command, or for "all": names of others for which no single flag stands, and what to do.
 ANSWERS = {
@@ -192,10 +194,11 @@ ANSWERS = {
         "head_dim aspect_ratio": "The width of a head is --n_embd divided by --n_head.",
         "no_bias": "Give --no-bias.",
         "text text_file input corpus": "Make tokens of the text first: python pretokenize.py FILE",
-        "push_to_hub hub_model_id": "A checkpoint is a Hugging Face folder; upload it as it is.",
+        "push_to_hub hub_model_id": "After the run: python export.py --push OWNER/NAME",
     },
     "pretokenize": {
-        "input input_file file text corpus train_file data dataset files input_dir source": _THE_FILES,
+        "input input_file file text train_file data files input_dir source": _THE_FILES,
+        "dataset dataset_name dataset_id hf_dataset dataset_path repo_id": _THE_DATASET,
         "append_eod eos add_eos eot append_eos": "An end-of-text id follows every document by itself.",
         "lowercase do_lower_case": "Text is never changed, so that every text can be decoded again.",
         "limit_alphabet algorithm model_type": "The tokenizer is a byte-level BPE; --tokenizer_file takes another one.",

@@ -14,6 +14,7 @@ from common.words import duration, shell_word
 from hub.names import DATASET, parse_name
 
 DOWNLOAD_RATE = 10e6  # bytes per second of a network, by which a time is said before the hub is asked
+LARGE_BYTES = 10**8  # of text, from which on it is worth saying how long its tokens take
 ENCODING_RATES = {"tokenizers": 5.8e6, "gigatoken": 105e6}  # measured: bytes of text per second on 2 cores (LOG.md)
 
 
@@ -75,7 +76,7 @@ def introduce(name: str, data_dir: str, say: Callable[[str], None]) -> None:
     if corpus.file_bytes:
         lines.append(f"{corpus.file_bytes / 1e6:,.0f} MB to download: {duration(corpus.file_bytes / DOWNLOAD_RATE)} at "
                      f"{DOWNLOAD_RATE / 1e6:.0f} MB/s")
-    if corpus.text_bytes:
+    if corpus.text_bytes > LARGE_BYTES:
         times = " or ".join(f"{duration(corpus.text_bytes / rate)} by {engine}"
                             for engine, rate in ENCODING_RATES.items())
         lines += [f"{corpus.text_bytes / 1e6:,.0f} MB of text", f"to tokens on 2 cores: {times}"]

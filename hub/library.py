@@ -18,7 +18,7 @@ from common.words import printable
 from hub.names import DATASET, HubName
 
 PACKAGE = "huggingface_hub"
-OLDEST = "0.24"
+OLDEST = "0.30"  # of which the tests have run; before it a download comes in pieces of 10 MB
 NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")  # of its several versions
 LISTINGS = "listings"  # our folder beside the library's blobs, refs and snapshots: what repositories hold
 PIECE_BYTES = 2**20  # of a file, fetched at a time: its 10 MB may be more than a bad line brings before it is cut

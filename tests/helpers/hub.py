@@ -132,7 +132,7 @@ class Refused(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request. The protocol is read from huggingface_hub 0.24 to 2.4: hf_api, file_download, lfs, _commit_api."""
+    """One request. The protocol is read from huggingface_hub 0.30 to 2.4: hf_api, file_download, lfs, _commit_api."""
 
     hub: LocalHub
     protocol_version = "HTTP/1.1"
@@ -409,23 +409,41 @@ def at_random(rng: random.Random, most_bytes: int, share: float) -> Callable[[st
 
 def pretend(monkeypatch: Any, hub: LocalHub, home: Path) -> None:
     """Lets this process take the server for the hub, with a cache of its own and no token; it never waits to retry."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    _set_constants(monkeypatch, **_addresses(hub.url), HF_HUB_CACHE=str(home / "hub"),
+                   HF_TOKEN_PATH=str(home / "token"), HF_HUB_OFFLINE=False, HF_HUB_DISABLE_XET=True)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     for name, value in hub.environment(home).items():
         monkeypatch.setenv(name, value)
+    _begin_sessions_again()
 
 
 def unplug(monkeypatch: Any) -> None:
     """From now on nobody answers this process: connections that are open could go on after the server is closed."""
-    from huggingface_hub import constants
+    _set_constants(monkeypatch, **_addresses("http://127.0.0.1:9"))
 
-    nobody = "http://127.0.0.1:9"
-    monkeypatch.setattr(constants, "ENDPOINT", nobody)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", nobody + "/{repo_id}/resolve/{revision}/{filename}")
+
+def forbid(monkeypatch: Any) -> None:
+    """HF_HUB_OFFLINE, from now on."""
+    _set_constants(monkeypatch, HF_HUB_OFFLINE=True)
+    _begin_sessions_again()
+
+
+def _begin_sessions_again() -> None:
+    """Older releases look at HF_HUB_OFFLINE when a session begins; newer ones have no such function."""
+    from huggingface_hub import utils
+
+    getattr(utils, "reset_sessions", lambda: None)()
+
+
+def _addresses(url: str) -> dict[str, str]:
+    return {"ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}"}
+
+
+def _set_constants(monkeypatch: Any, **values: Any) -> None:
+    """Sets constants of the library, in all of its modules that copied them, as older releases do."""
+    import huggingface_hub.hf_api  # noqa: F401 - newer releases load their modules one by one
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("huggingface_hub") and module]
+    for module in modules:
+        for name in values.keys() & vars(module).keys():
+            monkeypatch.setattr(module, name, values[name])

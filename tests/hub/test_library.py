@@ -7,7 +7,7 @@ import pytest
 from common.errors import UserError
 from hub.library import OLDEST, library
 from hub.models import fetch_model
-from tests.helpers.hub import PAGE, TOKEN, unplug
+from tests.helpers.hub import PAGE, TOKEN, forbid, unplug
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{ }"}
 
@@ -55,8 +55,7 @@ def test_a_token_that_the_hub_refuses(hub, out, monkeypatch):
 @pytest.mark.parametrize(("break_it", "why"), [
     (lambda hub, monkeypatch: setattr(hub, "status", 503), "it answers 503"),
     (lambda hub, monkeypatch: unplug(monkeypatch), "onnection refused"),
-    (lambda hub, monkeypatch: monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True),
-     "HF_HUB_OFFLINE is set"),
+    (lambda hub, monkeypatch: forbid(monkeypatch), "HF_HUB_OFFLINE is set"),
 ], ids=["down", "no network", "offline"])
 def test_without_the_hub_the_cache_serves_or_the_way_by_hand_is_told(hub, out, monkeypatch, break_it, why):
     sha = hub.put("model", "someone/small", FILES)
