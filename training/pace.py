@@ -16,7 +16,6 @@ import data
 from common.errors import UserError
 from machine import device
 from machine.processes import ALONE, Processes
-from ops.shards import local
 from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
 from training.plan import Pace, Plan
@@ -62,11 +61,13 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
     """Seconds of a training step and the loss of the last one, measured while there is no optimizer state yet.
 
     It takes at_least these seconds. The lower quartile counts, the fastest of three: what else runs on a machine makes
-    a step longer, never shorter. Weights, optimizer, loss scale and random numbers are then what they were, bit for
-    bit. Unless whole, a step that takes long is measured by one, and one of many micro-batches by some of them.
+    a step longer, never shorter. A learning rate of 0 leaves the weights as they are, without the memory of a copy;
+    optimizer, loss scale and random numbers are then what they were, bit for bit. Unless whole, a step that takes long
+    is measured by one, and one of many micro-batches by some of them.
     """
     machine, seconds, loss = runtime.machine, [], torch.zeros(())
-    weights = [local(parameter.detach()).to("cpu", copy=True) for parameter in learner.model.parameters()]
+    groups = learner.optimizer.param_groups
+    learning_rates = [group["lr"] for group in groups]
     rng, scaler = device.rng_state(machine), learner.scaler.state_dict()
     few = recovery.accumulation if whole else min(MEASURED_MICRO_BATCHES, recovery.accumulation)
 
@@ -74,15 +75,16 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
         is_enough = bool(seconds) and seconds[0] > LONG_SECONDS and not whole
         return not is_enough and (len(seconds) <= WARM_STEPS or sum(seconds) < at_least)
 
+    for group in groups:
+        group["lr"] = 0.0
     with runtime.out.phase("measuring how long a step takes"):
         while runtime.processes.agree(lambda: goes_on(seconds)):
             runtime.clock.start()
             loss = recovery.until_it_fits(lambda batches, _: step(islice(batches, few), few))[0].cpu()
             seconds.append(runtime.clock.lap())
 
-    with torch.no_grad():
-        for parameter, weight in zip(learner.model.parameters(), weights, strict=True):
-            local(parameter).copy_(weight)
+    for group, learning_rate in zip(groups, learning_rates, strict=True):
+        group["lr"] = learning_rate
     learner.optimizer.state.clear()
     learner.scaler.load_state_dict(scaler)
     device.set_rng_state(machine, rng)

@@ -23,7 +23,7 @@ PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, save=0.5, last_save=2.0, c
 
 
 @pytest.mark.parametrize("flags", [["--dropout", "0.1", "--gradient_accumulation_steps", "3"],
-                                   ["--use_amp", "--amp_dtype", "fp16"]], ids=" ".join)
+                                   ["--use_amp", "--amp_dtype", "fp16"], ["--optimizer", "adamw8bit"]], ids=" ".join)
 def test_measuring_steps_leaves_no_trace(run, monkeypatch, flags):
     flags = ["--max_steps", "5", "--log_interval", "1", *flags]
     assert run(*flags, out="measured")[0] == 0
