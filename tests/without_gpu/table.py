@@ -19,6 +19,7 @@ from machine.cards import find_card
 from model import SIZES, GPTConfig
 from tests.without_gpu.asking import make_ask
 from tests.without_gpu.pretended import CARDS
+from training.memory import room_on_card
 
 T, VOCABULARY, FEWER, MORE = 1024, 50_257, 2, 3
 
@@ -64,7 +65,7 @@ def of_all_blocks(fewer: float, more: float, n_layer: int) -> float:
 
 
 def lines_of(ask: Callable[..., dict[str, Any]], sizes: Sequence[str], nanogpt: str | None) -> list[str]:
-    """The rows of the table, a size after the other."""
+    """The rows of the table, a size after the other, on the cards that have room for its step."""
     whose = {"": [], "--loss_kernel": ["--loss_kernel"], **({"nanoGPT": ["--nanogpt", nanogpt]} if nanogpt else {})}
     lines = ["| card, size | sequences | ours: ms, MFU | GiB | with `--loss_kernel`: ms | GiB | nanoGPT: ms | GiB | "
              "ours / nanoGPT |", "| --- |" + " --- |" * 8]
@@ -76,11 +77,13 @@ def lines_of(ask: Callable[..., dict[str, Any]], sizes: Sequence[str], nanogpt: 
                     costs[name, compiled_for, n_layer] = ask(
                         "costs", compiled_for, "--model_size", size, "--n_layer", n_layer, "--seq_length", T,
                         "--batch_size", batch, *flags)
-        lines += [_line(size, capability, costs, bool(nanogpt)) for capability in RATES]
+        lines += filter(None, (_line(size, capability, costs, bool(nanogpt)) for capability in RATES))
     return lines
 
 
-def _line(size: str, capability: int, costs: dict[tuple[str, int, int], dict[str, Any]], has_peer: bool) -> str:
+def _line(size: str, capability: int, costs: dict[tuple[str, int, int], dict[str, Any]],
+          has_peer: bool) -> str | None:
+    """The row of a size on a card, None where the card has no room for the step."""
     compiled_for, n_layer = 75 if capability == 75 else 90, SIZES[size][0]
     sheet = find_card(CARDS[capability].name)
     assert sheet is not None
@@ -93,6 +96,8 @@ def _line(size: str, capability: int, costs: dict[tuple[str, int, int], dict[str
             fewer["peak"], more["peak"], n_layer)
     flops = GPTConfig(VOCABULARY, T, *SIZES[size]).flops_per_token * batch * T
     (ours, peak), (kernel, kernel_peak) = found[""], found["--loss_kernel"]
+    if peak > room_on_card(sheet.memory_gb):
+        return None
     cells = [f"{CARDS[capability].name.removeprefix('NVIDIA ').removeprefix('Tesla ')}, {size}", str(batch),
              f"{1e3 * ours:.1f}, {flops / ours / sheet.half_tflops / 1e12:.0%}", f"{peak / 2**30:.1f}",
              f"{1e3 * kernel:.1f}", f"{kernel_peak / 2**30:.1f}"]
