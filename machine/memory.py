@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -40,12 +41,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(machine: Machine) -> None:
-    """Gives back what a failed step left behind."""
+    """Gives back what a failed step or the compiler left behind."""
     gc.collect()
     if machine.device.type == "cuda":
         torch.cuda.empty_cache()
     elif machine.device.type == "mps":
         torch.mps.empty_cache()
+    elif sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def free_memory(machine: Machine) -> int | None:
@@ -105,9 +109,7 @@ def peak_memory(machine: Machine) -> int:
 
 
 def forget_peak(machine: Machine) -> None:
-    """Lets peak_memory of a GPU start again from here, so that it does not count what the compiler tried out."""
+    """Gives back what the compiler left behind, and lets peak_memory of a GPU start again from here."""
+    release_memory(machine)
     if machine.device.type == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(machine.device)
-    elif machine.device.type == "mps":
-        torch.mps.empty_cache()
