@@ -10,6 +10,8 @@ FAULTS_SHARE=0.1 before such a line tries a tenth of the cases.
 
 import os
 import random
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -54,3 +56,26 @@ def tally(pytestconfig: pytest.Config) -> Tally:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     for kind, counts in config.stash[TALLY].counts.items():
         terminalreporter.write_line(f"{kind}: {', '.join(f'{name} {number:,}' for name, number in counts.items())}")
+
+
+# ---------------------------------------------------------------- disks that fail
+
+
+@pytest.fixture(scope="module")
+def disk(forks):
+    """The same, skipping the test where no disk can be made to fail."""
+    if forks.shim is None:
+        pytest.skip("needs Linux and a C compiler")
+    return forks
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MiB in memory; a checkpoint takes a half."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mount") is None or os.geteuid() or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
