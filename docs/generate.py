@@ -1,7 +1,8 @@
 """Writes the parts of the documents that follow from the code.
 
-    python docs/generate.py             rewrites docs/flags.md and the generated parts of docs/architecture.md, and of
-                                        docs/distributed.md and docs/performance.md where torch is installed
+    python docs/generate.py             rewrites docs/flags.md and the generated parts of docs/architecture.md, the
+                                        repository's address in the notebook, and docs/distributed.md and
+                                        docs/performance.md where torch is installed
     python docs/generate.py --check     writes nothing; exit code 1 and the names of the files that are out of date
 
 docs/flags.md holds every command's --help as tables. docs/architecture.md holds the first sentence of every file and
@@ -21,6 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# The repository's place on GitHub, for the badges and the notebook: to publish it elsewhere, change this line alone.
+REPOSITORY = "OWNER/text-to-gpt2"
+WITH_ITS_ADDRESS = ("notebooks/train.ipynb", "docs/notebook.md")
 COMMANDS = ("pretokenize", "train", "generate", "evaluate", "export", "plot", "bench")
 
 # From the roof to the cellar. A name is a folder, or a file at the top level; each floor imports only floors below it.
@@ -210,6 +214,12 @@ def _on_paper(name: str, heading: str, root: Path, *words: str) -> str:
     return with_section(page, heading, done.stdout.strip())
 
 
+def addressed(name: str, root: Path = ROOT) -> str:
+    """A file with the repository's address where one of GitHub's stands."""
+    address = r"(\bgithub(?:\.com)?/)[\w.-]+/[\w.-]+?(?=/blob/|[\\\")`\s])"
+    return re.sub(address, lambda found: found[1] + REPOSITORY, (root / name).read_text(encoding="utf-8"))
+
+
 def main(argv: list[str]) -> int:
     """Writes the generated parts, or with --check only compares them. Returns the exit code."""
     if argv not in ([], ["--check"]):
@@ -217,6 +227,7 @@ def main(argv: list[str]) -> int:
         return 2
     outdated = []
     pages = [("docs/flags.md", flags()), ("docs/architecture.md", architecture())]
+    pages += [(name, addressed(name)) for name in WITH_ITS_ADDRESS]
     if not argv and importlib.util.find_spec("torch"):
         pages += [("docs/distributed.md", distributed()), ("docs/performance.md", performance())]
     for name, content in pages:

@@ -29,12 +29,14 @@ from typing import Any
 
 import plot
 from common.errors import PACKAGES, UserError, require
+from hub.corpora import CORPORA
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = 80
 CURVE_SECONDS = 20.0  # between two drawings of the curve
 MOST_OF_THE_TIME = 20  # a drawing takes at most one part in so many
 PR_SET_PDEATHSIG = 1
+HUB_PACKAGES = ("huggingface_hub", "pyarrow")  # which Colab and Kaggle have
 STOPPED = (130, -signal.SIGINT)  # exit codes after Ctrl-C
 DRIVE = Path("/content/drive")
 KAGGLE = Path("/kaggle/working")  # what is kept of a Kaggle session
@@ -60,13 +62,22 @@ class Place:
     exported: Path
 
 
-def install() -> None:
-    """Installs what is missing of requirements.txt; a torch that is there stays. Raises CellFailed."""
-    with contextlib.suppress(UserError):
+def install(corpus: str = "") -> None:
+    """Installs what is missing of requirements.txt, and what a corpus of the hub needs; a torch that is there stays.
+
+    Raises CellFailed.
+    """
+    words = []
+    try:
         require(*PACKAGES)
+    except UserError:
+        words += ["-r", str(ROOT / "requirements.txt")]
+    if corpus in CORPORA or "hf://" in corpus:
+        words += [name for name in HUB_PACKAGES if importlib.util.find_spec(name) is None]
+    if not words:
         print("all packages are there")
         return
-    _run([sys.executable, "-m", "pip", "install", "-q", "-r", str(ROOT / "requirements.txt")], "pip")
+    _run([sys.executable, "-m", "pip", "install", "-q", *words], "pip")
 
 
 def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
@@ -98,10 +109,10 @@ def is_colab() -> bool:
 
 
 def words_of(corpus: str) -> list[str]:
-    """What pretokenize.py is told of a corpus: demo, or files."""
+    """What pretokenize.py is told of a corpus: demo, a short name of the hub's, or files."""
     if corpus == "demo":
-        return ["--demo"]
-    return shlex.split(corpus)
+        return ["--demo", "--val_fraction", "0.03"]
+    return ["--corpus", corpus] if corpus in CORPORA else shlex.split(corpus)
 
 
 def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: bool, more_flags: str) -> list[str]:
@@ -173,16 +184,26 @@ class Process:
         """
         while self.code is None:
             try:
-                with contextlib.suppress(queue.Empty):
-                    line = self._lines.get(timeout=1)
-                    if line is None:
-                        self.code = self._process.wait()
-                        return
-                    show(line)
+                lines = self._lines_there()
+                if there := [line for line in lines if line is not None]:
+                    show("\n".join(there))
+                if None in lines:
+                    self.code = self._process.wait()
+                    return
                 meanwhile()
             except KeyboardInterrupt:
                 self.is_stopped = True
                 self._process.send_signal(signal.SIGINT)
+
+
+    def _lines_there(self) -> list[str | None]:
+        """The lines that have come, waited for a moment; None after the last one."""
+        lines = []
+        with contextlib.suppress(queue.Empty):
+            lines.append(self._lines.get(timeout=1))
+            while True:
+                lines.append(self._lines.get_nowait())
+        return lines
 
 
 def _ends_with_the_kernel() -> Callable[[], None] | None:
@@ -239,10 +260,12 @@ class Curve:
 
 def picture_of(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The curves of a run as what a notebook shows, and its metadata. Raises UserError where there is nothing yet."""
-    text, has_matplotlib = io.StringIO(), importlib.util.find_spec("matplotlib") is not None
-    with contextlib.redirect_stdout(text), tempfile.TemporaryDirectory() as folder:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        plot.main([str(out), "--text"])
+    if importlib.util.find_spec("matplotlib") is None:
+        return {"text/plain": text.getvalue()}, {}
+    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "curve.png"
-        plot.main([str(out), "--text", *(["--output", str(path)] if has_matplotlib else [])])
-        shown: dict[str, Any] = {"text/plain": text.getvalue()}
-        return (({**shown, "image/png": path.read_bytes()}, {"image/png": {"width": 640}}) if has_matplotlib
-                else (shown, {}))
+        plot.main([str(out), "--output", str(path)])
+        return {"text/plain": text.getvalue(), "image/png": path.read_bytes()}, {"image/png": {"width": 640}}

@@ -29,9 +29,10 @@ while True: time.sleep(0.05)
 def lines_of(code: str, at=lambda line: None, meanwhile=lambda: None) -> tuple[cells.Process, list[str]]:
     process, lines = cells.Process([sys.executable, "-c", code]), []
 
-    def show(line):
-        lines.append(line)
-        at(line)
+    def show(block):
+        for line in block.split("\n"):
+            lines.append(line)
+            at(line)
 
     process.relay(show, meanwhile)
     return process, lines
@@ -61,8 +62,8 @@ def test_what_draws_meanwhile_keeps_no_command_waiting():
     def draw():
         whole._process.wait(60)  # would never end if the lines were not taken meanwhile
 
-    whole.relay(lines.append, draw)
-    assert (whole.code, len(lines)) == (0, 10000)
+    whole.relay(lambda block: lines.extend(block.split("\n")), draw)
+    assert (whole.code, lines[0], lines[-1], len(lines)) == (0, "line 0", "line 9999", 10000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a command outlives its kernel")
@@ -125,7 +126,8 @@ def test_the_form_becomes_flags():
     assert cells.flags_of(place, "mini", 55.5, True, "--seed 2") == [
         "--data_dir", "t", "--output_dir", "o", "--resume_from", "auto", "--mirror_to", "m", "--model_size", "mini",
         "--max_minutes", "55.5", "--use_gpu", "--seed", "2"]
-    assert cells.words_of("demo") == ["--demo"]
+    assert cells.words_of("demo")[0] == "--demo"
+    assert cells.words_of("tinystories") == ["--corpus", "tinystories"]
     assert cells.words_of("'my text.txt' more/*.jsonl") == ["my text.txt", "more/*.jsonl"]
 
 
