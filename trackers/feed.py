@@ -34,7 +34,7 @@ class TrackerFeed:
         self.name = name
         self._say, self._warn_user = say, warn
         self._has_warned = False
-        self._queue: queue.Queue[Fields | None] = queue.Queue(MOST_WAITING)
+        self._queue: queue.SimpleQueue[Fields | None] = queue.SimpleQueue()
         self._num_lost = 0
         self._child: subprocess.Popen[bytes] | None = None
         try:
@@ -50,19 +50,19 @@ class TrackerFeed:
 
     def log(self, step: int, fields: Fields) -> None:
         """Passes on what is recorded of a step, at once; it is lost where ten thousand others wait already."""
-        if self._child is not None:
-            try:
-                self._queue.put_nowait({"step": step, "fields": fields})
-            except queue.Full:
-                self._num_lost += 1
-                self._warn("it is slower than the run; records are lost")
+        if self._child is None:
+            return
+        if self._queue.qsize() < MOST_WAITING:
+            self._queue.put({"step": step, "fields": fields})
+        else:
+            self._num_lost += 1
+            self._warn("it is slower than the run; records are lost")
 
     def end(self, is_done: bool) -> None:
         """Tells the tracker that the run ends here; is_done as in Recorder.close."""
         if self._child is not None:
-            with contextlib.suppress(queue.Full):
-                self._queue.put_nowait({"end": is_done})
-                self._queue.put_nowait(None)
+            self._queue.put({"end": is_done})
+            self._queue.put(None)
 
     def wait(self, until: Callable[[], float]) -> None:
         """Waits for the tracker to finish until a point in time, by time.monotonic(), that may change meanwhile.

@@ -1,0 +1,126 @@
+"""The transcript: whole lines of both streams, whatever becomes of disk and terminal."""
+
+import io
+import logging
+import sys
+
+import pytest
+
+from common.errors import Exit, UserError
+from common.progress import Progress
+from common.transcript import Transcript, heading
+from tests.helpers.terminals import terminal
+
+
+def test_it_has_what_was_printed_before_and_after_it_begins_on_both_streams(tmp_path, capsys):
+    path = tmp_path / "log.txt"
+    with Transcript() as transcript:
+        print("the plan")
+        print("warning: slow", file=sys.stderr)
+        print("half a line, ", end="")
+        transcript.begin(path, "==== now", appends=False)
+        print("and its end")
+        assert path.read_text() == "==== now\nthe plan\nwarning: slow\nhalf a line, and its end\n", "at once"
+    print("after it")
+    assert path.read_text().endswith("and its end\n")
+    captured = capsys.readouterr()
+    assert captured.out == "the plan\nhalf a line, and its end\nafter it\n"
+    assert captured.err == "warning: slow\n"
+
+
+def test_a_run_that_goes_on_adds_to_it_and_a_new_one_begins_again(tmp_path):
+    path = tmp_path / "log.txt"
+    for words, appends in (("one", False), ("two", True)):
+        with Transcript() as transcript:
+            transcript.begin(path, f"==== {words}", appends)
+    assert path.read_text() == "==== one\n==== two\n"
+    with Transcript() as transcript:
+        transcript.begin(path, "==== three", appends=False)
+    assert path.read_text() == "==== three\n"
+    assert "resumed after step 1,200: python train.py" in heading("python train.py", 1200)
+
+
+def test_a_bar_leaves_its_lines_and_none_of_its_redraws(tmp_path, monkeypatch):
+    path = tmp_path / "log.txt"
+    with terminal(70, monkeypatch) as shown:
+        monkeypatch.setattr(sys, "stdout", shown.stream)
+        with Transcript() as transcript:
+            progress = Progress(transcript=transcript)
+            progress.keep_in(path, "====", appends=False)
+            assert progress.on_terminal
+            progress.bar(3, 0, "step")
+            progress.at(1, "step 1/3 | loss 2", ["step 1/3", "loss 2"])
+            progress.say("validation")
+            progress.at(2, "step 2/3 | loss 1", ["step 2/3", "loss 1"])
+            progress.close()
+        assert "\r" in shown.close()
+    assert path.read_text() == "====\nstep 1/3 | loss 2\nvalidation\nstep 2/3 | loss 1\n"
+
+
+def test_it_goes_on_where_the_reader_of_a_stream_has_gone_away(tmp_path, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    with Transcript() as transcript:
+        transcript.begin(tmp_path / "log.txt", "====", appends=False)
+        print("nobody reads")
+        print("this")
+    assert (tmp_path / "log.txt").read_text() == "====\nnobody reads\nthis\n"
+
+
+def test_a_full_disk_costs_lines_and_one_warning(tmp_path, capsys):
+    path = tmp_path / "log.txt"
+    with Transcript() as transcript:
+        transcript.begin(path, "====", appends=False)
+        path.unlink()
+        path.mkdir()
+        print("one")
+        print("two")
+        path.rmdir()
+        print("three")
+    assert path.read_text() == "three\n"
+    captured = capsys.readouterr()
+    assert captured.out == "one\ntwo\nthree\n"
+    assert captured.err == "warning: log.txt: Is a directory; lines are lost\n"
+
+
+def test_it_has_the_error_that_ends_the_command_and_the_traceback_of_a_bug(tmp_path):
+    path = tmp_path / "log.txt"
+
+    def end_with(error: Exception, appends: bool) -> None:
+        with Transcript() as transcript:
+            transcript.begin(path, "====", appends)
+            raise error
+
+    with pytest.raises(UserError):
+        end_with(UserError(Exit.DIVERGED, "the loss is not finite. Halve it."), appends=False)
+    with pytest.raises(ZeroDivisionError):
+        end_with(ZeroDivisionError("division by zero"), appends=True)
+    lines = path.read_text().splitlines()
+    assert lines[1] == "error: the loss is not finite. Halve it."
+    assert lines[3].startswith("Traceback")
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_it_has_what_libraries_log_and_gives_their_stream_back(tmp_path, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("a library of a test")
+    logger.addHandler(handler)
+    with Transcript() as transcript:
+        transcript.begin(tmp_path / "log.txt", "====", appends=False)
+        logger.warning("not enough SMs")
+    logger.warning("later")
+    assert (tmp_path / "log.txt").read_text() == "====\nnot enough SMs\n"
+    assert stream.getvalue() == "not enough SMs\nlater\n"
+
+
+def test_the_others_of_several_processes_keep_none(tmp_path, capsys):
+    with Transcript(is_silent=True) as transcript:
+        print("a line")
+        transcript.begin(tmp_path / "log.txt", "====", appends=False)
+    assert not (tmp_path / "log.txt").exists()
+    assert capsys.readouterr().out == "a line\n"
