@@ -4,6 +4,7 @@
     python plot.py out --panels loss --output loss.pdf         the loss alone, for a paper
     python plot.py out-a out-b --names wide,deep --x tokens    two runs laid over each other
     python plot.py out-a out-b --text                          a table and curves on the terminal; needs no package
+    python plot.py out --html report.html                      all that a run recorded, as one page; needs no package
 
 A run that is still going can be drawn: a last line that is cut short, and values that were not finite, are skipped.
 """
@@ -23,8 +24,10 @@ from typing import Any
 
 from common import flags
 from common.errors import Exit, UserError, guard, warn
-from common.outputs import PICTURES, Output
-from common.words import duration, printable, several
+from common.outputs import PICTURES, Output, requested
+from common.words import duration, printable, several, size
+from reports.page import page_bytes
+from reports.sources import read_files
 from training.axes import SPIKES, Curve, Curves, XAxis, curves_of, loss_limits
 from training.history import LoggedRun, have_other_tokens, read_run
 
@@ -97,7 +100,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--title", flags.text("TEXT"), None, "title of the picture", "none")
     g = parser.group("where")
     g.switch("--text", False, "a table and curves made of characters; needs no package and writes no file")
-    g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text is given")
+    g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text or --html "
+           "is given")
+    g.flag("--html", flags.text(), None, "page to write, .html: curves to zoom into, samples, settings, machine, plan "
+           "and checkpoints in one file that needs no network and no package", "none")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -105,10 +111,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be drawn."""
     num_runs = max(1, len(args.runs))
-    no_picture = args.text and args.output is None
+    no_picture = args.text and args.output is None and args.html is None
     wrong = {
         f"--output {printable(args.output or '')}: must end in {', '.join(PICTURES)}":
             args.output is not None and not args.output.lower().endswith(PICTURES),
+        f"--html {printable(args.html or '')}: must end in .html":
+            args.html is not None and not args.html.lower().endswith(".html"),
         f"OUT: {several(num_runs, 'run')}, at most {len(MARKS)} can be told apart": num_runs > len(MARKS),
         "OUT '': must be text that is not empty": not all(args.runs),
         f"--names: must name {several(num_runs, 'run')}, with commas between":
@@ -127,21 +135,30 @@ def check(args: argparse.Namespace) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    picture = Output("--output", args.output or "plot.png") if args.output is not None or not args.text else None
+    draws = args.output is not None or not (args.text or args.html)
+    picture = Output("--output", args.output or "plot.png") if draws else None
+    page = requested("--html", args.html)
     runs = [read_run(word) for word in args.runs or ["out"]]
     if args.names is not None:
         runs = [replace(run, name=printable(name)) for run, name in zip(runs, args.names.split(","), strict=True)]
     in_bits = loss_in_bits(args, runs)
     x_axis = XAxis.of(args.x, runs)
     curves = [curves_of(run, x_axis, in_bits, args.smoothing) for run in runs]
-    unit = "bits per byte" if in_bits else "nats per token"
+    unit = unit_of(in_bits)
     low, high = args.y_limits or loss_limits(curves, args.log_y)
     if args.text:
         print_runs(curves, x_axis, unit, low, high)
+    if page is not None:
+        write_page(args, runs, in_bits, low, high, page)
     if picture is not None:
         draw_picture(args, curves, x_axis, unit, low, high, picture)
         print(f"{printable(picture.path)}: {', '.join(run.name for run in runs)}{what_is_left_out(args, curves, high)}")
     return Exit.DONE
+
+
+def unit_of(in_bits: bool) -> str:
+    """What losses are counted in."""
+    return "bits per byte" if in_bits else "nats per token"
 
 
 def loss_in_bits(args: argparse.Namespace, runs: Sequence[LoggedRun]) -> bool:
@@ -163,6 +180,17 @@ def loss_in_bits(args: argparse.Namespace, runs: Sequence[LoggedRun]) -> bool:
     warn("the runs have different vocabularies or validation texts: their losses in nats per token cannot be compared "
          f"({why}).")
     return False
+
+
+def write_page(args: argparse.Namespace, runs: Sequence[LoggedRun], in_bits: bool, low: float, high: float,
+               page: Output) -> None:
+    """Writes the runs as one page, whose curves are laid over steps: the page itself knows their tokens and hours."""
+    curves = [curves_of(run, XAxis.of("steps", runs), in_bits, args.smoothing) for run in runs]
+    files = [read_files(word) for word in args.runs or ["out"]]
+    drawn = {"x": args.x, "log": args.log_y, "limits": [low, high], "unit": unit_of(in_bits)}
+    content = page_bytes(args.title or ", ".join(run.name for run in runs), curves, files, drawn, args.panels)
+    page.write(content)
+    print(f"{printable(page.path)}: {', '.join(run.name for run in runs)}, {size(len(content))}")
 
 
 def what_is_left_out(args: argparse.Namespace, curves: Sequence[Curves], high: float) -> str:

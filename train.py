@@ -231,7 +231,6 @@ from machine.processes import ALONE, joined, of_environment
 from model import Options
 from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words
-from tokens.watch import TokensChanged
 from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, SavingPlan, command_for_card, plan_saving
 from training.cooldown import set_aside
@@ -256,6 +255,7 @@ from training.recovery import (
     diverged,
     explaining_divergence,
     explaining_memory,
+    saving_before_new_tokens,
 )
 from training.schedules import learning_rate_at
 from training.sharing import Sharing
@@ -454,14 +454,11 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         if args.overfit:
             return memorize(args, plan, pace, learner, recovery, batches, step, state, runtime)
         with (open_output(args, argv, settings, config, recipe, state, checkpointer, folder, runtime) as monitor,
-              recorded_start(args, plan, pace, sizing, corpus, settings, folder, state, runtime)):
+              recorded_start(args, plan, pace, sizing, corpus, settings, folder, state, runtime),
+              saving_before_new_tokens(checkpointer, processes)):
             processes.watch(runtime.signals, lambda: learner.parallel.decisions.num_asked, lambda: checkpointer.is_busy,
                             pace.step)
-            try:
-                loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
-            except TokensChanged as error:
-                with processes.on_its_own():
-                    raise checkpointer.save_before(error) from error
+            loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
             return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
 
 

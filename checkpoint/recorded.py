@@ -47,7 +47,7 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
     found = (_checkpoints_of(path, output_dir) for path in requested)
     folder, checkpoints = next((there for there in found if there[1]), (output_dir, []))
     if not checkpoints and (mirror := asked.get("mirror_to")):
-        folder, checkpoints = Path(mirror), _newest_first(Path(mirror))  # of a machine that is gone
+        folder, checkpoints = Path(mirror), newest_first(Path(mirror))  # of a machine that is gone
     if not checkpoints:
         return None
 
@@ -99,10 +99,10 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     if all((path / name).is_file() for name in CHECKPOINT_FILES):
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
     folder, _ = named_in(path, output_dir)  # best and last are of the same run
-    return folder, _newest_first(folder)
+    return folder, newest_first(folder)
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def newest_first(folder: Path) -> list[Path]:
     """The finished checkpoints in a folder."""
     steps = {}
     with contextlib.suppress(OSError):

@@ -32,6 +32,7 @@ FLOORS = (
     ("bench",),
     ("benchmarks",),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
+    ("reports",),
     ("training", "evaluation"),
     ("checkpoint", "generation", "pretokenization", "trackers"),
     ("data",),

@@ -151,11 +151,23 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises UserError (exit 3) where there is none, and for what is no file.
     """
-    shown = printable(str(path))
+    found = []
+    for fields in read_objects(path):
+        numbers = {name: _finite(value) for name, value in fields.items()}
+        found.append({name: number for name, number in numbers.items() if number is not None})
+    if not found:
+        raise UserError(Exit.DATA, f"{printable(str(path))} holds no logged step yet. Wait for the first one, or give "
+                                   "another folder.")
+    return sorted(found, key=lambda row: row["step"])
+
+
+def read_objects(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl that have a step from 0 on, whole. Raises UserError (exit 3) as read_rows."""
     try:
         lines = read_bytes(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError as error:
-        raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give an --output_dir of train.py.") from error
+        raise UserError(Exit.DATA, f"{printable(str(path))}: {error.strerror}. Give an --output_dir of "
+                                   "train.py.") from error
     found = []
     for line in lines:
         try:
@@ -163,11 +175,8 @@ def read_rows(path: Path) -> list[Row]:
         except (ValueError, RecursionError):  # the last line of a running or killed run may be cut short
             continue
         if isinstance(fields, dict) and _is_step(fields.get("step")):
-            numbers = {name: _finite(value) for name, value in fields.items()}
-            found.append({name: number for name, number in numbers.items() if number is not None})
-    if not found:
-        raise UserError(Exit.DATA, f"{shown} holds no logged step yet. Wait for the first one, or give another folder.")
-    return sorted(found, key=lambda row: row["step"])
+            found.append(fields)
+    return found
 
 
 def _is_step(value: object) -> bool:

@@ -24,6 +24,7 @@ from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
+from machine.processes import Processes
 from machine.timing import synchronize
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
@@ -219,6 +220,16 @@ def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterato
     finally:
         checkpointer.close()
         gc.unfreeze()  # what train.py froze before the first step
+
+
+@contextlib.contextmanager
+def saving_before_new_tokens(checkpointer: Checkpointer, processes: Processes) -> Iterator[None]:
+    """Saves the state before a token file that changes while it is read ends the run."""
+    try:
+        yield
+    except TokensChanged as error:
+        with processes.on_its_own():
+            raise checkpointer.save_before(error) from error
 
 
 def diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError:

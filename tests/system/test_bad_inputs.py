@@ -1295,6 +1295,7 @@ def place_rows() -> list[Row]:
         Row("evaluate.py: a missing text", f"{measure} gpt2 --text none.txt", data, "none.txt: No such file"),
         Row("evaluate.py: a folder for HellaSwag", f"{measure} gpt2 --hellaswag corpus", data, "corpus"),
         Row("evaluate.py: all weights pruned", f"{measure} gpt2 --text text.txt --prune 1", flags, "--prune '1'"),
+        Row("plot.py: a page by another ending", "plot.py out --html out/metrics.jsonl", flags, "must end in .html"),
         Row("plot.py: a folder without a run", "plot.py corpus", data, "metrics.jsonl: No such file"),
         Row("plot.py: a file of another kind", "plot.py text.txt", data, "holds no logged step yet"),
         Row("plot.py: an ending that is no picture's", "plot.py out --output x.doc", flags, "must end in .png"),

@@ -27,6 +27,7 @@ FLOORS = (
     ("data",),
     ("checkpoint", "generation", "pretokenization", "trackers"),
     ("training", "evaluation"),
+    ("reports",),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("benchmarks",),
     ("bench",),
