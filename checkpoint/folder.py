@@ -19,7 +19,7 @@ from checkpoint.recorded import RUN_CONFIG
 from checkpoint.verify import read_json
 from common.errors import Exit, UserError
 from common.files import rename
-from common.locks import try_lock
+from common.locks import try_lock_if_there_are_any
 from common.words import is_utf8, printable, shell_word
 
 LOCK = ".lock"
@@ -90,10 +90,7 @@ def _not_a_lock(output_dir: Path, what: str) -> UserError:
 
 
 def _take_lock(handle: TextIO, output_dir: Path) -> None:
-    is_free = True
-    with contextlib.suppress(OSError):  # a file system without locks
-        is_free = try_lock(handle.fileno())
-    if not is_free:
+    if not try_lock_if_there_are_any(handle.fileno()):
         handle.seek(0)
         holder = printable(handle.read(200)).strip()
         raise UserError(Exit.BUSY, f"--output_dir {printable(str(output_dir))} is in use by another run ({holder}). "

@@ -29,6 +29,14 @@ def try_lock(handle: int) -> bool:
     return True
 
 
+def try_lock_if_there_are_any(handle: int) -> bool:
+    """The same, but True as well where the file system has no locks."""
+    try:
+        return try_lock(handle)
+    except OSError:
+        return True
+
+
 def _try_lock_of_windows(handle: int, msvcrt: Any) -> bool:
     before = os.lseek(handle, 0, os.SEEK_CUR)
     os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)

@@ -17,16 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from common.locks import try_lock_if_there_are_any
 from trackers.mlflow_run import MLflowRun
 from trackers.start import Fields, Recorder, Start
 from trackers.tensorboard_events import EventFiles
 from trackers.trackio_run import TrackioRun
 from trackers.wandb_run import WandbRun
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 RECORDERS: dict[str, Callable[[Start], Recorder]] = {
     "tensorboard": EventFiles, "wandb": WandbRun, "trackio": TrackioRun, "mlflow": MLflowRun}
@@ -98,16 +94,10 @@ def take_log(folder: Path) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     deadline = time.monotonic() + PREDECESSOR_SECONDS
-    while fcntl is not None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the process of an earlier run still holds its folder") from None
-            time.sleep(0.1)
-        except OSError:
-            return  # a file system without locks
+    while not try_lock_if_there_are_any(handle):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the process of an earlier run still holds its folder")
+        time.sleep(0.1)
 
 
 def error_in_words(error: Exception) -> str:
