@@ -28,7 +28,8 @@ python generate.py --ckpt demo/out --prompt "def read_" --max_new_tokens 200
 def main() -> int:
     """Everything in order; returns the exit code of the first command that fails."""
     if sys.version_info < (3, 10):
-        print(f"error: Python {sys.version.split()[0]} is too old. Start this with Python 3.10 to 3.14.")
+        print(f"error: Python {sys.version.split()[0]} is too old. Start this with Python 3.10 to 3.14, such as: "
+              "python3.13 demo.py")
         return 5
     try:
         python = python_with_packages()
@@ -46,8 +47,8 @@ def python_with_packages() -> str:
     python = sys.executable
     if sys.prefix == sys.base_prefix:
         folder = HERE / ".venv"
-        python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-        if not Path(python).exists():
+        python = str(interpreter_in(folder))
+        if not interpreter_in(folder).exists():
             start([sys.executable, "-m", "venv", str(folder)])
     if succeeds([python, "-c", "import pip"]):  # an environment of uv has none, and the packages already
         # An installed torch is kept; where there is none, pip takes the release that the tests ran on last.
@@ -55,6 +56,11 @@ def python_with_packages() -> str:
         constraint = [] if has_torch else ["-c", "constraints.txt"]
         start([python, "-m", "pip", "install", "-q", "-r", "requirements.txt", *constraint])
     return python
+
+
+def interpreter_in(folder: Path, system: str = os.name) -> Path:
+    """Where a virtual environment has its Python."""
+    return folder / ("Scripts/python.exe" if system == "nt" else "bin/python")
 
 
 def start(words: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,12 +82,23 @@ def available_ram() -> int:
     for limit, used in CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
             available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    if sys.platform == "darwin":
+        available = min(available, _available_on_macos() or unknown)
     if available == unknown and hasattr(os, "sysconf"):
         with contextlib.suppress(ValueError, OSError):
             available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if available == unknown and (status := windows.memory_status()):
         available = status.available
     return max(0, available)
+
+
+def _available_on_macos() -> int | None:
+    """Bytes of the pages that are free, or given back when they are needed; None where vm_stat does not tell."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError, AttributeError):
+        told = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, check=True, timeout=5).stdout
+        pages = dict(re.findall(r"^Pages (free|inactive|speculative): +(\d+)\.", told, re.MULTILINE))
+        return int(re.search(r"page size of (\d+) bytes", told)[1]) * sum(map(int, pages.values()))  # type: ignore[index]
+    return None
 
 
 def peak_memory(machine: Machine) -> int:

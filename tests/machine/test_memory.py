@@ -1,11 +1,14 @@
 """Memory: what is measured is plausible, and an error that means 'no memory left' is recognised."""
 
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from machine import memory
 from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory, total_memory
 from tests.helpers.commands import run_python
 from tests.helpers.machines import CPU
@@ -50,3 +53,17 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
             "print(peak_memory(types.SimpleNamespace(device=types.SimpleNamespace(type='cpu'))))")
     done = run_python(code)
     assert 2**20 < int(done.stdout) < len(big), done.stderr
+
+
+def test_on_a_mac_what_can_be_had_is_free_or_given_back_when_needed(monkeypatch):
+    told = ("Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
+            "Pages free:                               10000.\nPages active:                            200000.\n"
+            "Pages inactive:                           30000.\nPages speculative:                          500.\n"
+            '"Translation faults":                  123456789.\n')
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(memory, "CGROUP_FILES", ())
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "")
+    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=told))
+    assert memory.available_ram() == 16384 * 40500
+    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="something else"))
+    assert memory.available_ram() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,65 @@
+"""demo.py: it installs into the environment it runs in, or into .venv, and what fails ends it. (Its three commands run
+in tests/system/test_docs.py.)"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import demo
+
+
+class Calls(list[list[str]]):
+    """Command lines, and the exit codes of those in which a word stands."""
+
+    codes: dict[str, int]
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """The commands that the demo starts, none of which is run; what they answer can be set by a word of theirs."""
+    found = Calls()
+    found.codes = codes = {}
+
+    def run(words, check=False, **_):
+        found.append([str(word) for word in words])
+        code = next((code for word, code in codes.items() if word in found[-1]), 0)
+        if check and code:
+            raise subprocess.CalledProcessError(code, words)
+        return subprocess.CompletedProcess(words, code)
+
+    monkeypatch.setattr(demo.subprocess, "run", run)
+    monkeypatch.setattr(demo, "HERE", tmp_path)
+    return found
+
+
+def test_outside_an_environment_one_is_made_and_used(calls, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert demo.main() == 0
+    assert calls[0] == [sys.executable, "-m", "venv", str(tmp_path / ".venv")]
+    python = str(demo.interpreter_in(tmp_path / ".venv"))
+    assert {words[0] for words in calls[1:]} == {python}
+    assert [words[1] for words in calls[-3:]] == ["pretokenize.py", "train.py", "generate.py"]
+
+
+def test_an_interpreter_is_where_each_system_has_it():
+    assert demo.interpreter_in(Path("a"), "nt") == Path("a/Scripts/python.exe")
+    assert demo.interpreter_in(Path("a"), "posix") == Path("a/bin/python")
+
+
+@pytest.mark.parametrize(("fails", "constraint"), [("show", ["-c", "constraints.txt"]), ("nothing", [])])
+def test_only_where_there_is_no_torch_a_release_is_chosen(calls, monkeypatch, fails, constraint):
+    monkeypatch.setattr(sys, "prefix", "an environment")
+    calls.codes[fails] = 1
+    assert demo.main() == 0
+    [install] = [words for words in calls if "install" in words]
+    assert install == [sys.executable, "-m", "pip", "install", "-q", "-r", "requirements.txt", *constraint]
+
+
+def test_without_pip_nothing_is_installed_and_a_failure_ends_the_demo_with_its_code(calls, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", "an environment")
+    calls.codes.update({"import pip": 1, "train.py": 5})
+    assert demo.main() == 5
+    assert not any("install" in words for words in calls)
+    assert not any("generate.py" in words for words in calls)
