@@ -94,7 +94,7 @@ def available_ram() -> int:
 
 def _available_on_macos() -> int | None:
     """Bytes of the pages that are free, or given back when they are needed; None where vm_stat does not tell."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError, AttributeError):
+    with contextlib.suppress(OSError, subprocess.SubprocessError, TypeError):
         told = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, check=True, timeout=5).stdout
         pages = dict(re.findall(r"^Pages (free|inactive|speculative): +(\d+)\.", told, re.MULTILINE))
         return int(re.search(r"page size of (\d+) bytes", told)[1]) * sum(map(int, pages.values()))  # type: ignore[index]
