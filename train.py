@@ -21,7 +21,7 @@ from common import flags
 from common.allocator import let_segments_grow
 from common.errors import Exit, UserError, guard, require
 from common.ranks import speaks, world_size
-from hub.names import check_package
+from hub.names import check_package, is_on_hub
 from trackers.names import requested_trackers, require_packages
 from training.contradictions import contradictions
 
@@ -269,6 +269,7 @@ from training.starting import (
     find_corpus,
     forget_best_on_other_tokens,
     in_common,
+    require_folders,
     resume,
     settings_of,
     start_from_weights,
@@ -302,7 +303,9 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
         if args.check:
             require_gpu(args)
             return check_machine(args, choose_machine(args, out), out, signals, trial_command(argv))
-        args = with_models_here(args, ["init_from"], out)
+        if is_on_hub(args.init_from):
+            require_folders(args)
+            args = with_models_here(args, ["init_from"], out)
         corpus, sizing, config, resumed = processes.lead(
             partial(check_inputs, args, out, held), checkpoint_of, partial(follow_inputs, args))
         deadline = Deadline(args.max_minutes, resumed[1] if resumed else {}, began)

@@ -13,8 +13,10 @@ import hashlib
 import io
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,6 +30,7 @@ from hub.names import HubName
 MOST_ATTEMPTS = 5  # in a row that bring nothing
 PAUSE_SECONDS = 1.0  # before the second attempt, then twice as long each
 SAY_SECONDS = 5.0
+AT_ONCE = 4  # files: small ones wait for answers, and a server may give each connection a part of the line
 SPARE_BYTES = 2**26
 READ_BYTES = 2**20
 SHA256_LENGTH = 64  # of an etag; the sha1 of git is shorter
@@ -60,16 +63,36 @@ def fetch(wish: Wish, listing: Listing, files: Sequence[RemoteFile], out: Progre
 
     with _writing(name):
         _check_room(name, missing)
-        meter = FetchMeter(out, look, missing, cache_of(name))
+        meter = FetchMeter(out, look, sum(file.num_bytes for file in missing),
+                           sum(_bytes_in(_partial(name, file)) for file in missing))
+
+        def bring(file: RemoteFile) -> None:
+            if file in missing:
+                _fetch_one(hub, wish, name, file, meter)
+            else:
+                _check_again(hub, wish, name, file, snapshot / file.path, meter)
+
+        doing = "fetching" if missing else "verifying"
         try:
-            for file in files:
-                if file in missing:
-                    _fetch_one(hub, wish, name, file, meter)
-                else:
-                    _check_again(hub, wish, name, file, snapshot / file.path, meter)
+            with out.phase(f"{doing} {several(len(missing or files), 'file')}"):
+                _all_at_once(bring, files, meter)
         finally:
             out.end_bar()
     return snapshot
+
+
+def _all_at_once(bring: Callable[[RemoteFile], None], files: Sequence[RemoteFile], meter: FetchMeter) -> None:
+    """Brings several files at a time; the first that fails ends the others at their next piece."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = [pool.submit(bring, file) for file in files]
+        try:
+            for result in as_completed(results):
+                result.result()
+        except BaseException:
+            meter.is_over = True
+            for result in results:
+                result.cancel()
+            raise
 
 
 def _is_there(path: Path, file: RemoteFile) -> bool:
@@ -108,32 +131,34 @@ def _writing(name: HubName) -> Iterator[None]:
 
 
 class FetchMeter:
-    """Bytes fetched of all that are missing: moves the bar, or prints a line every few seconds."""
+    """Bytes fetched of all that are missing: moves the bar, or prints a line every few seconds. Of several threads."""
 
-    def __init__(self, out: Progress, look: Callable[[], None], missing: Sequence[RemoteFile], folder: Path):
-        self.out, self.look = out, look
-        self.total = sum(file.num_bytes for file in missing)
-        self.before = 0  # bytes of the files that are done
-        self.began, self.began_at = time.monotonic(), -1
-        self.next = self.began + SAY_SECONDS
-        self.folder = folder
-        if missing:
-            out.bar(self.total, 0, "B", scale=True)
+    def __init__(self, out: Progress, look: Callable[[], None], total: int, there: int):
+        """there are the bytes that earlier runs have fetched."""
+        self.out, self._look, self.total = out, look, total
+        self.is_over = False  # another file has failed
+        self._done: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._began, self._there = time.monotonic(), there
+        self._next = self._began + SAY_SECONDS
+        if total:
+            out.bar(total, there, "B", scale=True)
 
-    def at(self, done: int) -> None:
-        """So many bytes of the present file are there."""
-        self.look()
-        done += self.before
-        if self.began_at < 0:
-            self.began_at = done  # an earlier run fetched the first ones
-        now = time.monotonic()
-        if self.out.on_terminal:
-            self.out.at(done)
-        elif now >= self.next:
-            self.next = now + SAY_SECONDS
-            rate = max(1.0, (done - self.began_at) / (now - self.began))
-            self.out.at(done, f"fetched {done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | {rate / 1e6:.1f} MB/s | "
-                              f"{duration((self.total - done) / rate)} left")
+    def at(self, file: RemoteFile, done: int) -> None:
+        """So many bytes of a file are there. Raises what look raises, and CancelledError after another file failed."""
+        if self.is_over:
+            raise CancelledError
+        self._look()
+        with self._lock:
+            self._done[file.path] = done
+            fetched, now = sum(self._done.values()), time.monotonic()
+            if self.out.on_terminal:
+                self.out.at(max(fetched, self._there))
+            elif now >= self._next:
+                self._next = now + SAY_SECONDS
+                rate = max(1.0, (fetched - self._there) / (now - self._began))
+                self.out.at(fetched, f"fetched {fetched / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | {rate / 1e6:.1f} "
+                                     f"MB/s | {duration((self.total - fetched) / rate)} left")
 
 
 # ---------------------------------------------------------------- one file
@@ -146,7 +171,7 @@ def _fetch_one(hub: Any, wish: Wish, name: HubName, file: RemoteFile, meter: Fet
     blob, partial = cache_of(name) / "blobs" / file.etag, _partial(name, file)
     lock = cache_of(name).parent / ".locks" / name.folder / f"{file.etag}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with meter.out.phase(f"fetching {printable(file.path)}"), FileLock(str(lock)):
+    with FileLock(str(lock)):
         for is_last in (False, True):
             if not blob.exists():  # another process may have fetched it
                 _fill(hub, wish, name, file, partial, meter)
@@ -160,7 +185,6 @@ def _fetch_one(hub: Any, wish: Wish, name: HubName, file: RemoteFile, meter: Fet
                 rename(partial, blob)
             break
     _link(hub, wish, name, file)
-    meter.before += file.num_bytes
 
 
 def _fill(hub: Any, wish: Wish, name: HubName, file: RemoteFile, partial: Path, meter: FetchMeter) -> None:
@@ -172,7 +196,7 @@ def _fill(hub: Any, wish: Wish, name: HubName, file: RemoteFile, partial: Path, 
     url = hub.hf_hub_url(name.repo, file.path, repo_type=name.kind, revision=name.revision)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     num_vain, before = 0, _bytes_in(partial)
-    with Piece(partial, meter) as piece, explaining(wish):
+    with Piece(partial, file, meter) as piece, explaining(wish):
         while piece.length < file.num_bytes or not file.num_bytes:
             try:
                 _request(hub, url, piece, headers, file)
@@ -201,12 +225,12 @@ def _request(hub: Any, url: str, piece: Piece, headers: dict[str, str], file: Re
 class Piece(io.RawIOBase):
     """The file that a download is appended to. Each piece is on its way to the disk at once: a kill loses none."""
 
-    def __init__(self, path: Path, meter: FetchMeter):
+    def __init__(self, path: Path, remote: RemoteFile, meter: FetchMeter):
         super().__init__()
         self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._file.seek(0, os.SEEK_END)
-        self._meter = meter
-        meter.at(self.length)
+        self._remote, self._meter = remote, meter
+        meter.at(remote, self.length)
 
     @property
     def length(self) -> int:
@@ -216,7 +240,7 @@ class Piece(io.RawIOBase):
         rest = memoryview(content)
         while rest:
             rest = rest[self._file.write(rest):]
-        self._meter.at(self.length)
+        self._meter.at(self._remote, self.length)
         return len(content)
 
     def tell(self) -> int:
@@ -241,14 +265,12 @@ def _link(hub: Any, wish: Wish, name: HubName, file: RemoteFile) -> None:
 
 def _check_again(hub: Any, wish: Wish, name: HubName, file: RemoteFile, path: Path, meter: FetchMeter) -> None:
     """Compares a file that lay in the cache with what the hub states; a damaged one is fetched again."""
-    meter.look()
-    with meter.out.phase(f"verifying {printable(file.path)}"):
-        if etag_of(path, file.etag) == file.etag:
-            return
+    meter.at(file, 0)
+    if etag_of(path, file.etag) == file.etag:
+        return
     meter.out.warn(f"{printable(file.path)} in the cache is not what the hub states, and is fetched again.")
     path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
-    meter.before -= file.num_bytes
     _fetch_one(hub, wish, name, file, meter)
 
 

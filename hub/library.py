@@ -21,7 +21,7 @@ PACKAGE = "huggingface_hub"
 OLDEST = "0.30"  # of which the tests have run; before it a download comes in pieces of 10 MB
 NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")  # of its several versions
 LISTINGS = "listings"  # our folder beside the library's blobs, refs and snapshots: what repositories hold
-PIECE_BYTES = 2**20  # of a file, fetched at a time: its 10 MB may be more than a bad line brings before it is cut
+PIECE_BYTES = 2**18  # of a file, fetched at a time: its 10 MB may be more than a bad line brings before it is cut
 MOST_LISTING_BYTES = 2**28
 TOKEN_CURE = "hf auth login, or HF_TOKEN in the environment"
 

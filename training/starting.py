@@ -57,8 +57,13 @@ def find_corpus(args: argparse.Namespace) -> Corpus:
     return corpora[0] if len(folders) == 1 else mix(folders, corpora)
 
 
-def _find_one(args: argparse.Namespace, data_dir: str) -> Corpus:
-    """The corpus of one folder. Raises UserError (exit 3)."""
+def require_folders(args: argparse.Namespace) -> None:
+    """Raises UserError (exit 3) for a --data_dir that is no folder: at once, before anything large is fetched."""
+    for folder in folders_of(args.data_dir):
+        _require_folder(args, folder.path)
+
+
+def _require_folder(args: argparse.Namespace, data_dir: str) -> None:
     folder, shown = Path(data_dir), printable(data_dir)
     if args.bin_file is None and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
@@ -68,6 +73,12 @@ def _find_one(args: argparse.Namespace, data_dir: str) -> Corpus:
         elif "," in data_dir:
             cure = "Several folders have blanks between them: --data_dir a:0.7 b:0.3"
         raise UserError(Exit.DATA, f"--data_dir {shown} {what}. {cure}")
+
+
+def _find_one(args: argparse.Namespace, data_dir: str) -> Corpus:
+    """The corpus of one folder. Raises UserError (exit 3)."""
+    _require_folder(args, data_dir)
+    folder, shown = Path(data_dir), printable(data_dir)
 
     def part(given: str | None, name: str) -> Path | None:
         if given is None and args.bin_file is None and (folder / name).exists():

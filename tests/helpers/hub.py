@@ -77,6 +77,7 @@ class LocalHub:
         self.uploaded: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.sent: dict[str, int] = {}  # bytes of content, by path
+        self.num_cuts = 0
         self.cut_after: Callable[[str], int | None] = lambda path: None  # bytes after which a connection breaks
         self.spoil: Callable[[str, bytes], bytes] = lambda path, content: content
         self.bytes_per_second: float | None = None
@@ -317,6 +318,8 @@ class Handler(BaseHTTPRequestHandler):
         for at in range(0, len(rest), SENT_AT_ONCE):
             piece = rest[at:at + SENT_AT_ONCE]
             if most is not None and at + len(piece) > most:
+                with self.hub.lock:
+                    self.hub.num_cuts += 1
                 self.wfile.flush()
                 self.close_connection = True
                 self.connection.close()

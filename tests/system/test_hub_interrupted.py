@@ -50,16 +50,10 @@ def run_and_kill(words, environment, place, seconds):
 def test_a_model_that_is_cut_and_killed_at_random_has_the_bytes_of_the_hub(server, tmp_path):
     rng, weights = random.Random(0), random.Random(1).randbytes(16 * MIB)
     server.put("model", "someone/small", {"config.json": b"{}", "model.safetensors": weights})
-    sha256, num_kills, num_cuts, again = hashlib.sha256(weights).hexdigest(), 0, 0, []
+    sha256, num_kills, again = hashlib.sha256(weights).hexdigest(), 0, []
     cut = at_random(rng, 12 * MIB, 0.4)
-
-    def count_cuts(path):
-        nonlocal num_cuts
-        most = cut(path) if path == sha256 else None
-        num_cuts += most is not None
-        return most
-
-    server.cut_after, server.bytes_per_second = count_cuts, 20e6
+    server.bytes_per_second = 20e6
+    server.cut_after = lambda path: cut(path) if path == sha256 else None
     for number in range(30):
         environment = {**os.environ, **server.environment(tmp_path / str(number))}
         server.sent.clear()
@@ -74,11 +68,12 @@ def test_a_model_that_is_cut_and_killed_at_random_has_the_bytes_of_the_hub(serve
         assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == sha256
         assert not list((folder.parent.parent / "blobs").glob("*.partial"))
         again.append(server.sent[sha256] - len(weights))
+    num_cuts = server.num_cuts
     print(f"\n30 downloads of {len(weights) / MIB:.0f} MiB, {num_cuts} connections cut, {num_kills} processes killed: "
           f"all hashes equal; fetched again in all {sum(again) / MIB:.1f} MiB, at most {max(again) / MIB:.2f} in one")
     assert num_cuts >= 10
     assert num_kills >= 10
-    assert sum(again) < (num_cuts + num_kills + 1) * 2 * MIB  # a piece, and what was on its way
+    assert sum(again) < (num_cuts + num_kills + 1) * MIB  # a piece, and what was on its way
 
 
 def table(rng):
@@ -116,7 +111,8 @@ def test_a_dataset_that_is_killed_at_random_gives_the_same_tokens(server, tmp_pa
         for name, content in whole.items():
             assert (tmp_path / f"data-{number}" / name).read_bytes() == content
         again.append(sum(server.sent.values()) - total)
-    print(f"\n10 datasets of 4 files and {total / MIB:.1f} MiB, {num_kills} processes killed: the same tokens; fetched "
-          f"again in all {sum(again) / MIB:.1f} MiB, at most {max(again) / MIB:.2f} in one")
+    num_cuts = server.num_cuts
+    print(f"\n10 datasets of 4 files and {total / MIB:.1f} MiB, {num_cuts} connections cut, {num_kills} processes killed: "
+          f"the same tokens; fetched again in all {sum(again) / MIB:.1f} MiB, at most {max(again) / MIB:.2f} in one")
     assert num_kills >= 10
-    assert max(again) < total / 2
+    assert sum(again) < 10 * total / 4
