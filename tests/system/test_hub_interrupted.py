@@ -112,7 +112,7 @@ def test_a_dataset_that_is_killed_at_random_gives_the_same_tokens(server, tmp_pa
             assert (tmp_path / f"data-{number}" / name).read_bytes() == content
         again.append(sum(server.sent.values()) - total)
     num_cuts = server.num_cuts
-    print(f"\n10 datasets of 4 files and {total / MIB:.1f} MiB, {num_cuts} connections cut, {num_kills} processes killed: "
+    print(f"\n10 datasets of 4 files, {total / MIB:.1f} MiB, {num_cuts} connections cut, {num_kills} processes killed: "
           f"the same tokens; fetched again in all {sum(again) / MIB:.1f} MiB, at most {max(again) / MIB:.2f} in one")
     assert num_kills >= 10
     assert sum(again) < 10 * total / 4
