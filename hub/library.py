@@ -23,6 +23,7 @@ NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "url
 LISTINGS = "listings"  # our folder beside the library's blobs, refs and snapshots: what repositories hold
 PIECE_BYTES = 2**18  # of a file, fetched at a time: its 10 MB may be more than a bad line brings before it is cut
 MOST_LISTING_BYTES = 2**28
+DOWNLOAD = "download it"
 TOKEN_CURE = "hf auth login, or HF_TOKEN in the environment"
 
 
@@ -80,7 +81,7 @@ class Unreachable(UserError):
 
 
 @contextlib.contextmanager
-def explaining(wish: Wish, doing: str = "download it") -> Iterator[None]:
+def explaining(wish: Wish, doing: str = DOWNLOAD) -> Iterator[None]:
     """While inside, errors of the library become a UserError: exit 3 or 4 for names, exit 5 for network and rights."""
     try:
         yield
@@ -111,8 +112,9 @@ def _explained(wish: Wish, doing: str, error: Exception) -> UserError | None:
         return UserError(Exit.MACHINE, f"{wish.flag}: {server()} refuses your token ({status}). Give another: "
                                        f"{TOKEN_CURE}.")
     if "OfflineModeIsEnabled" in kinds:
-        return Unreachable(Exit.MACHINE, f"{wish.flag}: HF_HUB_OFFLINE is set, and the cache has no whole copy. Unset "
-                                         f"it, or {doing} elsewhere: {wish.by_hand}")
+        lacks = ", and the cache has no whole copy" * (doing == DOWNLOAD)
+        return Unreachable(Exit.MACHINE, f"{wish.flag}: HF_HUB_OFFLINE is set{lacks}. Unset it, or {doing} elsewhere: "
+                                         f"{wish.by_hand}")
     if is_of_network(error) or status in (408, 429) or (status or 0) >= 500:
         why = f"it answers {status}" if status else _reason(error)
         return Unreachable(Exit.MACHINE, f"{wish.flag}: {server()} cannot be reached ({why}). Run it again when there "

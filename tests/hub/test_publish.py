@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import UserError
 from hub.publish import look_at, push
-from tests.helpers.hub import TOKEN, unplug
+from tests.helpers.hub import TOKEN, forbid, unplug
 
 CARD = '# A model\n\n    from_pretrained("path of this folder")\n'
 
@@ -79,6 +79,8 @@ def test_another_owner_and_a_hub_that_is_not_there(me, out, monkeypatch):
     code, message = refusal("someone/cat", False, False, out)
     assert code == 5
     assert "hf upload someone/cat FOLDER ." in message
+    forbid(monkeypatch)
+    assert "HF_HUB_OFFLINE is set. Unset it" in refusal("someone/cat", False, False, out)[1]
 
 
 def test_an_upload_that_arrives_changed_is_noticed(me, folder, out):
