@@ -117,7 +117,7 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
             damaged.append(path.name)
             out.warn(f"{printable(str(path))} is damaged and was skipped: {error}")
             continue
-        why = f"held no checkpoint before step {step:,}" if not here else f"went no further than step {newest:,}"
+        why = "held none" if not here else f"went no further than step {newest:,}"
         out.say(f"resume      {path.name} was copied from the mirror {printable(str(root))}: "
                 f"{printable(str(output_dir))} {'held it damaged' if is_hurt else why}")
         for other in {state.get("best_step"), plateau_of(state)} & find.steps_in(root).keys() - here.keys() - {step}:

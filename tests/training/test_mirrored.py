@@ -60,7 +60,7 @@ def test_on_a_new_machine_a_run_goes_on_from_its_mirror_by_one_flag(run, finishe
         shutil.rmtree(path)
     code, text = run("--resume_from", str(drive), "--max_steps", "8", "--checkpoint_every_steps", "2")
     assert code == 0
-    assert f"resume      checkpoint-4 was copied from the mirror {drive}: {out} held no checkpoint" in text
+    assert f"resume      checkpoint-4 was copied from the mirror {drive}: {out} held none" in text
     assert "resume      from checkpoint-4, step 4 of 8" in text
     assert list(steps_in(drive)) == [*steps_in(out), 2] == [8, 6, 4, 2]
     assert [row["step"] for row in metrics_of(out) if "loss" in row] == list(range(1, 9))
