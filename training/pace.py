@@ -15,6 +15,7 @@ import torch
 import data
 from common.errors import UserError
 from machine import device
+from machine.memory import release_memory
 from machine.processes import ALONE, Processes
 from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
@@ -86,6 +87,7 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
     for group, learning_rate in zip(groups, learning_rates, strict=True):
         group["lr"] = learning_rate
     learner.optimizer.state.clear()
+    release_memory(machine)  # so that what is made next lies together
     learner.scaler.load_state_dict(scaler)
     device.set_rng_state(machine, rng)
     runtime.gauge.forget()
