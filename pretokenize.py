@@ -127,7 +127,7 @@ def find_conflicts(args: Namespace) -> list[str]:
     elif not only_looks and not has_text:
         problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
     elif args.demo and (args.files or args.corpus):
-        problems.append("--demo: takes no FILE and no --corpus beside it")
+        problems.append(f"--demo: takes no {'FILE' if args.files else '--corpus'} beside it")
     elif args.corpus and args.files:
         problems.append("--corpus: takes no FILE beside it")
     if args.corpus and "text_field" in args.config.given:
