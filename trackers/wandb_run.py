@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import html
 import importlib
@@ -26,17 +27,17 @@ class WandbRun:
     recorded = -1
 
     def __init__(self, start: Start):
+        # Before the import: wandb's own process looks for a server as soon as it starts, unless it is told not to.
+        mode = os.environ.setdefault("WANDB_MODE", "online" if has_login() else "offline")
+        if mode == "offline":
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         wandb: Any = importlib.import_module("wandb")
-
         self._html = wandb.Html
-        mode = os.environ.get("WANDB_MODE")
-        if mode is None:
-            mode = "online" if has_login(wandb.setup().settings.base_url) else "offline"
         given: dict[str, Any] = {
             "id": start.id, "resume": "allow", "dir": str(Path(start.folder).parent), "config": start.config,
             "project": os.environ.get("WANDB_PROJECT", PROJECT), "name": os.environ.get("WANDB_NAME", start.name),
             "settings": wandb.Settings(console="off", disable_code=True, x_stats_pid=start.process)}
-        self._run = wandb.init(mode=mode, **given)
+        self._run = wandb.init(**given)
         folder = Path(self._run.settings.sync_dir)
         shown = Path(start.shown) / folder.name
         self._earlier: list[Path] = []
@@ -71,13 +72,18 @@ class WandbRun:
         self._run.finish(exit_code=0 if is_done else 1)
 
 
-def has_login(address: str) -> bool:
-    """True if wandb finds a key for the server at this address, in the environment or where `wandb login` puts it."""
+def has_login() -> bool:
+    """True if wandb will find a key for its server, in the environment or where `wandb login` puts it."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
+    address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    settings = configparser.ConfigParser(interpolation=None)
+    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):
+        folder = os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")
+        settings.read(os.path.join(os.path.expanduser(folder), "settings"), encoding="utf-8")
+        address = os.environ.get("WANDB_BASE_URL") or settings.get("default", "base_url", fallback=address)
     host = address.partition("://")[2].split("/")[0].split(":")[0]
-    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
-    for file in files:
+    for file in [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]:
         with contextlib.suppress(OSError, netrc.NetrcParseError):
             if netrc.netrc(os.path.expanduser(file)).hosts.get(host):
                 return True
