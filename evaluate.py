@@ -111,6 +111,7 @@ from common.outputs import requested
 from common.progress import Progress
 from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
 from common.words import count, printable
+from evaluation.pruning import prune_blocks
 from evaluation.scoring import PROGRESS_TOTAL, Measurement, Scorer, TextEncoder
 from evaluation.tasks import TASKS
 from evaluation.texts import measure_texts
@@ -219,23 +220,6 @@ def print_header(folder: Path, model: Network, stride: int | None, machine: Mach
             f"device      {machine.name} ({machine.device_reason})\n"
             f"precision   {machine.precision} ({machine.precision_reason})")
     out.bar(PROGRESS_TOTAL, 0, "")
-
-
-@torch.no_grad()
-def prune_blocks(model: Network, share: float) -> tuple[int, int]:
-    """Sets the smallest share of each matrix of the blocks to zero, by magnitude; stacked matrices count as one.
-
-    Embeddings, biases and norms stay: the layer-wise magnitude pruning of Han et al. (2015), section 3. Returns the
-    number of zeros and the number of weights in these matrices.
-    """
-    num_zeros = total = 0
-    for name in architecture_of(model.config).hidden_matrices(model.config):
-        weight = model.get_parameter(name)
-        smallest = weight.abs().flatten().argsort(stable=True)[:round(share * weight.numel())]
-        weight.view(-1)[smallest] = 0.0
-        num_zeros += len(smallest)
-        total += weight.numel()
-    return num_zeros, total
 
 
 if __name__ == "__main__":

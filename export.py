@@ -3,6 +3,8 @@
     python export.py --ckpt out --output model.gguf                              for llama.cpp and programs built on it
     python export.py --ckpt out --output model.gguf --dtype f16                  half the size
     python export.py --ckpt out --output my-gpt2 --format huggingface --dtype bf16
+    python export.py --ckpt out --output pruned --prune 0.3                      30% of the weights in blocks are zero
+    python export.py --from_nanogpt ckpt.pt --output my-gpt2 --tokenizer_file gpt2/tokenizer.json
     python export.py --ckpt out --push me/my-gpt2                               that folder to the hub, private
 
 llama.cpp's own converter recognizes a tokenizer by a hash of some ids, so it refuses every newly trained one. This
@@ -31,15 +33,25 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("what is exported")
     g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
            "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME")
-    g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; gguf only",
-           "the checkpoint's")
+    g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
+           "dict with their names: read in a process of its own as tensors and numbers alone, refused if it holds more",
+           "none")
+    g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records")
+    g.flag("--activation", one_of("gelu", "gelu_new"), None, "what the model in --from_nanogpt computes; gelu_new is "
+           "GPT-2's own, by tanh", "gelu as nanoGPT, gelu_new as build-nanogpt")
+    g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; for gguf and "
+           "--from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
     g.flag("--output", path(), None, "file to write, or folder with --format huggingface",
            "required; with --push a temporary folder")
     g.flag("--format", one_of("gguf", "huggingface"), None, "gguf needs the package gguf",
-           "gguf; huggingface with --push")
+           "gguf; huggingface with --push, --prune and --from_nanogpt")
     g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32")
     g.switch("--overwrite", False, "replace an earlier export, or the files of this name in the repository of --push")
+    g = parser.group("pruning")
+    g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
+           "smallest weights, to zero, and measure what it costs; a Hugging Face folder only", "none")
+    g.flag("--tokens", path(), None, "validation tokens to measure it on: a file or folder", "those of the run")
     g = parser.group("the Hugging Face hub")
     g.flag("--push", path("OWNER/NAME"), None, "upload the folder to this repository, which is created, private, if it "
            "does not exist; what is uploaded is said first", "nothing is uploaded")
@@ -59,14 +71,24 @@ def check(args: argparse.Namespace) -> list[str]:
         problems.append("--public: has no effect without --push")
     if args.push is not None and args.format == "gguf":
         problems.append("--format gguf: not with --push, which uploads a Hugging Face folder")
-    if args.tokenizer_file is not None and form_of(args) != "gguf":
+    if args.from_nanogpt is not None and "ckpt" in args.config.given:
+        problems.append("--from_nanogpt: not with --ckpt. Give one of the two")
+    if args.from_nanogpt is None:
+        problems += [f"--{name}: has no effect without --from_nanogpt" for name in ("n_head", "activation")
+                     if vars(args)[name] is not None]
+    if args.prune is not None and args.format == "gguf":
+        problems.append("--prune: not with --format gguf. Export the pruned folder afterwards")
+    if args.tokens is not None and args.prune is None:
+        problems.append("--tokens: has no effect without --prune")
+    if args.tokenizer_file is not None and form_of(args) != "gguf" and args.from_nanogpt is None:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the checkpoint's")
     return problems
 
 
 def form_of(args: argparse.Namespace) -> str:
     """The format to write."""
-    return args.format or ("gguf" if args.push is None else "huggingface")
+    is_folder = any(flag is not None for flag in (args.push, args.prune, args.from_nanogpt))
+    return args.format or ("huggingface" if is_folder else "gguf")
 
 
 def answer_early(argv: Sequence[str]) -> int:
@@ -99,17 +121,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from architectures.table import ModelConfig, architecture_of
-from checkpoint.contents import CONFIG, PUBLISHED, WEIGHTS
+from checkpoint.contents import CARD, CONFIG, PUBLISHED, WEIGHTS
 from checkpoint.find import resolve
-from checkpoint.huggingface import chat_template, end_ids, open_model, stored_in
+from checkpoint.huggingface import chat_template, end_ids, load_model, open_model, stored_in
+from checkpoint.nanogpt import convert
 from common.errors import Exit, UserError
 from common.files import rename, sync
 from common.outputs import KINDS, cannot_write, kind_of, place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
+from evaluation.pruning import prune_and_measure, validation_of_run
 from hub import publish
 from hub.models import with_models_here
+from machine import device
 from tokens.llama_cpp import GGUFVocabulary, gguf_vocabulary
 from tokens.tokenizer import tokenizer_of
 
@@ -137,9 +162,42 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
         target = choose_target(output, form_of(args), args.overwrite)
         args = with_models_here(args, ["ckpt"], out, signals.look)
+        if args.from_nanogpt is not None:
+            args = with_nanogpt_here(args, target, held, out)
         write_export(args, output, target, signals, out)
         if repository is not None:
             publish.push(target, repository, as_shown(args.ckpt), out)
+
+
+def with_nanogpt_here(args: argparse.Namespace, target: Path, held: contextlib.ExitStack, out: Progress,
+                      ) -> argparse.Namespace:
+    """The flags with a folder made of the file of --from_nanogpt as --ckpt, which is there while held is open."""
+    with out.phase("reading the file in a process of its own"):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
+            folder = Path(place) / Path(args.from_nanogpt).stem
+            found = convert(Path(args.from_nanogpt), folder, args.tokenizer_file, args.n_head, args.activation,
+                            out.warn)
+        except (OSError, SafetensorError) as error:
+            raise cannot_write("--output", str(target), error) from error
+    out.say(f"{printable(args.from_nanogpt)}: {found}")
+    return argparse.Namespace(**{**vars(args), "ckpt": str(folder)})
+
+
+def pruned_tensors(args: argparse.Namespace, source: Path, signals: Signals, out: Progress,
+                   ) -> tuple[dict[str, torch.Tensor], str]:
+    """The tensors of a folder with the smallest weights set to zero, and what the model card says of it."""
+    tokens = Path(args.tokens) if args.tokens is not None else validation_of_run(source)
+    if tokens is None:
+        out.warn("no validation tokens of this model are known here: what pruning costs is not measured. Give "
+                 "--tokens FILE.")
+    model = load_model(source, device.choose(None, False, "auto", False).device).eval()
+    pruned = prune_and_measure(model, args.prune, tokens, signals.look)
+    out.say(pruned.line)
+    weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    tensors = architecture_of(model.config).to_hf_tensors(model.config, weights)
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}, pruned.card
 
 
 def write_export(args: argparse.Namespace, output: str, target: Path, signals: Signals, out: Progress) -> None:
@@ -165,7 +223,9 @@ def write_export(args: argparse.Namespace, output: str, target: Path, signals: S
                 num_tensors = write_gguf(config, weights, vocabulary, template, name_in_gguf(source), temporary,
                                          args.dtype)
             else:
-                num_tensors = write_folder(source, stored_in(source), temporary, args.dtype)
+                tensors, card = (stored_in(source), "") if args.prune is None else pruned_tensors(args, source, signals,
+                                                                                                  out)
+                num_tensors = write_folder(source, tensors, temporary, args.dtype, card)
         signals.look()
         if target.is_dir():
             shutil.rmtree(target)
@@ -178,7 +238,8 @@ def write_export(args: argparse.Namespace, output: str, target: Path, signals: S
     written = [target] if target.is_file() else list(target.iterdir())
     num_bytes = sum(path.stat().st_size for path in written)
     where = printable(str(target)) if args.output is not None else "a temporary folder"
-    out.say(f"{as_shown(str(source))} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}, {size(num_bytes)}")
+    origin = as_shown(str(source)) if args.from_nanogpt is None else printable(args.from_nanogpt)
+    out.say(f"{origin} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}, {size(num_bytes)}")
 
 
 def as_shown(folder: str) -> str:
@@ -315,15 +376,18 @@ def check_gguf(gguf: Any, path: Path, tensors: Mapping[str, tuple[np.ndarray, An
 # ---------------------------------------------------------------- a Hugging Face folder
 
 
-def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path, dtype: str) -> int:
+def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path, dtype: str, card: str = "") -> int:
     """Copies a checkpoint without its training state, its weights to one file; returns the number of tensors.
 
-    Raises UserError, OSError.
+    card is added to its model card. Raises UserError, OSError.
     """
     folder.mkdir()
     for name in PUBLISHED:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+    if card:
+        with (folder / CARD).open("a", encoding="utf-8") as file:
+            file.write(card)
     fields = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     fields.update(dict.fromkeys(("dtype", "torch_dtype"), str(DTYPES[dtype]).removeprefix("torch.")))
     (folder / CONFIG).write_text(json.dumps(fields, indent=1), encoding="utf-8")

@@ -12,6 +12,7 @@ import torch
 import evaluate
 from common.errors import Exit, UserError
 from evaluation import scoring
+from evaluation.pruning import prune_blocks
 from tests.helpers.commands import run
 from tests.helpers.scoring import T
 
@@ -117,7 +118,7 @@ def test_pruning_zeroes_the_smallest_weights_of_each_matrix_and_both_figures_are
     path = write_folder(tmp_path / "model", model)
     (tmp_path / "a.txt").write_text("the cat sat on the mat and the dog ran to the sea " * 5)
     whole = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    zeros, total = evaluate.prune_blocks(model, 0.3)
+    zeros, total = prune_blocks(model, 0.3)
     assert zeros == pytest.approx(0.3 * total, abs=8)
     for name, weight in model.named_parameters():
         kept = weight != 0
