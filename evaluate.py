@@ -100,10 +100,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
-from architectures.table import Network, architecture_of
+from architectures.table import Network
 from checkpoint.find import read_checkpoint
 from checkpoint.huggingface import load_model
 from common.errors import Exit, UserError

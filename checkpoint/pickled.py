@@ -44,12 +44,13 @@ def limit_memory(path: str) -> None:
 
         with open("/proc/self/statm", encoding="ascii") as file:
             held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (held + SPARE_BYTES + TIMES * os.path.getsize(path),) * 2)
+        most = held + SPARE_BYTES + TIMES * os.path.getsize(path)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def load(path: str) -> Any:
     """What the file holds: tensors and plain values. Raises Refused."""
-    known = [(SavedConfig, f"{module}.GPTConfig") for module in WHERE_DEFINED]
+    known: list[Any] = [(SavedConfig, f"{module}.GPTConfig") for module in WHERE_DEFINED]
     try:
         with torch.serialization.safe_globals(known):
             try:

@@ -56,12 +56,13 @@ class Pruned:
             rows = (f"| {name} | {loss:.4f} | {math.exp(loss):,.3f} |\n"
                     for name, loss in zip(("before", "after"), self.losses, strict=True))
             table = ("| | loss in nats per token | perplexity |\n| --- | --- | --- |\n" + "".join(rows)
-                     + f"\nMeasured in fp32 on {self.num_tokens:,} validation tokens, in windows of the model's length.\n")
-        return (f"\n## Pruned\n\nOf each matrix in the blocks {100 * self.share:.4g}% of the weights, those of smallest "
-                f"magnitude, are zero: {self.num_zeros:,} of {self.num_weights:,}. Embeddings, norms and biases are as "
-                "they were, and nothing was trained afterwards (Han et al. 2015, section 3, without retraining; Zhu and "
-                f"Gupta 2017, section 2.1).\n\n{table}\nThe zeros are stored and multiplied like other numbers: the "
-                "model takes the same memory and time as before.\n")
+                     + f"\nMeasured in fp32 on {self.num_tokens:,} validation tokens, in windows of the model's "
+                     "length.\n")
+        return (f"\n## Pruned\n\nOf each matrix in the blocks {100 * self.share:.4g}% of the weights, those of "
+                f"smallest magnitude, are zero: {self.num_zeros:,} of {self.num_weights:,}. Embeddings, norms and "
+                "biases are as they were, and nothing was trained afterwards (Han et al. 2015, section 3, without "
+                f"retraining; Zhu and Gupta 2017, section 2.1).\n\n{table}\nThe zeros are stored and multiplied like "
+                "other numbers: the model takes the same memory and time as before.\n")
 
 
 @torch.no_grad()

@@ -142,7 +142,7 @@ def test_tensors_of_another_model_are_named(tmp_path):
     state = state_of(make_model(vocab_size=448))
     state["transformer.h.1.mlp.gate.weight"] = state.pop("transformer.h.1.mlp.c_fc.weight")
     torch.save({"model": state, "model_args": ARGS}, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match="c_fc.weight is missing; .*gate.weight is no part of GPT-2"):
+    with pytest.raises(UserError, match=r"c_fc.weight is missing; .*gate.weight is no part of GPT-2"):
         converted(tmp_path / "ckpt.pt", tmp_path)
 
 
@@ -160,6 +160,6 @@ def test_a_pickle_that_runs_a_command_runs_nothing(tmp_path, in_this_process):
 def test_what_is_no_checkpoint_is_refused_by_the_real_process(tmp_path, in_this_process):
     in_this_process.undo()
     (tmp_path / "ckpt.pt").write_bytes(b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.")
-    with pytest.raises(UserError, match="--from_nanogpt .*ckpt.pt: ") as caught:
+    with pytest.raises(UserError, match=r"--from_nanogpt .*ckpt.pt: ") as caught:
         converted(tmp_path / "ckpt.pt", tmp_path)
     assert caught.value.code == Exit.CHECKPOINT

@@ -57,7 +57,8 @@ def test_transformers_opens_the_pruned_folder(make_model, write_folder, tokens, 
 
     source = write_folder(tmp_path / "model", make_model())
     assert export.main(["--ckpt", str(source), "--output", str(tmp_path / "out"), "--prune", "0.5"]) == 0
-    theirs, ours = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), load_model(tmp_path / "out", CPU).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ours = load_model(tmp_path / "out", CPU).eval()
     ids = torch.arange(32).view(2, 16)
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, ours(ids), rtol=0, atol=1e-5)
