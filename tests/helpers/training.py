@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from architectures.table import Network
 from common.errors import UserError
 from data import Batch
 from machine import device
@@ -63,7 +64,7 @@ def small_batch(rows: int, seed: int = 0) -> Batch:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def learner_of(model: GPT, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
+def learner_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
                name: str = "adamw") -> Learner:
     kind = OPTIMIZERS[name]
     optimizer = kind.build(parameter_groups(model, kind, 0.1), learning_rate, (0.9, 0.95))
