@@ -31,6 +31,7 @@ from training.pace import WARM_STEPS
 pytestmark = pytest.mark.slow
 
 WAYS = {"ddp": (2, 1), "fsdp": (2, 1), "hsdp": (4, 2)}  # processes, and machines that they are said to be on
+TEAMS = [*((way, *team) for way, team in WAYS.items()), ("ddp", 4, 1), ("fsdp", 4, 1)]
 PRECISIONS = {  # flags, and how far losses and norms may be from those of one process in the same precision
     "fp32": ([], EXACT),
     "bf16": (["--use_amp", "--amp_dtype", "bf16"], 1e-2),  # fsdp gathers weights in bf16, autocast rounds elsewhere
@@ -72,16 +73,17 @@ def test_sixty_losses_are_those_of_one_process_and_the_same_again(train, name, p
     alone = train(1, *flags, out="alone")
     assert alone.code == 0, alone.stderr
     expected = figures(train.folder / "alone")
-    for way, (world_size, num_machines) in WAYS.items():
+    for way, world_size, machines in TEAMS:
+        team = f"{way}-{world_size}"
         for attempt in ("first", "again"):
-            done = train(world_size, *flags, "--model_parallel", way, out=f"{way}-{attempt}", num_machines=num_machines)
+            done = train(world_size, *flags, "--model_parallel", way, out=f"{team}-{attempt}", num_machines=machines)
             assert done.code == 0, done.stderr
             assert "torch.compile failed" not in done.stderr
-        found = figures(train.folder / f"{way}-first")
-        print(f"\n{name} {precision} {way}: {max(abs(a / b - 1) for a, b in zip(found, expected, strict=True)):.1e}")
+        found = figures(train.folder / f"{team}-first")
+        print(f"\n{name} {precision} {team}: {max(abs(a / b - 1) for a, b in zip(found, expected, strict=True)):.1e}")
         assert found == pytest.approx(expected, rel=tolerance)
-        assert found == figures(train.folder / f"{way}-again")
-        assert tensors(train.folder / f"{way}-first") == tensors(train.folder / f"{way}-again")
+        assert found == figures(train.folder / f"{team}-again")
+        assert tensors(train.folder / f"{team}-first") == tensors(train.folder / f"{team}-again")
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("muon", 2e-3), ("adamw8bit", 1e-3)])
