@@ -375,10 +375,8 @@ def test_the_loss_falls_and_the_best_checkpoint_stays(run):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--preload", "ram"],
-        ["--preload", "mmap"],
-        ["--use_amp"],
-        ["--log_interval", "7"],
+        ["--preload", "ram", "--log_interval", "7"],
+        ["--preload", "mmap", "--use_amp"],
         ["--batch_size", "2", "--gradient_accumulation_steps", "2", "--use_amp", "--amp_dtype", "fp16"],
         ["--arch", "llama", "--use_amp"],
         ["--arch", "qwen3", "--optimizer", "muon", "--no-tie_weights"],

@@ -225,6 +225,7 @@ def test_without_the_exchange_each_process_goes_its_own_way_and_with_it_none(for
         assert found[f"{way} silent"] > 1e-5
 
 
+@pytest.mark.slow
 def test_two_processes_time_a_step_and_one_of_them_answers(forks, make_corpus, tmp_path):
     def together(words):
         done = forks.run(["bench.py", *words[1:]], world_size=2, alarm=100)

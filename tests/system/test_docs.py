@@ -173,6 +173,7 @@ def test_the_demo_does_what_it_says(tmp_path, forks):
     assert "tok/s" in outputs[2].stderr
 
 
+@pytest.mark.slow
 def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the_pages_say(tmp_path, forks):
     """The README's laptop recipe on a smaller corpus and horizon, then evaluating, exporting and drawing it."""
     (tmp_path / "tinyshakespeare.txt").write_text(VERSE * 60)
