@@ -25,14 +25,10 @@ from benchmarks.recipes import NamedRecipe, Scale
 from common.config import read_toml
 from common.errors import Exit, UserError
 from common.files import read_text, write_whole
+from common.locks import try_lock
 from common.progress import Progress
 from common.words import duration, printable, several
 from training.history import read_rows, read_run
-
-try:
-    import fcntl
-except ImportError:  # Windows: no locks there
-    fcntl = None
 
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
 EVAL_TOKENS = 2**18  # of a validation, or all there are
@@ -290,13 +286,9 @@ def time_one(contest: Contest, recipe: NamedRecipe, steps: tuple[int, int], chil
 
 def is_busy(folder: Path) -> bool:
     """True while train.py works on any run in the folder: it holds the lock of its output folder."""
-    if fcntl is None:
-        return False
     for path in folder.glob("*/.lock"):
-        with contextlib.suppress(OSError), path.open("a") as handle:  # or a file system without locks
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with contextlib.suppress(OSError), path.open("a") as file:  # or a file system without locks
+            if not try_lock(file.fileno()):
                 return True
     return False
 

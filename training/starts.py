@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from common.errors import warn
+from common.files import append_line
 from machine.facts import total_ram
 from machine.memory import peak_memory, total_memory
 from tokens.corpus import Corpus
@@ -47,7 +48,10 @@ def recorded_start(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Siz
     start = {"event": "start", "time": time.time(), "step": state.step, "total_steps": plan.recipe.total_steps,
              "plan": _figures(plan, pace, state.step), "machine": _machine(runtime, settings),
              "flags": settings["flags"], "reasons": _reasons(sizing, plan), **words}
-    _write(folder / STARTS, start, "ab" if goes_on else "wb")
+    if not goes_on:
+        with contextlib.suppress(OSError):
+            (folder / STARTS).unlink(missing_ok=True)
+    _append(folder / STARTS, start)
     how = "error"
     try:
         yield
@@ -58,7 +62,7 @@ def recorded_start(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Siz
     finally:
         end = {"event": "end", "time": time.time(), "step": state.step, "how": how,
                "peak_memory_bytes": peak_memory(runtime.machine)}
-        _write(folder / STARTS, end, "ab")
+        _append(folder / STARTS, end)
 
 
 def _figures(plan: Plan, pace: Pace, steps_done: int) -> dict[str, float]:
@@ -94,9 +98,8 @@ def _ending(args: argparse.Namespace, plan: Plan, state: TrainState, runtime: Ru
     return "--patience" if args.patience and state.validations_without_gain >= args.patience else "--max_minutes"
 
 
-def _write(path: Path, fields: dict[str, Any], mode: str) -> None:
+def _append(path: Path, fields: dict[str, Any]) -> None:
     try:
-        with path.open(mode) as file:
-            file.write(json.dumps(fields).encode() + b"\n")
+        append_line(path, json.dumps(fields).encode())
     except OSError as error:
         warn(f"{path.name}: {error.strerror}; the report of this run will lack its {fields['event']}")

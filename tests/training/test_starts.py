@@ -40,5 +40,5 @@ def test_an_error_that_ends_the_run_is_recorded(run, monkeypatch):
 
 def test_a_full_disk_costs_the_line_and_not_the_run(tmp_path, capsys):
     (tmp_path / STARTS).mkdir()
-    starts._write(tmp_path / STARTS, {"event": "end"}, "ab")
+    starts._append(tmp_path / STARTS, {"event": "end"})
     assert "starts.jsonl: Is a directory; the report of this run will lack its end" in capsys.readouterr().err
