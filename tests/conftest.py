@@ -3,6 +3,7 @@
 Fixtures import torch only when they need it, so that the tests of rooms without it start at once.
 """
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -31,6 +32,13 @@ TEXTS = ["the cat sat on the mat and the dog ran to the sea",
 def pytest_make_parametrize_id(val, argname):
     """Long bytes give a test no name: what gzip writes holds the time, and all processes must agree on the names."""
     return argname if isinstance(val, bytes) and len(val) > 20 else None
+
+
+@pytest.fixture(autouse=True)
+def _collector_left_with_what_is_new(monkeypatch):
+    """What earlier tests have imported and made is not looked through at each gc.collect() of a command."""
+    gc.freeze()
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -13,15 +13,15 @@ from training.micro_batch import HeldByAnother, MeasuredPeaks, divisors, find_la
 
 def test_batch_size_auto_keeps_the_samples_of_a_step_and_tries_only_once(run, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("training.micro_batch.MOST_TOKENS", 40)  # five sequences of 8
-    flags = ["--max_steps", "1", "--seq_length", "8", "--batch_size", "auto", "--gradient_accumulation_steps", "3",
+    monkeypatch.setattr("training.micro_batch.MOST_TOKENS", 320)  # five sequences of 64
+    flags = ["--max_steps", "1", "--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3",
              "--verbose"]
     code, text = run(*flags, out="first")
     assert code == 0
     found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB; (.*) \((.*)\)$", text, re.MULTILINE)
     assert found
-    assert found.groups() == ("4", "384", "more than 40 tokens would be no faster", "1 tried")
-    assert "step        12,288 tokens: 384 micro-batches of 4 sequences of 8 tokens" in text  # 3 x 4,096 tokens
+    assert found.groups() == ("4", "48", "more than 320 tokens would be no faster", "1 tried")
+    assert "step        12,288 tokens: 48 micro-batches of 4 sequences of 64 tokens" in text  # 3 x 4,096 tokens
     monkeypatch.setattr("training.micro_batch.run_trial", None)
     code, text = run(*flags, out="second")
     assert code == 0
