@@ -14,11 +14,13 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from architectures.fields import InvalidCheckpoint
 from checkpoint.contents import MANIFEST, NEEDED
+from checkpoint.databases import Unreadable, is_database, is_side, remove_sides, snapshot, state_of
 from checkpoint.folder import REPLACED, TEMPORARY
 from checkpoint.recorded import MIRROR
 from checkpoint.save import put_in_place
@@ -207,7 +209,8 @@ def _reading(source: Path) -> Iterator[None]:
 def run_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """What else a run has written into its folder: metrics.jsonl, config.toml, logs, event files; with their state.
 
-    Names are relative, with / between. Checkpoints, hidden files, links and what is no regular file are left out.
+    Names are relative, with / between. Checkpoints, hidden files, links, what is no regular file, and what lies beside
+    a database for as long as it is open are left out.
     """
     for place, folders, files in os.walk(folder):
         is_top = Path(place) == folder
@@ -215,24 +218,57 @@ def run_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
             is_top and name.startswith(OTHER_FOLDERS)) and not (Path(place) / name / MANIFEST).exists()]
         for name in files:
             path = Path(place) / name
+            if name.startswith(".") or (is_top and name == MIRROR) or is_side(name, files):
+                continue
             with contextlib.suppress(OSError):
                 status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and not name.startswith(".") and not (is_top and name == MIRROR):
+                if stat.S_ISREG(status.st_mode):
                     yield path.relative_to(folder).as_posix(), status
 
 
-def copy_run_files(source: Path, folder: Path, known: dict[str, tuple[int, int]], advance: Advance) -> None:
-    """Copies what has changed of a run's other files, each whole or not at all.
+def copy_run_files(source: Path, folder: Path, known: dict[str, tuple[int, ...]], advance: Advance) -> dict[str, str]:
+    """Copies what has changed of a run's other files, each whole or not at all; returns why any could not be read.
 
-    known holds size and time of those that were copied, and is brought up to date. Raises OSError.
+    known holds sizes and times of those that were copied, and is brought up to date. Raises OSError if a copy could not
+    be written.
     """
-    for name, status in run_files(source):
-        state = (status.st_size, status.st_mtime_ns)
-        if known.get(name) == state:
+    unreadable: dict[str, str] = {}
+    for name, _ in run_files(source):
+        try:
+            with _reading(source / name):
+                state = state_of(source / name)
+            if known.get(name) != state:
+                _copy_run_file(source, folder, name, advance)
+                known[name] = state
+        except SourceGone:
             continue
-        with contextlib.suppress(SourceGone):
-            copy_file(source / name, folder / PART, advance)
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            rename(folder / PART, target)
-            known[name] = state
+        except (InvalidCheckpoint, Unreadable) as error:
+            unreadable[name] = str(error)
+    return unreadable
+
+
+def _copy_run_file(source: Path, folder: Path, name: str, advance: Advance) -> None:
+    """Copies one of them: of a database what it held between two transactions."""
+    target, between = folder / name, source / PART
+    with _reading(source / name):
+        has_tables = is_database(source / name)
+    try:
+        if has_tables:
+            snapshot(source / name, between, partial(advance, 0))
+        copy_file(between if has_tables else source / name, folder / PART, advance)
+    finally:
+        if has_tables:
+            with contextlib.suppress(OSError):
+                between.unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if has_tables:
+        remove_sides(target)
+    rename(folder / PART, target)
+
+
+def bring_run_file(source: Path, target: Path) -> None:
+    """Copies one of those files back into a run's folder. Raises SourceGone, InvalidCheckpoint, OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if is_database(source):
+        remove_sides(target)
+    copy_file(source, target, lambda num_bytes: None)

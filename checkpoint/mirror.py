@@ -56,7 +56,8 @@ class Mirror:
         self._keeping: Keeping | None = None  # what is asked for
         self._is_asked = self._is_working = self._is_closed = False
         self._held = 0  # the step that is being copied
-        self._known: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
+        self._passed_over: set[str] = set()  # files of the run that could not be read, as the user knows
         self._damaged: set[Path] = set()
         self._tries: Counter[Path] = Counter()
         self._trouble = self._said = ""  # what is wrong now, and what was said last
@@ -164,7 +165,11 @@ class Mirror:
     def _bring_in_line(self) -> None:
         """Copies what the mirror lacks, and deletes from it what the run's folder does not keep either."""
         self._check_mark()
-        copy_run_files(self.output_dir, self.root, self._known, self._advance)
+        unreadable = copy_run_files(self.output_dir, self.root, self._known, self._advance)
+        for name in sorted(unreadable.keys() - self._passed_over):
+            self._passed_over.add(name)
+            self._out.warn(f"{printable(str(self.output_dir / name))} is not copied to the mirror: "
+                           f"{printable(unreadable[name])}. Each save tries again.")
         while path := self._next():
             self._copy(path)
             if self._keeping:
@@ -174,13 +179,16 @@ class Mirror:
         self._trouble = self._said = ""
 
     def _next(self) -> Path | None:
-        """The newest checkpoint that the mirror lacks, or has as it was before a validation was recorded in it."""
+        """The newest checkpoint that the mirror lacks, or has as it was before a validation was recorded in it.
+
+        One that the run has saved meanwhile is left to the request that comes once the user has been told of it.
+        """
         keeping = self._keeping
         assert keeping
         there, going = steps_in(self.root), outdated(self.output_dir, *keeping)
         for step, path in steps_in(self.output_dir).items():
             is_new = step not in there or (step == keeping.saved and not is_copied(path, there[step]))
-            if is_new and path not in going and path not in self._damaged:
+            if is_new and step <= keeping.saved and path not in going and path not in self._damaged:
                 self._held = step
                 return path
         return None

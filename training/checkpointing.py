@@ -108,6 +108,7 @@ class Checkpointer:
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk
         self._is_waiting = False  # for a save, here or in the first process
+        self._is_reported = False  # the first save, to the user
         self._args, self._settings, self._tokenizer_json, self._command = args, settings, tokenizer_json, command
         self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
@@ -193,7 +194,7 @@ class Checkpointer:
                 tensors.ask()
         waited = time.perf_counter() - started
 
-        def write() -> tuple[int, float, float]:
+        def write() -> tuple[int, float]:
             step = fields["step"]
             sync_metrics(self.output_dir)  # with the checkpoint, a power cut leaves the rows that led to it
             save.save(self.output_dir, step, self.learner.model.config, tensors, fields, self._tokenizer_json,
@@ -202,8 +203,10 @@ class Checkpointer:
             keeping = self._keeping(step)
             held = self.mirror.held if self.mirror else frozenset()
             prune(self.output_dir, *keeping._replace(protected=keeping.protected | held))
-            self._mirror()
-            return step, waited, time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self._say_saved(step, waited, seconds)
+            self._mirror()  # which says more of this checkpoint
+            return step, seconds
 
         if is_first:
             self._saver.start(write)
@@ -249,7 +252,7 @@ class Checkpointer:
         self._saver.start(work)
 
     def settle(self, wait: bool) -> None:
-        """Reports the save in flight once it has ended; with wait, waits for its end.
+        """Takes note of the save in flight once it has ended; with wait, waits for its end.
 
         Raises save.NotFinite for weights or optimizer state that are not finite.
         """
@@ -260,7 +263,7 @@ class Checkpointer:
                 return
             try:
                 if done := work.result():
-                    self._report(*done)
+                    self._saved_step, self.save_seconds = done
             except OSError as error:
                 self._warn_of_failure(error)
             if not self._saver.is_busy and self.state.best_step in find.steps_in(self.output_dir):
@@ -272,14 +275,13 @@ class Checkpointer:
         self._runtime.processes.agree(lambda: self.settle(wait=True))
         self._is_waiting = False
 
-    def _report(self, step: int, waited: float, seconds: float) -> None:
-        """Takes note of a save that has succeeded."""
-        self.save_seconds = seconds
-        if self._saved_step is None:
+    def _say_saved(self, step: int, waited: float, seconds: float) -> None:
+        """Reports the first save, in the thread that did it."""
+        if not self._is_reported:
+            self._is_reported = True
             waited = seconds if self._snapshot is None else waited
             self._out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} s, of which "
                           f"training waited {waited:.2f} s (later saves are not reported)")
-        self._saved_step = step
 
     def add_validation(self, step: int, nats: float, bits_per_byte: float | None) -> None:
         """Takes a validation into the curve of the model card."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from architectures.fields import InvalidCheckpoint
 from checkpoint import find
 from checkpoint.contents import MANIFEST
-from checkpoint.copies import SourceGone, copy_checkpoint, copy_file, run_files
+from checkpoint.copies import SourceGone, bring_run_file, copy_checkpoint, run_files
 from checkpoint.folder import Keeping
 from checkpoint.mirror import Mirror
 from checkpoint.recorded import MIRROR, read_mark, write_mark
@@ -164,8 +164,7 @@ def _bring_run_files(root: Path, output_dir: Path) -> None:
     for name, status in run_files(root):
         target = output_dir / name
         if not target.exists() or (target.is_file() and target.stat().st_size < status.st_size):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            copy_file(root / name, target, lambda num_bytes: None)
+            bring_run_file(root / name, target)
 
 
 # ---------------------------------------------------------------- whose mirror it is

@@ -1,13 +1,16 @@
 """checkpoint/copies.py: a copy is there whole and read back, or not at all, whatever either disk does."""
 
+import contextlib
 import errno
 import shutil
+import sqlite3
 
 import pytest
 
 from architectures.fields import InvalidCheckpoint
 from checkpoint import copies
 from checkpoint.copies import SourceGone, copy_checkpoint, copy_run_files, is_copied, run_files
+from checkpoint.databases import HEADER
 from checkpoint.save import amend
 from checkpoint.verify import read_state, verify
 from tests.helpers.checkpoints import flip, names_in
@@ -129,3 +132,71 @@ def test_the_other_files_of_a_run_are_copied_once_and_again_when_they_change(fol
     (folder / "log.txt").write_text("more lines")
     copy_run_files(folder, target, known, counted.append)
     assert ((target / "log.txt").read_text(), len(counted)) == ("more lines", 4)
+
+
+@pytest.fixture
+def tables(folder):
+    """A database in the folder whose two tables have the same number, far apart in its file, and its writer."""
+    (folder / "mlflow").mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "mlflow/mlflow.db", timeout=0)) as writer:
+        for name in "ab":
+            writer.execute(f"CREATE TABLE {name} (number, room)")
+            writer.execute(f"INSERT INTO {name} VALUES (0, zeroblob({2 * copies.BLOCK_BYTES}))")
+        writer.commit()
+        yield writer
+
+
+def numbers_in(path):
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return reader.execute("SELECT a.number, b.number FROM a, b").fetchone()
+
+
+def count_up(writer):
+    for name in "ab":
+        writer.execute(f"UPDATE {name} SET number = number + 1")
+    writer.commit()
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_database_is_copied_as_it_is_between_two_transactions(folder, target, tables, mode):
+    tables.execute(f"PRAGMA journal_mode = {mode}")
+    known, copied = {}, target / "mlflow/mlflow.db"
+
+    def goes_on(num_bytes):
+        if num_bytes:
+            count_up(tables)
+
+    for _ in range(3):
+        count_up(tables)
+        assert copy_run_files(folder, target, known, goes_on) == {}
+        first, second = numbers_in(copied)
+        assert first == second > 0
+    assert names_in(copied.parent) == ["mlflow.db"], "what lies beside it while it is open is not copied"
+    assert not (folder / copies.PART).exists()
+    count_up(tables)
+    copy_run_files(folder, target, known, nothing)
+    assert numbers_in(copied) == tables.execute("SELECT a.number, b.number FROM a, b").fetchone()
+
+
+def test_a_database_brought_back_is_not_read_with_what_lay_beside_the_older_one(folder, target, tables):
+    tables.execute("PRAGMA journal_mode = WAL")
+    count_up(tables)
+    copy_run_files(folder, target, {}, nothing)
+    count_up(tables)
+    here = folder / "here/mlflow.db"
+    shutil.copytree(folder / "mlflow", here.parent)
+    copies.bring_run_file(target / "mlflow/mlflow.db", here)
+    assert names_in(here.parent) == ["mlflow.db"]
+    assert numbers_in(here) == (1, 1)
+
+
+def test_what_cannot_be_read_is_passed_over_and_the_rest_is_copied(folder, target, tables, monkeypatch):
+    monkeypatch.setattr("checkpoint.databases.LONGEST_WAIT_SECONDS", 0.1)
+    (folder / "damaged.db").write_bytes(HEADER + bytes(5000))
+    (folder / "log.txt").write_text("lines")
+    tables.execute("BEGIN EXCLUSIVE")
+    unreadable = copy_run_files(folder, target, {}, nothing)
+    assert unreadable.keys() == {"damaged.db", "mlflow/mlflow.db"}
+    assert unreadable["mlflow/mlflow.db"] == "another process holds it"
+    assert names_in(target) == ["log.txt"]

@@ -70,7 +70,7 @@ def test_the_mirror_has_what_the_run_keeps_the_newest_first(mirror, numbered, mo
     waited(mirror)
     assert order == ["checkpoint-5", "checkpoint-4", "checkpoint-1"]
     assert list(steps_in(mirror.root)) == [5, 4, 1]
-    numbered(6)
+    numbered(6, 7)  # the later one is not asked for yet
     mirror.wants(keeping(6, keep=2, protected=(1,)))
     waited(mirror)
     assert list(steps_in(mirror.root)) == [6, 5, 1], "older ones are pruned there too"

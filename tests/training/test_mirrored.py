@@ -2,10 +2,12 @@
 
 import errno
 import shutil
+import time
 
 import pytest
 
 from checkpoint.find import steps_in
+from checkpoint.mirror import Mirror
 from checkpoint.verify import verify
 from common.errors import Exit
 from tests.helpers.checkpoints import edit, flip, seal
@@ -51,6 +53,22 @@ def test_a_run_and_its_mirror_hold_the_same(run, drive):
     assert f"mirror      checkpoint-6 is in {drive}, verified" in text
     assert "is on the same disk as" in text
     assert "mirror_to" not in (out / "config.toml").read_text(), "another run by the same flags has a mirror of its own"
+
+
+def test_a_checkpoint_is_reported_as_saved_before_it_is_as_copied(run, drive, monkeypatch):
+    real = Mirror.wants
+
+    def waiting(mirror, keeping):
+        real(mirror, keeping)
+        deadline = time.monotonic() + 60
+        while mirror._is_busy() and time.monotonic() < deadline:
+            pass
+
+    monkeypatch.setattr(Mirror, "wants", waiting)
+    code, text = run("--max_steps", "2", "--checkpoint_every_steps", "1", "--eval_interval", "9", "--mirror_to",
+                     str(drive))
+    assert code == 0
+    assert text.index("saved checkpoint-1:") < text.index(f"mirror      checkpoint-1 is in {drive}:")
 
 
 def test_on_a_new_machine_a_run_goes_on_from_its_mirror_by_one_flag(run, finished, tmp_path):
