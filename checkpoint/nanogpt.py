@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,10 @@ from safetensors.torch import load_file, save_file
 import checkpoint
 from architectures import gpt2
 from checkpoint.contents import STATE, WEIGHTS, model_card, text_files
+from checkpoint.pickled import SPARE_BYTES, TIMES
 from common.children import SAFE_PATH, script_environment
 from common.errors import Exit, UserError
-from common.words import count, printable
+from common.words import count, printable, size
 from model import GPTConfig
 from tokens.tokenizer import end_of_text_id, load_with_size
 
@@ -70,23 +72,47 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     shown = printable(str(path))
     if not path.is_file():
         raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {shown}: there is no such file. Name a ckpt.pt.")
-    with tempfile.TemporaryDirectory(prefix="nanogpt-") as folder:
-        target = Path(folder) / WEIGHTS
-        environment = {**script_environment(), SAFE_PATH: "1"}
-        limit = SECONDS + path.stat().st_size / BYTES_PER_SECOND
-        try:
-            done = subprocess.run([sys.executable, str(READER), os.path.abspath(path), str(target)], env=environment,
-                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise _refusal(shown, f"it was not read within {limit:.0f} s") from error
-        try:
-            facts = json.loads(done.stdout.splitlines()[-1])
-        except (ValueError, IndexError) as error:
-            last = (done.stderr.strip().splitlines() or [f"the process that read it ended with {done.returncode}"])[-1]
-            raise _refusal(shown, printable(last)[:150]) from error
-        if "refused" in facts:
-            raise _refusal(shown, printable(facts["refused"])[:200])
-        return load_file(target), facts
+    try:
+        with tempfile.TemporaryDirectory(prefix="nanogpt-") as folder:
+            target = Path(folder) / WEIGHTS
+            facts = _read_elsewhere(path, shown, target)
+            return load_file(target), facts
+    except OSError as error:
+        raise _failure(shown, f"it could not be read in a process of its own: {error.strerror or error}",
+                       "Look at the disk of TMPDIR, and at the limits of processes") from error
+
+
+def _read_elsewhere(path: Path, shown: str, target: Path) -> dict[str, Any]:
+    """Has another process write the weights to target; returns what it found besides. Raises UserError, OSError."""
+    environment = {**script_environment(), SAFE_PATH: "1"}
+    limit = SECONDS + path.stat().st_size / BYTES_PER_SECOND
+    try:
+        done = subprocess.run([sys.executable, str(READER), os.path.abspath(path), str(target)], env=environment,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _failure(shown, f"it was not read within {limit:.0f} s", "Copy it to a faster disk") from error
+    if done.returncode == -9:  # SIGKILL, which Windows does not name
+        most = size(TIMES * path.stat().st_size + SPARE_BYTES)
+        raise _failure(shown, "the process that read it was ended by SIGKILL, as a system does that runs out of "
+                              f"memory: it may take {most}", "Free memory, or use a larger machine")
+    if done.returncode < 0:
+        raise _refusal(shown, f"the process that read it was ended by {signal.Signals(-done.returncode).name}")
+    try:
+        facts = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        last = (done.stderr.strip().splitlines() or [f"the process that read it ended with {done.returncode}"])[-1]
+        raise _refusal(shown, printable(last)[:150]) from error
+    if why := facts.get("unwritten"):
+        raise _failure(shown, f"its tensors could not be written to {printable(str(target.parent))}: "
+                              f"{printable(why)[:100]}", "Free some space there, or set TMPDIR to another folder")
+    if "refused" in facts:
+        raise _refusal(shown, printable(facts["refused"])[:200])
+    return facts
+
+
+def _failure(shown: str, why: str, cure: str) -> UserError:
+    """What the machine, and not the file, is the cause of."""
+    return UserError(Exit.MACHINE, f"--from_nanogpt {shown}: {why}. {cure}.")
 
 
 def _refusal(shown: str, why: str) -> UserError:

@@ -1,7 +1,7 @@
 """Reads a .pt file in a process of its own, by torch's reader that makes tensors and plain values alone.
 
 A pickle can name any function to call. That reader refuses to (torch.load with weights_only), and this process, which
-checkpoint/nanogpt.py starts and which is never imported for its functions, has limits of memory, and writes what it
+checkpoint/nanogpt.py starts and whose functions it never calls, has limits of memory, and writes what it
 found as safetensors and a line of JSON. Nothing else that the file holds leaves it.
 
     python pickled.py FILE.pt FOUND.safetensors
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 SPARE_BYTES, TIMES = 2**30, 4  # of memory beyond what torch has: so much, and so many times the file
@@ -128,13 +129,15 @@ def main(path: str, target: str) -> None:
         is_tied = embedding is not None and head is not None and torch.equal(embedding, head)
         if is_tied:
             del weights["lm_head.weight"]
-        facts = {**facts_in(found), "is_tied": is_tied or head is None}
+        said = {**facts_in(found), "is_tied": is_tied or head is None}
         save_file({name: tensor.clone() for name, tensor in weights.items()}, target)
-        print(json.dumps(facts))
     except Refused as error:
-        print(json.dumps({"refused": str(error)}))
-    except MemoryError:
-        print(json.dumps({"refused": f"opening it takes more than {TIMES} times its size"}))
+        said = {"refused": str(error)}
+    except (OSError, SafetensorError) as error:
+        said = {"unwritten": str(error)}
+    except (MemoryError, RuntimeError) as error:
+        said = {"refused": _why(error)}
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

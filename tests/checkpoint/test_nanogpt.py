@@ -163,3 +163,29 @@ def test_what_is_no_checkpoint_is_refused_by_the_real_process(tmp_path, in_this_
     with pytest.raises(UserError, match=r"--from_nanogpt .*ckpt.pt: ") as caught:
         converted(tmp_path / "ckpt.pt", tmp_path)
     assert caught.value.code == Exit.CHECKPOINT
+
+
+@pytest.mark.parametrize(("ends", "code", "why"), [
+    ("os.kill(os.getpid(), 9)", Exit.MACHINE, r"was ended by SIGKILL, as a system does that runs out of memory: it may "
+                                              r"take 1\.0 GiB\. Free memory"),
+    ("os.kill(os.getpid(), 11)", Exit.CHECKPOINT, "ended by SIGSEGV. Give a ckpt.pt"),
+    ("time.sleep(600)", Exit.MACHINE, "it was not read within 1 s. Copy it to a faster disk"),
+    ("print(json.dumps({'unwritten': 'No space left on device'}))", Exit.MACHINE,
+     r"could not be written to \S+: No space left on device\. Free some space there, or set TMPDIR"),
+    ("sys.exit(3)", Exit.CHECKPOINT, "the process that read it ended with 3. Give a ckpt.pt")])
+def test_a_process_that_ends_before_it_has_read_the_file_is_one_clear_line(tmp_path, in_this_process, ends, code, why):
+    in_this_process.undo()
+    reader = tmp_path / "reader.py"
+    reader.write_text(f"import json, os, sys, time\n{ends}\n")
+    in_this_process.setattr("checkpoint.nanogpt.READER", reader)
+    in_this_process.setattr("checkpoint.nanogpt.SECONDS", 1.0 if "sleep" in ends else 300.0)
+    (tmp_path / "ckpt.pt").write_bytes(b"")
+    with pytest.raises(UserError, match=why) as caught:
+        converted(tmp_path / "ckpt.pt", tmp_path)
+    assert caught.value.code == code
+
+
+def test_a_disk_that_does_not_take_the_tensors_is_told_from_a_file_that_is_wrong(tmp_path, capsys):
+    torch.save({"model": {"x": torch.ones(1)}}, tmp_path / "ckpt.pt")
+    pickled.main(str(tmp_path / "ckpt.pt"), str(tmp_path / "no-folder/found.safetensors"))
+    assert "No such file" in json.loads(capsys.readouterr().out)["unwritten"]
