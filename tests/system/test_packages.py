@@ -9,6 +9,7 @@ import pytest
 from common.errors import PACKAGES
 from tests.helpers.commands import ROOT
 from tests.helpers.house import sources
+from trackers.names import OLDEST
 
 # Packages of the program by the name under which they are imported, where that is another.
 IMPORTED_AS = {"nvidia-ml-py": "pynvml", "charset-normalizer": "charset_normalizer"}
@@ -64,6 +65,14 @@ def test_the_lock_has_the_torch_that_was_tested_and_nothing_older_than_required(
     for name, oldest in extras().items():
         assert f'name = "{name.replace("_", "-")}", marker' in text
         assert f'specifier = ">={oldest}"' in text
+
+
+def test_the_page_and_the_check_of_the_trackers_name_the_same_oldest_releases():
+    page = (ROOT / "docs/platforms.md").read_text(encoding="utf-8")
+    table = page.split("| package | oldest | for |\n| --- | --- | --- |\n")[1].split("\n\n")[0]
+    rows = {name: oldest for _, name, oldest, *_ in (re.split(r" *\| *", line) for line in table.splitlines())}
+    assert rows == {**OLDEST, **extras()}
+    assert OLDEST["tensorboard"] == extras()["tensorboard"]
 
 
 def test_each_optional_package_that_is_imported_has_an_oldest_release():

@@ -93,6 +93,7 @@ def test_a_killed_run_is_one_run_in_its_tracker(name, corpus, tmp_path):
     with printed.open("w") as file, subprocess.Popen([sys.executable, str(ROOT / "train.py"), *flags, "--max_steps",
                                                       "200000"], stdout=file, stderr=file) as process:
         wait_for(lambda: "\ntracker " in printed.read_text(), process)
+        assert "warning: --tracker" not in printed.read_text()
         seen = last_step()
         wait_for(lambda: last_step() > seen + 400, process)
         process.send_signal(signal.SIGKILL)

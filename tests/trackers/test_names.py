@@ -61,3 +61,18 @@ def test_a_missing_package_ends_the_command_with_the_line_that_installs_it(tmp_p
                                         r"no_such_tracker, or give --tracker none\.$") as raised:
         require_packages(["json", "no_such_tracker"])
     assert raised.value.code == Exit.MACHINE
+
+
+def test_a_package_that_is_too_old_ends_the_command_with_the_line_that_upgrades_it(tmp_path, monkeypatch):
+    for folder, content in (("wandb", "__init__.py"), ("wandb-0.18.7.dist-info", "METADATA")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / content).write_text("Name: wandb\nVersion: 0.18.7\n" if content == "METADATA" else "")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"wandb: the package is of version 0\.18\.7, which is older than 0\.19\. Run: "
+                                        r"\S+ -m pip install --upgrade wandb, or give --tracker none\.$") as raised:
+        require_packages(["wandb"])
+    assert raised.value.code == Exit.MACHINE
+    (tmp_path / "wandb-0.18.7.dist-info").rename(tmp_path / "wandb-0.19.0.dist-info")
+    (tmp_path / "wandb-0.19.0.dist-info/METADATA").write_text("Name: wandb\nVersion: 0.19.0\n")
+    importlib.invalidate_caches()
+    require_packages(["wandb"])
