@@ -245,12 +245,12 @@ def _runs_on(name: str, major: int, minor: int) -> bool:
 
 
 def why_no_fp8() -> str | None:
-    """Why matrices cannot be multiplied in 8 bits here, with the one thing to do; None if they can."""
+    """Why the output layer cannot be multiplied in 8 bits here, with the one thing to do; None if they can."""
     if reason := why_no_cuda():
         return reason
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) >= (8, 9):
-        return None
+        return why_no_triton()
     return f"compute capability {major}.{minor} is below 8.9. Take an Ada, Hopper or newer GPU"
 
 

@@ -1,7 +1,7 @@
 """The mean cross-entropy of an output layer: plainly from all logits, and in chunks that never hold all of them.
 
 The plain form is cross_entropy of the logits. The chunks are written for the compiler, or go through a kernel of the
-project's own (loss_kernel).
+project's own (loss_kernel), with two of the three products in 8 bits where that is asked for.
 
 Shapes: N tokens, C width, V vocabulary, P vocabulary padded to a multiple that matrix kernels like.
 """
@@ -9,14 +9,13 @@ Shapes: N tokens, C width, V vocabulary, P vocabulary padded to a multiple that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ops.fp8 import FP8Products
+from ops.fp8 import GRADIENT_FACTOR, fp8_product_, to_fp8
 from ops.linear import linear
 
 IGNORED = -1  # a target that takes no part in the loss
@@ -51,13 +50,13 @@ def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N:
                          ) -> torch.Tensor:
     """cross_entropy of the logits x weight' without their padding, with only chunk_rows rows of logits at a time.
 
-    Matrix products have autocast's dtype, or 8 bits with in_fp8; sums over chunks are in fp32. The gradients are
-    computed together with the loss (Hsu et al. 2024, Liger Kernel, section 3.2), so that nothing of size [N, P] is
-    kept and nothing is computed twice.
+    Matrix products have autocast's dtype, with in_fp8 two of three have 8 bits; sums over chunks are in fp32. The
+    gradients are computed together with the loss (Hsu et al. 2024, Liger Kernel, section 3.2), so that nothing of size
+    [N, P] is kept and nothing is computed twice.
     """
     is_mixed = torch.is_autocast_enabled(x_NC.device.type)
     dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
-    compute = head_in_kernels if in_kernel else partial(head_in_chunks, products=FP8Products if in_fp8 else Products)
+    compute = head_in_8_bits if in_fp8 else head_in_kernels if in_kernel else head_in_chunks
     with torch.autocast(x_NC.device.type, enabled=False):  # each product below has the dtype that it says
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
             x_NC, weight_PC, targets_N, vocab_size, label_smoothing, chunk_rows, dtype, compute,
@@ -91,29 +90,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 # ---------------------------------------------------------------- for the compiler
 
 
-class Products:
-    """The three products of an output layer in the dtype of its weight [P, C]."""
-
-    def __init__(self, weight_PC: torch.Tensor):
-        self.weight_PC = weight_PC
-
-    def logits(self, x_NC: torch.Tensor) -> torch.Tensor:
-        """x weight', [N, P]."""
-        return linear(x_NC, self.weight_PC)
-
-    def gradients(self, dz_NP: torch.Tensor, x_NC: torch.Tensor, dw_PC: torch.Tensor,
-                  ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradients of x [N, C] and of the weight [P, C], fp32, from that of the logits.
-
-        That of the weight is added to what other chunks gave, dw, which may change in place.
-        """
-        dx_NC = linear(dz_NP, self.weight_PC.t())
-        if dz_NP.device.type == "cuda" or dz_NP.dtype == torch.float16:  # in fp16 the sum over rows could overflow
-            add_product_(dw_PC, dz_NP.t(), x_NC)
-            return dx_NC, dw_PC
-        return dx_NC, dw_PC + dz_NP.t() @ x_NC
-
-
 @torch.library.custom_op("gpt::add_product_", mutates_args=("sum_PC",))
 def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
     """Adds a b to an fp32 matrix, within the product where the device can.
@@ -143,15 +119,28 @@ def _shapes_of_add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torc
     pass
 
 
+@torch.library.custom_op("gpt::overwrite_", mutates_args=("x_NC",))
+def overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
+    """Writes y over x, rows of a larger matrix. An operator of its own: the compiler would write the whole matrix."""
+    x_NC.copy_(y_NC)
+
+
+@overwrite_.register_fake
+def _shapes_of_overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
+    pass
+
+
 def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
                    label_smoothing: float, chunk_rows: int, factor: float, needs_gradients: bool,
-                   products: type[Products | FP8Products] = Products,
                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sum of the losses of all rows, fp32 [], and factor times its gradients: [N, C], and fp32 [P, C].
 
     x and weight are in the dtype of the products. The gradients are empty where they are not needed.
     """
-    head = products(weight_PC)
+    # In fp16 the sum over rows could overflow. A CPU adds up faster in loops of the compiler's.
+    in_place = x_NC.device.type == "cuda" or x_NC.dtype == torch.float16
+    if needs_gradients and in_place:
+        x_NC = x_NC.clone()  # for its gradient; compiled with what makes x, it takes neither time nor memory
     column_P = torch.arange(len(weight_PC), device=weight_PC.device)
     is_id_P = column_P < vocab_size
     off_target = label_smoothing / vocab_size
@@ -165,7 +154,7 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         kept = (targets != IGNORED)[:, None]
 
         # The loss of a row: log-sum-exp minus the target's logit, spread over all ids by label smoothing.
-        z = torch.where(is_id_P, head.logits(x).float(), -torch.inf)
+        z = torch.where(is_id_P, linear(x, weight_PC).float(), -torch.inf)
         lse = z.logsumexp(-1, keepdim=True)
         is_target = column_P == targets[:, None]
         z_target = torch.where(is_target, z, 0.0).sum(-1, keepdim=True)
@@ -178,10 +167,17 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         if needs_gradients:
             dz = (z - lse).exp() - torch.where(is_target, on_target, off_target)
             dz = torch.where(kept & is_id_P, dz * factor, 0.0).to(x.dtype)
-            dx, dw_PC = head.gradients(dz, x, dw_PC)
-            dx_parts.append(dx)
+            dx = linear(dz, weight_PC.t())
+            if in_place:
+                add_product_(dw_PC, dz.t(), x)
+                overwrite_(x, dx)
+            else:
+                dw_PC = dw_PC + dz.t() @ x
+                dx_parts.append(dx)
 
-    return loss, torch.cat(dx_parts) if needs_gradients else torch.empty(0), dw_PC
+    if not needs_gradients:
+        return loss, torch.empty(0), dw_PC
+    return loss, x_NC if in_place else torch.cat(dx_parts), dw_PC
 
 
 # ---------------------------------------------------------------- by the project's own kernel
@@ -197,16 +193,15 @@ def head_in_kernels(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torc
     """
     from ops.loss_kernel import loss_and_gradient_  # needs Triton
 
-    rows, columns = min(chunk_rows, len(x_NC)), len(weight_PC)
-    buffer = x_NC.new_empty(rows, columns)
     loss_N = torch.empty(len(x_NC), device=x_NC.device)
     dx_NC, dw_PC = _gradients_like(x_NC, weight_PC, needs_gradients)
-    for number, (x, targets, loss) in enumerate(zip(*(whole.split(rows) for whole in (x_NC, targets_N, loss_N)),
-                                                    strict=True)):
+    buffer = x_NC.new_empty(min(chunk_rows, len(x_NC)), len(weight_PC))
+    for first in range(0, len(x_NC), chunk_rows):
+        x, targets, loss = (whole[first:first + chunk_rows] for whole in (x_NC, targets_N, loss_N))
         z = torch.mm(x, weight_PC.t(), out=buffer[:len(x)])
         loss_and_gradient_(z, targets, loss, vocab_size, label_smoothing, factor, needs_gradients)
         if needs_gradients:
-            torch.mm(z, weight_PC, out=dx_NC[number * rows:number * rows + len(x)])
+            torch.mm(z, weight_PC, out=dx_NC[first:first + len(x)])
             add_product_(dw_PC, z.t(), x)
     return loss_N.sum(), dx_NC, dw_PC
 
@@ -216,6 +211,55 @@ def _shapes_of_head_in_kernels(x_NC: torch.Tensor, weight_PC: torch.Tensor, targ
                                label_smoothing: float, chunk_rows: int, factor: float, needs_gradients: bool,
                                ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dx_NC, dw_PC = _gradients_like(x_NC, weight_PC, needs_gradients)
+    return x_NC.new_empty((), dtype=torch.float32), dx_NC, dw_PC
+
+
+def head_in_8_bits(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
+                   label_smoothing: float, chunk_rows: int, factor: float, needs_gradients: bool,
+                   ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What head_in_kernels returns, in bf16, with logits and the gradient of x by products in 8 bits.
+
+    x and weight are e4m3 with a scale for each tensor, the gradient of the logits is e5m2 with a fixed one. That of the
+    weight stays in 16 bits: a product in 8 bits reads no matrix transposed and does not add up in place, and moving
+    more bytes for both takes as long as the product saves.
+    """
+    assert factor == 1, "only in bf16"
+    x8_NC, x_scale = to_fp8(x_NC)
+    weight8_PC, weight_scale = to_fp8(weight_PC)
+    return _head_in_8_bits(x_NC, x8_NC, x_scale, weight8_PC, weight8_PC.t().contiguous(), weight_scale, targets_N,
+                           vocab_size, label_smoothing, chunk_rows, needs_gradients)
+
+
+@torch.library.custom_op("gpt::head_in_8_bits", mutates_args=())
+def _head_in_8_bits(x_NC: torch.Tensor, x8_NC: torch.Tensor, x_scale: torch.Tensor, weight8_PC: torch.Tensor,
+                    weight8_CP: torch.Tensor, weight_scale: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
+                    label_smoothing: float, chunk_rows: int, needs_gradients: bool,
+                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The chunks of head_in_8_bits. The kernel of the product wants its right operand by columns."""
+    from ops.loss_kernel import loss_and_gradient_  # needs Triton
+
+    loss_N = torch.empty(len(x_NC), device=x_NC.device)
+    dx_NC, dw_PC = _gradients_like(x_NC, weight8_PC, needs_gradients)
+    buffer = x_NC.new_empty(min(chunk_rows, len(x_NC)), len(weight8_PC))
+    buffer8 = torch.empty_like(buffer, dtype=torch.float8_e5m2) if needs_gradients else None
+    dz_scale = torch.full((), 1 / GRADIENT_FACTOR, device=x_NC.device)
+    for first in range(0, len(x_NC), chunk_rows):
+        x, x8, targets, loss = (whole[first:first + chunk_rows] for whole in (x_NC, x8_NC, targets_N, loss_N))
+        z, dz8 = buffer[:len(x)], None if buffer8 is None else buffer8[:len(x)]
+        fp8_product_(z, x8, weight8_PC.t(), x_scale, weight_scale, use_fast_accum=True)
+        loss_and_gradient_(z, targets, loss, vocab_size, label_smoothing, 1.0, needs_gradients, dz8, GRADIENT_FACTOR)
+        if dz8 is not None:
+            fp8_product_(dx_NC[first:first + len(x)], dz8, weight8_CP.t(), dz_scale, weight_scale)
+            add_product_(dw_PC, z.t(), x)
+    return loss_N.sum(), dx_NC, dw_PC
+
+
+@_head_in_8_bits.register_fake
+def _shapes_of_head_in_8_bits(x_NC: torch.Tensor, x8_NC: torch.Tensor, x_scale: torch.Tensor, weight8_PC: torch.Tensor,
+                              weight8_CP: torch.Tensor, weight_scale: torch.Tensor, targets_N: torch.Tensor,
+                              vocab_size: int, label_smoothing: float, chunk_rows: int, needs_gradients: bool,
+                              ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dx_NC, dw_PC = _gradients_like(x_NC, weight8_PC, needs_gradients)
     return x_NC.new_empty((), dtype=torch.float32), dx_NC, dw_PC
 
 

@@ -47,6 +47,7 @@ class MemorySetting:
     residual_bytes: int = 4  # of an element of the residual stream
     logit_rows: int | None = None  # rows of logits that exist at a time; None: those of all N tokens
     loss_kernel: bool = False  # gradients take the place of the logits
+    fp8_head: bool = False  # likewise, and there are others of a byte
     checkpointing: bool = False  # only the input of a block is kept for the backward pass
     copies: bool = False  # the state is copied to the RAM, to be saved from there
     optimizer_bytes: float = 8  # of optimizer state per parameter
@@ -58,8 +59,8 @@ class MemorySetting:
         """The setting of a run. Divided weights are gathered in the dtype of autocast, so all that follows has it."""
         is_half = options.residual_dtype or (sharing.is_divided and machine.dtype != torch.float32)
         return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates,
-                             2 if is_half else 4, options.loss_chunk or None, options.loss_kernel, options.recompute,
-                             copies, optimizer_bytes, sharing)
+                             2 if is_half else 4, options.loss_chunk or None, options.loss_kernel, options.fp8_head,
+                             options.recompute, copies, optimizer_bytes, sharing)
 
     @property
     def keeps_gradients(self) -> bool:
@@ -132,10 +133,13 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.logit_rows or tokens)
-    is_in_chunks = rows < tokens or setting.loss_kernel
+    by_kernel = setting.loss_kernel or setting.fp8_head
+    is_in_chunks = rows < tokens or by_kernel
     bytes_per_logit, sums = 12, 0
-    if setting.loss_kernel or setting.compiled:
-        bytes_per_logit = 2 * e if is_in_chunks and setting.device_type == "cuda" and not setting.loss_kernel else e
+    if by_kernel:
+        bytes_per_logit = e + setting.fp8_head
+    elif setting.compiled:
+        bytes_per_logit = 2 * e if is_in_chunks and setting.device_type == "cuda" else e
     if is_in_chunks and setting.device_type == "cpu":
         sums = tokens // rows * table * e
     elif is_in_chunks and not (setting.keeps_gradients and config.tie_weights):  # else the gradients have it already

@@ -67,15 +67,55 @@ def test_the_product_in_fp16_neither_overflows_nor_loses_what_is_small():
         assert (found[1:] - exactly[1:]).norm() < 2e-3 * exactly[1:].norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_input_of_the_chunks_stays_as_it_was(dtype):
+    x, weight = torch.randn(24, 8), torch.randn(64, 8)
+    before = x.clone()
+    for kept in (x, x.to(dtype)):
+        leaf = kept.clone().requires_grad_()
+        with torch.autocast("cpu", dtype):
+            linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), 60, 0.0, 8).backward()
+            with torch.no_grad():
+                linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), 60, 0.0, 8)
+        assert torch.equal(leaf, before.to(leaf.dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_used_again", [False, True])
+def test_compiled_gradients_in_place_of_the_input_are_those_of_an_eager_step(is_used_again):
+    torch.manual_seed(0)
+    x, weight, targets = torch.randn(96, 32), 0.1 * torch.randn(512, 32), torch.randint(500, (96,))
+
+    def loss_of(leaf, weight):
+        with torch.autocast("cpu", torch.float16):
+            h = torch.nn.functional.layer_norm(leaf, (32,)).half()
+            loss = linear_cross_entropy(h, weight, targets, 500, 0.0, 40)
+            return loss + h.float().square().sin().mean() if is_used_again else loss
+
+    found = []
+    for function in (loss_of, torch.compile(loss_of, fullgraph=True)):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        loss = function(*leaves)
+        loss.backward()
+        found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 1e-3 * other.norm()
+
+
 @needs_triton
 def test_interpreted_the_kernel_gives_the_losses_and_gradients_of_the_plain_form():
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", "tests.helpers.interpreted_loss", "40"], cwd=ROOT, env=env,
                           capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
-    assert (len(found["rows"]), len(found["heads"])) == (40, 10)
+    assert (len(found["rows"]), len(found["heads"]), len(found["in_8_bits"])) == (40, 10, 10)
     for case in found["rows"] + found["heads"]:
         assert max(case.values()) < 1e-6, case
+    for case in found["in_8_bits"]:
+        assert max(case["loss"], case["dx"], case["dw"]) < 2e-3, case  # ties may round another way
+        assert max(case["far loss"], case["far dw"]) < 0.05, case
+        assert 0.01 < case["far dx"] < 0.1, case  # in 8 bits
+        assert case["finite of NaN"] == 0
 
 
 @pytest.mark.gpu

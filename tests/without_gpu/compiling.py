@@ -171,15 +171,16 @@ class Ledger(TorchDispatchMode):
                 self.peak, self.peak_at = self.now(), len(self.launches)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from ops.loss import add_product_, head_in_kernels
+        from ops.loss import _head_in_8_bits, add_product_, head_in_kernels, overwrite_
 
         kwargs = dict(kwargs or {})
-        for own in (head_in_kernels, add_product_):  # their own buffers and launches count too
+        # Their own buffers and launches count, too.
+        for own in (head_in_kernels, _head_in_8_bits, add_product_, overwrite_):
             if func is own._opoverload:
                 with self:
                     return own._init_fn(*args, **kwargs)
-        found = func(*args, **kwargs)
         name = func.__name__.split(".")[0]
+        found = scaled_product(*args, **kwargs) if name == "_scaled_mm" else func(*args, **kwargs)
         read, made = list(tensors_in((args, kwargs))), list(tensors_in(found))
         for x in made:
             self.see(x)
@@ -203,9 +204,15 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(values.values()))
 
 
+def scaled_product(a_MK: torch.Tensor, b_KN: torch.Tensor, *rest: Any, out: torch.Tensor | None = None,
+                   **kwargs: Any) -> torch.Tensor:
+    """A product in 8 bits, into `out` where it is given: tensors without memory cannot do that."""
+    return torch.ops.aten._scaled_mm(a_MK, b_KN, *rest, **kwargs) if out is None else out
+
+
 def flops_of(name: str, read: list[torch.Tensor], made: list[torch.Tensor]) -> float:
     """The floating-point operations of a matrix product, or of causal attention, which skips half; else 0."""
-    if name in ("mm", "addmm", "bmm"):
+    if name in ("mm", "addmm", "bmm", "_scaled_mm"):
         a = read[1] if name == "addmm" else read[0]
         return 2.0 * made[0].numel() * a.shape[-1]
     if "attention" in name:

@@ -47,7 +47,8 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
 
     ledger = Ledger()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        loss_kernel.loss_and_gradient_ = lambda z, *rest: ledger.note("loss_and_gradient", 2 * z.nbytes, 0)
+        loss_kernel.loss_and_gradient_ = lambda z, targets, loss, V, smoothing, factor, writes, dz8=None, factor8=1.0: (
+            ledger.note("loss_and_gradient", 2 * z.nbytes + (0 if dz8 is None else dz8.nbytes), 0))
         compiler = Compiler(fake, ledger)
         with machine.device:  # not .to(): tensors without memory cannot be moved
             model: Any = build_nanogpt(nanogpt, config, half) if nanogpt else build(config, options)

@@ -54,6 +54,8 @@ def seconds_of(launches: Sequence[tuple[str, int, float]], capability: int) -> f
         share = rates.products
         if "attention" in name:
             share = rates.attention_backward if "backward" in name else rates.attention
+        if name == "_scaled_mm":  # in 8 bits, at twice the rate
+            share *= 2
         total += max(flops / (share * sheet.half_tflops * 1e12), num_bytes / (rates.memory * sheet.bandwidth_gbs * 1e9),
                      rates.launch)
     return total

@@ -19,6 +19,7 @@ SHAPES = {
     "8 x 512, a wider llama": (90, ["--model_size", "gpt2_medium", "--n_layer", "4", "--seq_length", "512",
                                     "--batch_size", "8", "--arch", "llama"]),
     "16 x 1024, kernel": (90, [*SMALL, "--batch_size", "16", "--loss_kernel"]),
+    "16 x 1024, in 8 bits": (90, [*SMALL, "--batch_size", "16", "--fp8_head"]),
     "8 x 1024, fp16, kernel": (75, [*SMALL, "--batch_size", "8", "--loss_kernel"]),
 }
 
