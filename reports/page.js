@@ -100,7 +100,7 @@ function curves() {
   axis.listeners.push(isNew => { if (isNew) for (const one of [reset, out, back, on]) one.disabled = axis.isWhole; });
 
   section.append(bar, legend(charts[0]), charts[0].plot);
-  const hint = el("p", "soft small", "Drag across a curve to zoom, double-click for all; on a phone pinch. Ctrl and wheel zoom too.");
+  const hint = el("p", "soft small hint", "Drag across a curve to zoom, double-click for all; on a phone pinch. Ctrl and wheel zoom too.");
   const rest = el("div", "charts");
   charts.slice(1).forEach((chart, number) => rest.append(el("div", "chart", el("h3", "", NAMES[data.panels[number + 1]], headings[number + 1]), chart.plot)));
   section.append(rest, hint);
