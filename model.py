@@ -22,6 +22,7 @@ from ops.linear import ACTIVATIONS, Embedding, Linear, gelu
 from ops.loss import OutputLayer
 from ops.shards import fill
 
+INIT_STD = 0.02  # of initial matrices (Radford et al. 2018, section 4.1)
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the width of the output layer is a multiple of this
 
 SIZES = {  # n_layer, n_head, n_embd
@@ -163,13 +164,14 @@ class GPT(nn.Module):
         self.output = OutputLayer()
 
     @classmethod
-    def create(cls, config: GPTConfig, device: torch.device | str = "cpu", options: Options = Options()) -> GPT:
+    def create(cls, config: GPTConfig, device: torch.device | str = "cpu", options: Options = Options(),
+               std: float = INIT_STD) -> GPT:
         """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
-        return cls(config, options).init_weights().to(device)
+        return cls(config, options).init_weights(std).to(device)
 
     @torch.no_grad()
-    def init_weights(self) -> GPT:
-        """normal(0, 0.02), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3)."""
+    def init_weights(self, std: float = INIT_STD) -> GPT:
+        """normal(0, std), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3)."""
         for name, parameter in self.named_parameters():
             owner, kind = name.split(".")[-2:]
             weights = torch.empty(parameter.shape, device="cpu")
@@ -178,9 +180,9 @@ class GPT(nn.Module):
             elif owner in ("ln_1", "ln_2", "ln_f"):
                 nn.init.ones_(weights)
             elif owner == "c_proj":
-                nn.init.normal_(weights, std=0.02 / math.sqrt(2 * self.config.n_layer))
+                nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer))
             elif owner in ("wte", "wpe", "c_attn", "c_fc", "lm_head"):
-                nn.init.normal_(weights, std=0.02)
+                nn.init.normal_(weights, std=std)
             else:
                 raise AssertionError(f"{name} has no initialisation")
             fill(parameter, weights[:self.config.vocab_size] if owner in ("wte", "lm_head") else weights)

@@ -89,6 +89,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
     g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of embeddings, output layer, norms and "
            "biases", "--learning_rate where that is given")
+    g.flag("--init_std", real(0, 1, above=True), None, "deviation of the normal initial matrices and embeddings; "
+           "residual projections have it by the root of twice the layers", "0.02, more for AdamW at its default "
+           "rate in models narrower than 1,000")
     g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
            "constant, and at the end in a line, so that its plateau can be trained longer", "linear")
     g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the run", "0, with cosine a hundredth of the "
@@ -544,7 +547,7 @@ def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, o
     machine = runtime.machine
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model, parallel = build(config, options, way, runtime.processes, machine,
+        model, parallel = build(config, options, way, runtime.processes, machine, recipe.init_std,
                                 in_graphs=machine.compile and args.compile_mode == "reduce-overhead")
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)

@@ -19,7 +19,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from model import VOCAB_MULTIPLE, Options
+from model import INIT_STD, VOCAB_MULTIPLE, Options
 from ops.linear import Embedding, Linear, swiglu
 from ops.loss import OutputLayer
 from ops.norm import RMSNorm
@@ -161,17 +161,17 @@ class RotaryTransformer(nn.Module):
         self.register_buffer("sin_TK2", sin_TK2, persistent=False)
 
     @torch.no_grad()
-    def init_weights(self) -> RotaryTransformer:
-        """normal(0, 0.02), residual projections / sqrt(2 L) as in GPT-2; norms 1."""
+    def init_weights(self, std: float = INIT_STD) -> RotaryTransformer:
+        """normal(0, std), residual projections / sqrt(2 L) as in GPT-2; norms 1."""
         for name, parameter in self.named_parameters():
             owner = name.split(".")[-2]
             weights = torch.empty(parameter.shape, device="cpu")
             if owner.endswith("norm"):
                 nn.init.ones_(weights)
             elif owner in ("o_proj", "down_proj"):
-                nn.init.normal_(weights, std=0.02 / math.sqrt(2 * self.config.n_layer))
+                nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer))
             elif owner in ("embed_tokens", "qkv_proj", "gate_up_proj", "lm_head"):
-                nn.init.normal_(weights, std=0.02)
+                nn.init.normal_(weights, std=std)
             else:
                 raise AssertionError(f"{name} has no initialisation")
             fill(parameter, weights[:self.config.vocab_size] if owner in ("embed_tokens", "lm_head") else weights)

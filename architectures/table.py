@@ -11,7 +11,7 @@ from architectures import gpt2, llama, qwen3
 from architectures.decoding import LaidOutBlock, LaidOutEnds, LaidOutParts
 from architectures.fields import InvalidCheckpoint, shown
 from architectures.rotary import RotaryConfig, RotaryTransformer
-from model import GPT, GPTConfig, Options
+from model import GPT, INIT_STD, GPTConfig, Options
 
 ConfigT = TypeVar("ConfigT")
 ModelConfig: TypeAlias = GPTConfig | RotaryConfig  # of any architecture
@@ -143,6 +143,9 @@ def name_of(config: ModelConfig) -> str:
     return next(name for name, found in ARCHITECTURES.items() if isinstance(config, found.Config))
 
 
-def create(config: ModelConfig, device: torch.device | str, options: Options) -> Network:
-    """A network with its initial weights, drawn on the CPU so that a seed is the same model on every device."""
-    return architecture_of(config).build(config, options).init_weights().to(device)
+def create(config: ModelConfig, device: torch.device | str, options: Options, std: float = INIT_STD) -> Network:
+    """A network with its initial weights, drawn on the CPU so that a seed is the same model on every device.
+
+    std is the deviation of the matrices, of residual projections before they are scaled down by the depth.
+    """
+    return architecture_of(config).build(config, options).init_weights(std).to(device)

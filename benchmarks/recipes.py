@@ -57,7 +57,7 @@ def _cosine_adamw(peak: float, end: float, warmup_steps: int) -> Flags:
     """AdamW with one rate and one decay for all that decays, as Brown et al. 2020 (GPT-3) train, appendix B."""
     return {"arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": peak, "min_lr": end,
             "warmup_steps": warmup_steps, "embedding_learning_rate": peak, "beta1": 0.9, "beta2": 0.95,
-            "weight_decay": 0.1, "embedding_weight_decay": 0.1, "grad_clip": 1.0}
+            "weight_decay": 0.1, "embedding_weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02}
 
 
 def peak_before(scale: Scale) -> float:

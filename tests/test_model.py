@@ -147,10 +147,11 @@ def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_mod
 # ---------------------------------------------------------------- initial weights
 
 
-def test_every_weight_starts_as_its_name_says():
+@pytest.mark.parametrize("deviation", [0.02, 0.05])
+def test_every_weight_starts_as_its_name_says(deviation):
     torch.manual_seed(0)
     config = GPTConfig(1000, 256, 3, 4, 128, tie_weights=False)
-    for name, weight in GPT.create(config).state_dict().items():
+    for name, weight in GPT.create(config, std=deviation).state_dict().items():
         if name.endswith(("wte.weight", "lm_head.weight")):
             assert (weight[config.vocab_size:] == 0).all()
             weight = weight[:config.vocab_size]
@@ -159,7 +160,7 @@ def test_every_weight_starts_as_its_name_says():
         elif ".ln_" in name:
             assert (weight == 1).all()
         else:
-            std = 0.02 / math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 0.02
+            std = deviation / math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else deviation
             assert abs(float(weight.mean())) < 0.03 * std, name
             assert float(weight.std()) == pytest.approx(std, rel=0.03), name
 

@@ -197,6 +197,7 @@ VARIANTS = {
     "--max_minutes": "0.001",
     "--patience": "1 | --eval_interval 1 --learning_rate 1e-30 --min_lr 0",
     "--learning_rate": "0.1",
+    "--init_std": "0.1",
     "--lr_schedule": "cosine",
     "--min_lr": "1e-6",
     "--decay_share": "0.5 | --lr_schedule wsd",

@@ -63,6 +63,10 @@ def _of_model(args: argparse.Namespace, given: Mapping[str, bool]) -> Table:
         "--n_embd: is not a multiple of --n_head": given["n_embd"] and given["n_head"] and args.n_embd % args.n_head,
         "--init_from: sets the model's shape; drop --arch, --model_size, --n_layer, --n_head, --n_embd, --n_kv_head, "
         "--n_inner, --rope_theta, --no-bias and --no-tie_weights": args.init_from and has_shape,
+        "--init_std: has no effect with --init_from, whose weights are the initial ones": (
+            given["init_std"] and args.init_from),
+        "--init_std: the weights are those of the checkpoint; drop it": any(
+            change.startswith("init_std ") for change in args.config.changed),
         "--bias: only --arch gpt2 has biases": given["bias"] and not is_gpt2,
         "--n_kv_head: needs --arch qwen3 or llama": given["n_kv_head"] and is_new_gpt2,
         "--n_inner: needs --arch qwen3 or llama": given["n_inner"] and is_new_gpt2,

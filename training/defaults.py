@@ -10,6 +10,8 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from model import INIT_STD
+
 if TYPE_CHECKING:
     from architectures.table import ModelConfig
 
@@ -29,6 +31,11 @@ LOWEST_PEAK = 1e-5  # where the laws are far from what they were found with
 MUON_PEAKS = {128: 7e-3, 384: 5e-3, 768: 4.5e-3, 1024: 3.5e-3, 1280: 3.1e-3, 1600: 2.8e-3}
 # For trained weights, of the lower of both laws: about the 6.25e-5 of GPT (Radford et al. 2018, section 4.1).
 FINETUNING = 0.1
+
+# Initial matrices: sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit), no less than GPT-2's
+# deviation, no more than what was tried. Muon's updates have one size whatever the weights, and GPT-2's suits them
+# (LOG.md, 2026-11-23, Wider initial matrices).
+SMALL_INIT = 0.4
 
 # Decoupled decay per step and rate (Brown et al. 2020, GPT-3, appendix B); norms and biases have none.
 WEIGHT_DECAY = 0.1
@@ -50,6 +57,10 @@ PEAK_REASONS = {
     "adamw": f"{MOST_BY_WIDTH:g} by the width (Yang et al. 2022), less for steps of few tokens (Bi et al. 2024) "
              "or a short warm-up",
     "muon": "by width, of matrices inside blocks (Liu et al. 2025)",
+}
+INIT_REASONS = {
+    "adamw": f"by the width (Nguyen and Salazar 2019), at least GPT-2's {INIT_STD:g}",
+    "muon": "GPT-2's (Radford et al. 2018), which suits Muon best",
 }
 REASONS = {
     "embedding_learning_rate": "of embeddings, output layer, norms and biases, whatever the width (Yang et al. 2022)",
@@ -89,6 +100,13 @@ def embedding_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, to
     if optimizer == "muon":
         return peak
     return max(peak, _narrow_rate(config, tokens_per_step, total_tokens))
+
+
+def initial_std(optimizer: str, config: ModelConfig) -> float:
+    """The deviation of initial matrices and embeddings, where neither it nor --learning_rate is given."""
+    if optimizer == "muon":
+        return INIT_STD
+    return max(INIT_STD, math.sqrt(SMALL_INIT / max(config.n_embd, NARROWEST)))
 
 
 def _narrow_rate(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:

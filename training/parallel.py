@@ -138,7 +138,7 @@ class FullySharded(_Shared):
     ever holds the whole model: it is built on the meta device, and divided before it gets its weights.
     """
 
-    def __init__(self, model: Network, processes: Processes, machine: Machine, groups: int = 1):
+    def __init__(self, model: Network, processes: Processes, machine: Machine, std: float, groups: int = 1):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -155,7 +155,7 @@ class FullySharded(_Shared):
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self.forward: Any = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        model.to_empty(device=machine.device).init_weights()
+        model.to_empty(device=machine.device).init_weights(std)
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         self.forward.set_requires_gradient_sync(is_last)
@@ -164,18 +164,19 @@ class FullySharded(_Shared):
 
 
 def build(config: ModelConfig, options: Options, way: str, processes: Processes, machine: Machine,
-          in_graphs: bool = False) -> tuple[Network, Parallel]:
+          std: float, in_graphs: bool = False) -> tuple[Network, Parallel]:
     """The model with its initial weights, the same for any number of processes, and how they train it.
 
-    way is 'ddp', 'fsdp' or 'hsdp', where there are several. in_graphs: the passes of one are compiled to CUDA graphs.
+    way is 'ddp', 'fsdp' or 'hsdp', where there are several. std is the deviation of initial matrices. in_graphs: the
+    passes of one are compiled to CUDA graphs.
     """
     if processes.world_size == 1 or way == "ddp":
-        model = create(config, machine.device, options).train()
+        model = create(config, machine.device, options, std).train()
         alone = InGraphs if in_graphs else Alone
         return model, alone(model, processes) if processes.world_size == 1 else DataParallel(model, processes)
     with torch.device("meta"):
         model = architecture_of(config).build(config, options).train()
-    return model, FullySharded(model, processes, machine, processes.num_machines if way == "hsdp" else 1)
+    return model, FullySharded(model, processes, machine, std, processes.num_machines if way == "hsdp" else 1)
 
 
 def sequences_at_a_time(samples_per_step: int, batch_size: int, processes: Processes) -> int:

@@ -18,7 +18,7 @@ from checkpoint.load import starting_config
 from common.errors import Exit, UserError, warn
 from common.words import count, several
 from machine.device import Machine
-from model import SIZES, Options
+from model import INIT_STD, SIZES, Options
 from training import defaults
 from training.parts import Attention
 from training.schedules import AS_EVER, Cooldown, Schedule
@@ -45,6 +45,7 @@ class Recipe(Schedule):
     epochs: int
     usual_learning_rate: float
     embedding_learning_rate: float
+    init_std: float
     weight_decay: float
     embedding_weight_decay: float
     beta2: float
@@ -75,6 +76,7 @@ class Recipe(Schedule):
         if self.cooldown:
             horizon = {"cooldown_from": self.cooldown.source, "cooldown_steps": self.total_steps - self.cooldown.start}
         return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **horizon,
+                "init_std": self.init_std,
                 **self._optimizer_flags(), **self._schedule_flags(), "eval_interval": self.eval_interval,
                 "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
                 "log_interval": self.log_interval}
@@ -232,6 +234,7 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         usual_learning_rate=usual,
         embedding_learning_rate=_embedding_rate(args, learning_rate, usual, usual_of_embeddings, settings, reasons),
+        init_std=_init_std(args, config, optimizer, learning_rate == usual, reasons),
         weight_decay=chosen("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
         embedding_weight_decay=chosen(
             "embedding_weight_decay", args.weight_decay if decay is None else decay, defaults.EMBEDDING_WEIGHT_DECAY),
@@ -323,6 +326,19 @@ def _embedding_rate(args: argparse.Namespace, learning_rate: float, usual: float
         why = defaults.REASONS["embedding_learning_rate"]
     reasons.append(f"embedding_learning_rate {rate:.2e}: {why}")
     return rate
+
+
+def _init_std(args: argparse.Namespace, config: ModelConfig, optimizer: str, has_usual_rate: bool,
+              reasons: list[str]) -> float:
+    """The deviation of initial matrices: by the width, for the default rate that was found with it; else GPT-2's."""
+    if args.init_std is not None or args.init_from:
+        return args.init_std or INIT_STD
+    std, why = INIT_STD, "GPT-2's, as --learning_rate is given"
+    if has_usual_rate:
+        std = defaults.initial_std(optimizer, config)
+        why = defaults.INIT_REASONS[defaults.entry_of(optimizer)]
+    reasons.append(f"init_std {std:.3g}: {why}")
+    return std
 
 
 def schedule_name(args: argparse.Namespace) -> str:

@@ -40,6 +40,8 @@ def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, 
         decided["vocab_size"] = corpus.vocab_size
     if args.init_from or SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
         decided.pop("model_size", None)
+    if args.init_from:
+        decided.pop("init_std")
 
     given = {name: value for name, value in values.items() if name in args.config.given
              and decided.get(name, value) == value}

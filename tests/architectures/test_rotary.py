@@ -85,18 +85,19 @@ def test_a_logit_depends_on_the_past_and_on_all_of_it(arch):
         assert reached.tolist() == [place <= position for place in range(32)]
 
 
-def test_the_initial_weights_are_as_wide_as_said():
+@pytest.mark.parametrize("deviation", [0.02, 0.05])
+def test_the_initial_weights_are_as_wide_as_said(deviation):
     config = ARCHITECTURES["qwen3"].sized((3, 6, 192), 1000, 64, tie_weights=False)
     torch.manual_seed(0)
-    model = create(config, "cpu", Options())
+    model = create(config, "cpu", Options(), deviation)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             assert parameter.equal(torch.ones_like(parameter)), name
             continue
-        std = 0.02 / math.sqrt(2 * 3) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+        std = deviation / math.sqrt(2 * 3) if name.endswith(("o_proj.weight", "down_proj.weight")) else deviation
         assert parameter[:1000].std().item() == pytest.approx(std, rel=0.05), name
         assert not parameter[1000:].any() or not name.startswith(("lm_head", "model.embed"))
-    again = torch.manual_seed(0) and create(config, "cpu", Options(residual_dtype=torch.bfloat16))
+    again = torch.manual_seed(0) and create(config, "cpu", Options(residual_dtype=torch.bfloat16), deviation)
     assert all(a.equal(b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 

@@ -29,7 +29,7 @@ def test_nanogpts_recipe_is_that_of_its_train_py_with_a_shorter_warm_up_in_a_sho
     assert recipe_of_nanogpt(SMALL) == {
         "arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": 6e-4, "min_lr": 6e-5,
         "warmup_steps": 2000, "embedding_learning_rate": 6e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
-        "embedding_weight_decay": 0.1, "grad_clip": 1.0}
+        "embedding_weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02}
     assert recipe_of_nanogpt(TINY)["warmup_steps"] == 10
     assert recipe_of_nanogpt(replace(TINY, steps=20))["warmup_steps"] == 1
 

@@ -96,7 +96,7 @@ def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[
     """A function that trains for a step, after the first two."""
     torch.manual_seed(0)
     machine = device.choose(False, step.half, "bf16", False)
-    model, parallel = build(config, Options(recompute=step.recompute), step.way, processes, machine)
+    model, parallel = build(config, Options(recompute=step.recompute), step.way, processes, machine, 0.02)
     if step.way == "ddp" and dist.get_backend() == "fake":  # whose all_reduce returns nothing, as DDP does not expect
         parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
     kind = OPTIMIZERS[step.optimizer]

@@ -15,6 +15,7 @@ from common.errors import Exit, UserError
         ("--warmup_steps 10 --max_steps 10", "--warmup_steps: ends after --max_steps"),
         ("--n_embd 10 --n_head 3", "--n_embd: is not a multiple of --n_head"),
         ("--init_from a --no-tie_weights", "--init_from: sets the model's shape"),
+        ("--init_from a --init_std 0.1", "--init_std: has no effect with --init_from"),
         ("--n_inner 64", "--n_inner: needs --arch qwen3 or llama"),
         ("--no-use_amp --amp_dtype bf16", "--amp_dtype: has no effect with --no-use_amp"),
         ("--fp8_head --amp_dtype fp16", "--fp8_head: needs a GPU and mixed precision in bf16"),

@@ -14,6 +14,7 @@ from training.defaults import (
     embedding_rate,
     entry_of,
     finetuning_rate,
+    initial_std,
     peak_rate,
     rate_by_compute,
     rate_by_parameters,
@@ -67,6 +68,12 @@ def test_adamws_rate_of_embeddings_does_not_fall_with_the_width():
     assert rates == [0.9 / 128] * 4
     peak = peak_rate("adamw", GPTConfig(70, 256, 4, 1, 384), 2**19, 10**9)
     assert peak == pytest.approx(0.63 * 0.9 / 384)
+
+
+def test_initial_weights_of_adamw_are_wider_in_narrow_models():
+    found = [initial_std("adamw", GPTConfig(70, 256, 4, 1, width)) for width in (16, 128, 384, 768, 1024, 1600)]
+    assert found == pytest.approx([0.0559, 0.0559, 0.0323, 0.0228, 0.02, 0.02], abs=1e-4)
+    assert initial_std("muon", GPTConfig(70, 256, 4, 1, 16)) == 0.02
 
 
 def test_muons_peak_meets_its_table_and_falls_smoothly_with_the_width():

@@ -68,14 +68,15 @@ def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
 
 def test_every_default_is_given_with_its_reason_and_no_other_value():
     config, names = GPTConfig(70, 8, 1, 2, 16), ["beta1", "learning_rate", "lr_schedule", "min_lr",
-                                                 "warmup_steps", "embedding_learning_rate", "weight_decay",
-                                                 "embedding_weight_decay", "beta2", "grad_clip"]
+                                                 "warmup_steps", "embedding_learning_rate", "init_std",
+                                                 "weight_decay", "embedding_weight_decay", "beta2",
+                                                 "grad_clip"]
     open_ends = choose_recipe(train.read_flags(["--batch_size", "4", "--max_steps", "50"]), config, 8 * 4001, 4)
     assert [reason.split(" ")[0] for reason in open_ends.reasons] == names
     assert all(len(reason.partition(": ")[2]) > 20 for reason in open_ends.reasons)
     words = "--batch_size 4 --max_steps 50 --learning_rate 1e-3 --lr_schedule linear --warmup_steps 3 --weight_decay 0 "
     given = train.read_flags([*words.split(), "--beta1", "0.9", "--beta2", "0.9", "--grad_clip", "0", "--min_lr", "0",
-                             "--embedding_learning_rate", "1e-3"])
+                             "--embedding_learning_rate", "1e-3", "--init_std", "0.02"])
     assert choose_recipe(given, config, 8 * 4001, 4).reasons == ()
 
 
@@ -91,6 +92,18 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
     assert (resumed("--learning_rate", "1e-3").learning_rate, resumed("--warmup_steps", "9").warmup_steps) == (1e-3, 9)
     larger = resumed("--batch_size", "8")
     assert larger.learning_rate == larger.usual_learning_rate != 3e-4  # another step, another peak
+
+
+def test_initial_weights_are_wide_for_adamws_default_rate_alone():
+    config = GPTConfig(70, 8, 1, 2, 160)
+
+    def std(*flags: str, optimizer: str = "adamw") -> float:
+        args = train.read_flags(["--batch_size", "4", "--max_steps", "500", *flags])
+        return choose_recipe(args, config, 8 * 4001, 4, optimizer=optimizer).init_std
+
+    assert std() == std(optimizer="adamw8bit") == 0.05
+    assert std(optimizer="muon") == std("--learning_rate", "1e-3") == std("--init_from", "weights") == 0.02
+    assert std("--init_std", "0.3", optimizer="muon") == 0.3
 
 
 def test_embeddings_have_a_rate_and_a_decay_of_their_own():
