@@ -20,6 +20,11 @@ TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--
 MEASURED = 1 + WARM_STEPS  # steps that are measured, and undone, before the first one
 
 
+def calls_in(log: Path) -> list[list[str]]:
+    """What faulty.c logged: of each call its number, kind, path and bytes."""
+    return [line.split("\t") for line in log.read_text().splitlines()]
+
+
 def tensors(path: Path) -> list[bytes]:
     """The bytes of a checkpoint's tensors."""
     return [(path / name).read_bytes() for name in TENSORS]

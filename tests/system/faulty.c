@@ -3,7 +3,8 @@
  *
  *   cc -shared -fPIC -o faulty.so faulty.c -ldl -lpthread
  *
- *   FAULTY_FOLDER  the absolute path of the folder; what lies in it counts, metrics.jsonl and .lock apart
+ *   FAULTY_FOLDER  the absolute path of the folder; what lies in it counts, apart from .lock and from metrics.jsonl and
+ *                  log.txt, which training writes meanwhile: the number of a call would be another in each run
  *   FAULTY_STEP    counting starts with the first call on .tmp-checkpoint-STEP and ends with that of another step
  *   FAULTY_ACTION  count, or what happens at call FAULTY_AT:
  *                  kill     SIGKILL before the call
@@ -89,6 +90,8 @@ static int counts(const char *path, const char *kind) {
     name = path + length + 1;
     if (strstr(name, "metrics.jsonl") || !strcmp(name, ".lock"))
         return 0;
+    if (!strcmp(name, "log.txt"))
+        return full;
     if (!strncmp(name, PREFIX, strlen(PREFIX))) {
         digits = name + strlen(PREFIX);
         if (*digits >= '0' && *digits <= '9') {

@@ -26,7 +26,7 @@ from checkpoint.verify import verify
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Forks, Raised
 from tests.helpers.training import metrics_of
-from tests.helpers.trials import MEASURED, TINY, Background, Trial, fill, tensors
+from tests.helpers.trials import MEASURED, TINY, Background, Trial, calls_in, fill, tensors
 from training.optimizers import OPTIMIZERS
 
 FAILED = re.compile(r"warning: checkpoint-\d+ could not be saved: .*needs about [\d,]+ bytes, [\d,]+ are free|"
@@ -56,7 +56,7 @@ class Sweep:
         log.touch()
         code, text, _ = self.run(self.counted, "count", 0, log)
         assert (code, trial.unsound(self.counted)) == (0, []), text
-        self.calls = [line.split("\t") for line in log.read_text().splitlines()]  # number, kind, path, bytes
+        self.calls = calls_in(log)
 
     def run(self, out: Path, action: str, at: int, log: Path | None = None) -> tuple[int, str, float]:
         """The run whose save meets the fault."""
@@ -74,8 +74,12 @@ class Sweep:
     def wrong(self, case: tuple[str, int]) -> list[str]:
         """What is wrong after a fault, and after going on from there."""
         (action, at), trial = case, self.trial
-        out, (_, kind, path, _) = trial.folder / f"{action}-{at}", self.calls[at - 1]
-        code, text, _ = self.run(out, action, at)
+        out, log = trial.folder / f"{action}-{at}", trial.folder / f"{action}-{at}.tsv"
+        log.touch()
+        code, text, _ = self.run(out, action, at, log)
+        if len(made := calls_in(log)) < at:
+            return [f"{action} at call {at}: the run made {len(made)} calls\n{text}"]
+        _, kind, path, _ = made[at - 1]  # two files are written at once, in an order that differs from run to run
         expected = -9 if action in ("kill", "tear") else 0 if trial.last in steps_in(out) else 5
         wrong = [f"exit {code}, expected {expected}\n{text}"] if code != expected else []
         wrong += [problem for problem in trial.unsound(out) if not problem.startswith(self.damaged)]

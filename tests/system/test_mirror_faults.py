@@ -21,7 +21,7 @@ from checkpoint.verify import verify
 from tests.helpers.forks import Raised
 from tests.helpers.several import Several
 from tests.helpers.training import metrics_of
-from tests.helpers.trials import Background, Trial, fill, tensors
+from tests.helpers.trials import Background, Trial, calls_in, fill, tensors
 
 LAST = 6
 KILLS = ("kill", "tear")
@@ -61,7 +61,7 @@ class CopySweep:
         log.touch()
         code, text, _ = self.run(trial.folder / "counted", "count", 0, log)
         assert (code, trial.unsound(drive_of(trial.folder / "counted"))) == (0, []), text
-        self.calls = [line.split("\t") for line in log.read_text().splitlines()]  # number, kind, path, bytes
+        self.calls = calls_in(log)
 
     def run(self, out: Path, action: str, at: int, log: Path | None = None) -> tuple[int, str, float]:
         env = {"FAULTY_FOLDER": str(drive_of(out)), "FAULTY_STEP": str(LAST), "FAULTY_ACTION": action,
@@ -75,13 +75,15 @@ class CopySweep:
         """What is wrong after a fault, and after going on from the mirror alone."""
         (action, at), trial = case, self.trial
         out, log = trial.folder / f"{action}-{at}", trial.folder / f"{action}-{at}.tsv"
+        log.touch()
         code, text, _ = self.run(out, action, at, log)
         is_killed = action in KILLS and code == -signal.SIGKILL  # the number of calls differs a little
         wrong = [] if is_killed or code == 0 else [f"exit {code}\n{text}"]
         wrong += trial.unsound(drive_of(out)) + trial.unsound(out)
         if not is_killed:
-            kinds = dict(line.split("\t")[:2] for line in log.read_text().splitlines()) if log.exists() else {}
-            kind = kinds.get(str(at))  # none where the copy began late, and both states of the checkpoint were one
+            made = calls_in(log)
+            # Fewer calls than that where the copy began late, and both states of the checkpoint were one.
+            kind = made[at - 1][1] if len(made) >= at else None
             if "Traceback" in text or "a bug in the program" in text:
                 wrong.append(text)
             if action in ("full", "eio") and kind in ("write", "open", "mkdir") and not SAID.search(text):

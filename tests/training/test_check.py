@@ -1,6 +1,7 @@
 """check.py: without data and without a GPU it says what the machine can do; what fails is a line, not an end."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -135,6 +136,7 @@ def imagined_gpu(monkeypatch):
     for name, answer in answers.items():
         monkeypatch.setattr(check.torch.cuda, name, lambda *_, answer=answer, **__: answer)
     monkeypatch.setattr(check.device, "attention_backend", lambda *_: "flash")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(check, "driver_version", lambda: "570.86.10")
     return Machine(torch.device("cuda"), "NVIDIA H100 80GB HBM3", "a GPU is available", torch.bfloat16, "native", True,
                    "default on a GPU", ())
