@@ -2,8 +2,9 @@
 
     python demo.py
 
-Installs what is needed in .venv, unless it runs in a virtual environment, then runs the three commands below. The text
-is Python's own standard library; nothing else is downloaded.
+Installs what is needed in .venv, unless it runs in a virtual environment or finds all of it (in an image), then runs
+the three commands below. They write to demo/ beside this file, or in the current folder where that one is read-only.
+The text is Python's own standard library; nothing else is downloaded.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+HAS_PACKAGES = "from common.errors import PACKAGES, require; require(*PACKAGES)"
 
 THREE_COMMANDS = """
 python pretokenize.py --demo --output_dir demo/data --vocab_size 2048 --val_fraction 0.03 --overwrite
@@ -34,7 +36,8 @@ def main() -> int:
     try:
         python = python_with_packages()
         for line in THREE_COMMANDS.strip().splitlines():
-            start([python, *shlex.split(line)[1:]])
+            script, *flags = shlex.split(line)[1:]
+            start([python, str(HERE / script), *flags])
     except subprocess.CalledProcessError as error:
         return error.returncode
     except KeyboardInterrupt:  # the command that was running has said what it did
@@ -43,18 +46,21 @@ def main() -> int:
 
 
 def python_with_packages() -> str:
-    """The interpreter of the active virtual environment, or of .venv, with the packages installed."""
+    """This interpreter if it has the packages, else that of the active environment, or of .venv, after installing them.
+    """
     python = sys.executable
+    if succeeds([python, "-c", HAS_PACKAGES], HERE):
+        return python
     if sys.prefix == sys.base_prefix:
-        folder = HERE / ".venv"
+        folder = place() / ".venv"
         python = str(interpreter_in(folder))
         if not interpreter_in(folder).exists():
             start([sys.executable, "-m", "venv", str(folder)])
     if succeeds([python, "-c", "import pip"]):  # an environment of uv has none, and the packages already
         # An installed torch is kept; where there is none, pip takes the release that the tests ran on last.
         has_torch = succeeds([python, "-m", "pip", "show", "-q", "torch"])
-        constraint = [] if has_torch else ["-c", "constraints.txt"]
-        start([python, "-m", "pip", "install", "-q", "-r", "requirements.txt", *constraint])
+        constraint = [] if has_torch else ["-c", str(HERE / "constraints.txt")]
+        start([python, "-m", "pip", "install", "-q", "-r", str(HERE / "requirements.txt"), *constraint])
     return python
 
 
@@ -63,14 +69,19 @@ def interpreter_in(folder: Path, system: str = os.name) -> Path:
     return folder / ("Scripts/python.exe" if system == "nt" else "bin/python")
 
 
+def place() -> Path:
+    """The folder in which .venv and demo/ are made: that of this file, or the current one where it is read-only."""
+    return HERE if os.access(HERE, os.W_OK) else Path.cwd()
+
+
 def start(words: Sequence[str]) -> None:
-    """Runs a command in this folder. Raises CalledProcessError if it fails."""
-    subprocess.run(words, cwd=HERE, check=True)
+    """Runs a command in the place. Raises CalledProcessError if it fails."""
+    subprocess.run(words, cwd=place(), check=True)
 
 
-def succeeds(words: Sequence[str]) -> bool:
+def succeeds(words: Sequence[str], folder: Path | None = None) -> bool:
     """True if the command ends with 0; it prints nothing."""
-    return subprocess.run(words, cwd=HERE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
 if __name__ == "__main__":

@@ -250,7 +250,7 @@ def compile_step(decoder: Decoder) -> None:
     try:
         compile_again_where_unfinished(decoder.compile, lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
-        warn(f"--compile: failed, running eagerly: {first_line(error)}")
+        warn(f"--compile: failed, running eagerly: {device.compiler_complaint(error)}")
 
 
 def prepare_graphs(decoder: GraphDecoder, sampling: Sampling) -> None:

@@ -101,16 +101,16 @@ class _Copied:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        *whole, rest = text.split("\n")
-        for end in whole:
-            self._transcript.add(_last_drawn(self._line + end))
-            self._line = ""
-        self._line = _last_drawn(self._line + rest)
         if not self._is_gone:
             try:
                 self._stream.write(text)
             except (OSError, ValueError):
                 self._is_gone = True
+        *whole, rest = text.split("\n")  # copied afterwards: a copy that fails is warned of in a line of its own
+        for end in whole:
+            self._transcript.add(_last_drawn(self._line + end))
+            self._line = ""
+        self._line = _last_drawn(self._line + rest)
         return len(text)
 
     def flush(self) -> None:

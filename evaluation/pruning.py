@@ -62,7 +62,8 @@ class Pruned:
                 f"smallest magnitude, are zero: {self.num_zeros:,} of {self.num_weights:,}. Embeddings, norms and "
                 "biases are as they were, and nothing was trained afterwards (Han et al. 2015, section 3, without "
                 f"retraining; Zhu and Gupta 2017, section 2.1).\n\n{table}\nThe zeros are stored and multiplied like "
-                "other numbers: the model takes the same memory and time as before.\n")
+                "other numbers: the model takes the same memory and time as before. Training on "
+                "changes them too.\n")
 
 
 @torch.no_grad()

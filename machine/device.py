@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.nn.attention import SDPBackend
 
 from common.children import outside_current_folder
 from common.ranks import world_size
-from common.words import several
+from common.words import printable, several
 from machine.cards import find_card
 
 # The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
@@ -274,7 +275,27 @@ def why_no_compile(device: torch.device) -> str | None:
         major, minor = torch.cuda.get_device_capability(device)
         return f"compute capability {major}.{minor} is below 7.0" if major < 7 else None
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
-    return None if any(map(shutil.which, compilers)) else f"no C++ compiler found ({', '.join(compilers)})"
+    return why_no_headers() if any(map(shutil.which, compilers)) else f"no C++ compiler found ({', '.join(compilers)})"
+
+
+def why_no_headers() -> str | None:
+    """Why no C or C++ that calls Python can be compiled, with the one thing to do; None if nothing prevents it.
+
+    Linux distributions have the headers in a package of their own, and compilers report their absence in many lines.
+    """
+    folder = Path(sysconfig.get_path("include"))
+    is_elsewhere = sys.platform == "darwin" or any(map(os.environ.get, ("CPATH", "CPLUS_INCLUDE_PATH")))
+    if is_elsewhere or (folder / "Python.h").exists():
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (f"Python.h is missing in {printable(str(folder))}. Run: apt-get install python{version}-dev (Fedora: dnf "
+            "install python3-devel)")
+
+
+def compiler_complaint(error: Exception) -> str:
+    """The first line of what a compiler's error says, and what is known to be missing here."""
+    said = printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
+    return f"{said}; {missing}" if (missing := why_no_headers()) else said
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -6,6 +6,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 50, RIGHT = 10, TOP = 8, BOTTOM = 24;
 const SPIKES = 0.02;       // of the values may lie above the axis, as in plot.py's pictures
 const NARROWEST = 1e-4;    // of the whole axis that can be shown
+const SLACK = 4;           // pixels by which the pointer may miss the end of a curve
+const PAPER = 680;         // pixels that a line has on paper
 
 function svg(name, attributes = {}, ...children) {
   const made = document.createElementNS(SVG, name);
@@ -105,7 +107,8 @@ class Axis {
 
   ticks(most) {
     const scale = this.kind !== "hours" || this.whole >= 3 ? 1 : this.whole < 1 / 20 ? 3600 : 60;
-    return ticks(this.low * scale, this.high * scale, most).map(x => x / scale);
+    const found = ticks(this.low * scale, this.high * scale, most);
+    return (found.length > 1 ? found : ticks(this.low * scale, this.high * scale, 2 * most)).map(x => x / scale);
   }
 
   reset() {
@@ -165,6 +168,8 @@ class Chart {
     this.touches = new Map();
     axis.listeners.push(isNew => isNew ? this.draw() : this.point());
     new ResizeObserver(() => this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
+    addEventListener("beforeprint", () => this.draw(Math.min(PAPER, this.plot.clientWidth)));
+    addEventListener("afterprint", () => this.draw());
     this.listen();
   }
 
@@ -180,8 +185,11 @@ class Chart {
     return TOP + (this.top - at) / (this.top - this.bottom) * (this.h - TOP - BOTTOM);
   }
 
-  draw() {
-    this.width = this.plot.clientWidth;
+  // Whether a place of both axes is among those shown.
+  shows(x, y) { return x >= LEFT - 1 && x <= this.width - RIGHT + 1 && y >= TOP - 4 && y <= this.h - BOTTOM + 1; }
+
+  draw(width = this.plot.clientWidth) {
+    this.width = width;
     if (!this.width) return;
     this.h = this.height(this.width);
     this.inner = this.width - LEFT - RIGHT;
@@ -192,12 +200,18 @@ class Chart {
     frame.append(svg("clipPath", {id: clip}, svg("rect", {
       x: LEFT, y: TOP - 4, width: this.inner, height: this.h - TOP - BOTTOM + 4})));
     this.drawScales(frame);
-    const inside = svg("g", {"clip-path": `url(#${clip})`});
-    for (const one of this.series) if (!one.hidden) this.drawCurve(inside, one);
-    this.over = svg("g");
-    frame.append(inside, this.over);
+    const inside = svg("g", {"clip-path": `url(#${clip})`}), marks = svg("g");
+    for (const one of this.series) if (!one.hidden) this.drawCurve(inside, marks, one);
+    this.over = svg("g", {class: "over"});
+    frame.append(inside, marks, this.over);
     this.plot.replaceChildren(frame, this.readout);
     this.point();
+  }
+
+  // From which of its points to which a curve is drawn: those shown and one beside them; none where it has ended.
+  part(one) {
+    const from = place(one.xs, this.axis.low), to = place(one.xs, this.axis.high);
+    return from === one.xs.length ? [from, from] : [Math.max(0, from - 1), to && Math.min(one.xs.length, to + 1)];
   }
 
   // Limits of the vertical axis: of what is shown, without lone spikes.
@@ -207,8 +221,7 @@ class Chart {
     if (isFirst) [low, high] = this.limits;
     else {
       const shown = this.series.filter(one => !one.hidden).flatMap(one => {
-        const from = Math.max(0, place(one.xs, this.axis.low) - 1), to = place(one.xs, this.axis.high) + 1;
-        const ys = one.ys.slice(from, to);
+        const [from, to] = this.part(one), ys = one.ys.slice(from, to);
         if (one.look !== "faint" || ys.length < 10) return ys;
         ys.sort((a, b) => a - b);  // of what is noise the middle
         return ys.slice(Math.floor(0.1 * ys.length), Math.ceil(0.9 * ys.length));
@@ -245,28 +258,30 @@ class Chart {
     }
   }
 
-  drawCurve(inside, one) {
-    const from = Math.max(0, place(one.xs, this.axis.low) - 1);
-    const to = Math.min(one.xs.length, place(one.xs, this.axis.high) + 2);
-    const words = [];
+  // Marks stay whole at the edges, where the clip would halve them.
+  drawCurve(inside, marks, one) {
+    const [from, to] = this.part(one), words = [];
     for (let index = from; index < to; index++)
       words.push((index === from ? "M" : "L") + this.x(one.xs[index]).toFixed(1) + " " + this.y(one.ys[index]).toFixed(1));
     const path = svg("path", {class: "curve " + one.look, d: words.join(""), stroke: one.color});
     if (one.dash) path.setAttribute("stroke-dasharray", one.dash);
     inside.append(path);
     const every = Math.ceil(18 * (to - from) / this.inner);
-    if (one.rings) for (let index = from; index < to; index += every)
-      inside.append(svg("circle", {class: "ring", r: 3, cx: this.x(one.xs[index]), cy: this.y(one.ys[index]), stroke: one.color}));
-    if (one.best) this.drawBest(inside, one);
+    if (one.rings) for (let index = from; index < to; index += every) {
+      const [x, y] = [this.x(one.xs[index]), this.y(one.ys[index])];
+      if (this.shows(x, y)) marks.append(svg("circle", {class: "ring", r: 3, cx: x, cy: y, stroke: one.color}));
+    }
+    if (one.best) this.drawBest(marks, one);
   }
 
-  drawBest(inside, one) {
+  drawBest(marks, one) {
     const x = this.x(this.axis.of(one.run, one.best.step)), y = this.y(one.best.y);
+    if (!this.shows(x, y)) return;
     const corner = number => {
       const angle = Math.PI * (number / 5 - 0.5), radius = number % 2 ? 3 : 7.5;
       return `${(x + radius * Math.cos(angle)).toFixed(1)},${(y + radius * Math.sin(angle)).toFixed(1)}`;
     };
-    inside.append(svg("polygon", {class: "dot", points: [...Array(10).keys()].map(corner).join(" "), fill: one.color}));
+    marks.append(svg("polygon", {class: "dot", points: [...Array(10).keys()].map(corner).join(" "), fill: one.color}));
   }
 
   // ---- what stands under the pointer
@@ -282,11 +297,11 @@ class Chart {
     this.over.append(svg("line", {class: "cross", x1: x, x2: x, y1: TOP, y2: this.h - BOTTOM}));
     for (const one of this.series) {
       if (one.hidden || !one.xs || !one.xs.length) continue;
+      if (x - this.x(this.axis.of(one.run, one.run.last)) > SLACK) continue;  // its run has not come so far
       let index = Math.min(place(one.xs, at), one.xs.length - 1);
       if (index && at - one.xs[index - 1] < one.xs[index] - at) index--;
-      const y = this.y(one.ys[index]);
-      if (y >= TOP - 4 && y <= this.h - BOTTOM + 1)
-        this.over.append(svg("circle", {class: "dot", r: 4, cx: this.x(one.xs[index]), cy: y, fill: one.color}));
+      const [cx, cy] = [this.x(one.xs[index]), this.y(one.ys[index])];
+      if (this.shows(cx, cy)) this.over.append(svg("circle", {class: "dot", r: 4, cx, cy, fill: one.color}));
       if (this.heading) {
         const value = el("span", "", exact(one.ys[index]));
         value.style.color = one.color;

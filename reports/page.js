@@ -181,11 +181,12 @@ function plan(run) {
 function settings(run) {
   if (!run.settings.length) return null;
   const rows = how => run.settings.filter(one => one.how === how)
-    .map(one => [el("span", "code", one.name), el("span", "code", one.value), el("span", "soft", one.why)]);
+    .map(one => [el("span", "code", one.name), el("span", "code", one.value), one.why ? el("span", "soft", one.why) : ""]);
   const given = rows("given"), derived = rows("derived"), made = section("Settings");
   made.classList.add("long");
-  if (run.command) made.append(el("pre", "command", run.command));
-  if (given.length) made.append(el("h3", "", "Given"), table(["flag", "value", "reason"], given, "stack flags"));
+  const words = (run.command || "").split(" ").flatMap(word => [el("span", "", word), " "]);  // no line ends within a flag
+  if (run.command) made.append(el("pre", "command", ...words.slice(0, -1)));
+  if (given.length) made.append(el("h3", "", "Given"), table(["flag", "value", given.some(row => row[2]) ? "reason" : ""], given, "stack flags"));
   if (derived.length) {
     const more = el("details", "", el("summary", "", `Derived by the program: ${derived.length}, with reasons`),
       table(["flag", "value", "reason"], derived, "stack flags"));

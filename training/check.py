@@ -203,8 +203,7 @@ def compile_something(machine: Machine) -> int:
         function(torch.ones(64, 64, device=machine.device, dtype=machine.dtype))
         synchronize(machine)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        found = Compiling(None, printable(reason)[:300])
+        found = Compiling(None, device.compiler_complaint(error))
     else:
         found = Compiling(time.perf_counter() - started)
     print(json.dumps(asdict(found)))

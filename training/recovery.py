@@ -167,11 +167,10 @@ class Recovery:
         run_eagerly(self._learner.optimizer)
         for module in self._learner.model.modules():
             module._compiled_call_impl = None  # what module.compile() set; there is no public way back
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
-        self._runtime.out.warn(f"torch.compile failed, running eagerly: {printable(reason)[:200]}. Its kernels go to "
-                       f"{printable(folder)}; if that is full or does not allow execution, set "
-                       "TORCHINDUCTOR_CACHE_DIR to another folder.")
+        self._runtime.out.warn(f"torch.compile failed, running eagerly: {device.compiler_complaint(error)}. Its "
+                               f"kernels go to {printable(folder)}; if that is full or does not allow execution, set "
+                               "TORCHINDUCTOR_CACHE_DIR to another folder.")
 
 
 def compiles_in_parts(args: argparse.Namespace, machine: Machine) -> bool:

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +96,21 @@ def test_a_missing_compiler_turns_compile_off_with_a_warning(monkeypatch, cxx):
     assert machine.compile is False
     assert (cxx or "g++") in machine.compile_reason
     assert any("running eagerly: no C++ compiler found" in warning for warning in machine.warnings)
+
+
+def test_without_pythons_headers_nothing_is_compiled_and_the_cure_is_said(monkeypatch, tmp_path):
+    """Debian and Fedora have them in a package of their own."""
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/" + name)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    missing = f"Python.h is missing in {tmp_path}. Run: apt-get install python3"
+    assert device.choose(False, False, "auto", True).compile_reason.startswith(missing)
+    assert device.compiler_complaint(RuntimeError("exit status 1\nand so on")).startswith(f"exit status 1; {missing}")
+    (tmp_path / "Python.h").touch()
+    assert device.choose(False, False, "auto", True).compile
+    assert device.compiler_complaint(RuntimeError()) == "RuntimeError"
 
 
 def test_a_compiler_named_by_cxx_counts(monkeypatch):

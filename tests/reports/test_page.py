@@ -226,3 +226,17 @@ def test_a_browser_draws_every_section_and_runs_no_text(out, report, tmp_path):
     assert ">step 20<" in page, "the readout"
     assert ">10<" in page, "the axis begins at 10"
     assert ">40<" not in page.split("Samples over time")[0], "and ends at 30"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to draw the page")
+def test_a_run_has_neither_values_nor_marks_where_it_has_not_been(out, report, tmp_path):
+    long, short = out("long"), out("short")
+    rows = (short / "metrics.jsonl").read_text().splitlines()[:-1]
+    (short / "metrics.jsonl").write_text("".join(row + "\n" for row in rows if json.loads(row)["step"] <= 20))
+    report(long, short)
+    page = drawn_by_chromium(tmp_path / "report.html", "from=30&to=60&at=40", tmp_path)
+    read = page.split('class="readout"')[1].split("</section>")[0]
+    assert "long: validation" in read
+    assert "short" not in read
+    assert page.count("<polygon") == 1, "the best of the long run alone"
+    assert page.count('class="dot" r="4"') == 6, "of the long run the three losses and the three other curves"

@@ -89,7 +89,8 @@ class Sweep:
                 wrong.append(text)
             if ("could not be" in text) != bool(failed) and expected == 0:
                 wrong.append(f"no figures in the warning\n{text}")
-            if fails and kind in ("write", "open", "mkdir", "link") and not failed:
+            said = "warning: starts.jsonl: " in text if path.endswith("/starts.jsonl") else failed
+            if fails and kind in ("write", "open", "mkdir", "link") and not said:
                 wrong.append(f"no warning\n{text}")
             if action == "short" and failed:
                 wrong.append("half a write was taken for a failed one")
