@@ -43,11 +43,12 @@ class SourceGone(Exception):
 # ---------------------------------------------------------------- a checkpoint
 
 
-def copy_checkpoint(source: Path, folder: Path, advance: Advance) -> Path:
+def copy_checkpoint(source: Path, folder: Path, advance: Advance, complete: Callable[[], None] = lambda: None) -> Path:
     """Copies a checkpoint into a folder, where it gets its name once it has been read back; returns the copy.
 
-    An older copy of the same step lends the files that are the same, where the drive knows links. Raises SourceGone;
-    InvalidCheckpoint if the source is damaged; OSError if the copy could not be written, or reads back differently.
+    complete is called before that: it copies what must be there with the checkpoint. An older copy of the same step
+    lends the files that are the same, where the drive knows links. Raises SourceGone; InvalidCheckpoint if the source
+    is damaged; OSError if the copy could not be written, or reads back differently.
     """
     final, temporary = folder / source.name, folder / f"{TEMPORARY}{source.name.partition('-')[2]}-{os.getpid()}"
     replaced = folder / f"{REPLACED}{source.name}"
@@ -63,6 +64,7 @@ def copy_checkpoint(source: Path, folder: Path, advance: Advance) -> Path:
             if not is_lent and read_back(temporary / name, advance) != entry["sha256"]:
                 _blame(source, name, entry, advance)
         read_state(temporary)
+        complete()
         put_in_place(temporary, final, replaced)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

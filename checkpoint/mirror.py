@@ -165,11 +165,7 @@ class Mirror:
     def _bring_in_line(self) -> None:
         """Copies what the mirror lacks, and deletes from it what the run's folder does not keep either."""
         self._check_mark()
-        unreadable = copy_run_files(self.output_dir, self.root, self._known, self._advance)
-        for name in sorted(unreadable.keys() - self._passed_over):
-            self._passed_over.add(name)
-            self._out.warn(f"{printable(str(self.output_dir / name))} is not copied to the mirror: "
-                           f"{printable(unreadable[name])}. Each save tries again.")
+        self._copy_run_files()
         while path := self._next():
             self._copy(path)
             if self._keeping:
@@ -177,6 +173,14 @@ class Mirror:
         if self._said:
             self._out.say(f"mirror      {self._shown} can be written again and has all that it lacked")
         self._trouble = self._said = ""
+
+    def _copy_run_files(self) -> None:
+        """Copies what has changed of the run's other files."""
+        unreadable = copy_run_files(self.output_dir, self.root, self._known, self._advance)
+        for name in sorted(unreadable.keys() - self._passed_over):
+            self._passed_over.add(name)
+            self._out.warn(f"{printable(str(self.output_dir / name))} is not copied to the mirror: "
+                           f"{printable(unreadable[name])}. Each save tries again.")
 
     def _next(self) -> Path | None:
         """The newest checkpoint that the mirror lacks, or has as it was before a validation was recorded in it.
@@ -197,7 +201,8 @@ class Mirror:
         """Copies a checkpoint, unless it is gone or damaged."""
         began = time.monotonic()
         try:
-            copied = copy_checkpoint(path, self.root, self._advance)
+            # Its validation may have been recorded since: the row of metrics.jsonl is there before the checkpoint is.
+            copied = copy_checkpoint(path, self.root, self._advance, self._copy_run_files)
         except SourceGone as error:
             time.sleep(0.1)  # it may be in the middle of being replaced, else it is pruned
             self._tries[path] += 1

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from checkpoint import copies
 from checkpoint import mirror as room
 from checkpoint.copies import copy_checkpoint
 from checkpoint.find import steps_in
@@ -77,6 +78,30 @@ def test_the_mirror_has_what_the_run_keeps_the_newest_first(mirror, numbered, mo
     assert names_in(mirror.root) == ["checkpoint-1", "checkpoint-5", "checkpoint-6", "mirror.json"]
     for path in steps_in(mirror.root).values():
         verify(path)
+
+
+def test_a_row_that_came_while_the_checkpoint_was_copied_is_there_before_it(mirror, numbered, monkeypatch, tmp_path):
+    """A machine that is gone then leaves no checkpoint whose validation metrics.jsonl does not have."""
+    metrics, found = tmp_path / "out/metrics.jsonl", []
+    real_copy, real_place = copy_checkpoint, copies.put_in_place
+
+    def copy(*rest):
+        with metrics.open("a") as file:
+            file.write("second\n")
+        return real_copy(*rest)
+
+    def place(*rest):
+        found.append((mirror.root / "metrics.jsonl").read_text())
+        real_place(*rest)
+
+    monkeypatch.setattr(room, "copy_checkpoint", copy)
+    monkeypatch.setattr(copies, "put_in_place", place)
+    metrics.write_text("first\n")
+    numbered(1)
+    mirror.wants(keeping(1))
+    mirror.start()
+    waited(mirror)
+    assert found == ["first\nsecond\n"]
 
 
 def test_while_the_disk_hangs_the_run_asks_and_goes_on_and_what_is_copied_is_not_pruned(mirror, numbered, monkeypatch):
