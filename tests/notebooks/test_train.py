@@ -1,6 +1,6 @@
 """notebooks/train.ipynb, executed from top to bottom as a person runs it: on a processor, with a corpus of seconds.
 
-    python -m pip install nbclient ipykernel
+    python -m pip install nbclient ipykernel ipywidgets
     python -m pytest -m "slow or not slow" tests/notebooks
 """
 
@@ -81,14 +81,18 @@ def test_no_outputs_are_committed_and_every_cell_is_a_form_with_a_title():
 
 
 def test_all_cells_run_from_top_to_bottom(nbformat, fields, tmp_path):
-    notebook = filled_in(nbformat, **fields)
+    pytest.importorskip("ipywidgets", reason="run: python -m pip install ipywidgets")
+    notebook = filled_in(nbformat, **{**fields, "prompt": "JULIET:", "run_name": "other"})
+    program = next(cell for cell in notebook.cells if "#@title 2." in cell.source)
+    program.source += "\nfields['prompt'].value, fields['run_name'].value = 'ROMEO:', 'first'"  # as a person does
     client_of(notebook).execute()
     texts = shown(notebook)
     place = tmp_path / "machine"
-    for number, words in enumerate(("", "", "all packages are there", f"kept in      {tmp_path / 'drive'}/first",
+    for number, words in enumerate(("", "", "VBox(", f"kept in      {tmp_path / 'drive'}/first",
                                     "next: python train.py", "cost: ", "best_val_loss: ", "ROMEO:", "perplexity",
                                     "first-exported", "")):
         assert words in texts[number], texts[number]
+    assert "all packages are there" in texts[3]
     wide = [line for text in texts[4:7] for line in text.splitlines() if len(line) > COLUMNS]
     assert [line for line in wide if "python " not in line and str(tmp_path) not in line] == []
     curve = next(output for cell in notebook.cells if "#@title 6." in cell.source for output in cell.outputs
