@@ -47,7 +47,7 @@ def fields_of(source: str) -> list[Field]:
 def show_form(variables: MutableMapping[str, Any]) -> dict[str, Any]:
     """Shows the settings of the notebook whose variables these are, and returns the fields by name; none on Colab.
 
-    The settings' cell is found in IPython's history, as it was last run.
+    The settings' cell is found in IPython's history, as it was last run. The repository is there by now.
     """
     if is_colab():
         return {}
@@ -60,8 +60,10 @@ def show_form(variables: MutableMapping[str, Any]) -> dict[str, Any]:
     widgets = importlib.import_module("ipywidgets")
     rows, shown = [widgets.HTML(HOW)], {}
     for field in fields_of(source):
-        shown[field.name] = _widget(widgets, field, variables)
-        rows += [widgets.HTML(f"<small>{field.words}</small>")] * bool(field.words) + [shown[field.name]]
+        if field.name != "repository":
+            words = re.sub("`([^`]+)`", r"<code>\1</code>", field.words)
+            shown[field.name] = _widget(widgets, field, variables)
+            rows += [widgets.HTML(f"<small>{words}</small>")] * bool(words) + [shown[field.name]]
     importlib.import_module("IPython.display").display(widgets.VBox(rows))
     return shown
 
