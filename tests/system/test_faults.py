@@ -607,12 +607,12 @@ def test_an_ignored_hangup_stays_ignored(stops):
 
 
 def test_a_second_signal_ends_a_slow_save_at_once(stops, disk):
-    """Each call on the disk takes 0.2 s; the second signal comes 0.5 s into the save."""
+    """Each call on the disk takes 0.2 s; the second signal comes 0.5 s into the save, the one after the epoch's."""
     for number in (signal.SIGTERM, signal.SIGINT):
         out = stops.start(f"twice-{number:d}")
         slow = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "18", "FAULTY_SLOW": "200"}
         code, text, seconds = stops.trial.run(out, env=slow, raised=[
-            Raised("train:train_step", MEASURED + 8, number), Raised("train:save_and_close", 1, number, 0.5)])
+            Raised("train:train_step", MEASURED + 8, number), Raised("checkpoint.save:save", 2, number, 0.5)])
         assert code == 128 + number, text
         assert "to continue" not in text  # it has left while saving
         name = signal.Signals(number).name
