@@ -129,7 +129,8 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
 
     Eager there are log-probabilities, their gradient and the gradient of the logits, fp32; compiled there is the
     output, whose place its gradient takes. In chunks there is also a gradient of the output layer, on a CPU of each
-    chunk, and on a GPU the compiler writes gradients beside logits.
+    chunk, and on a GPU the compiler writes gradients beside logits. Fp16 is for GPUs that cannot add a product up in
+    place: there it lies beside the gradients of the logits.
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.logit_rows or tokens)
@@ -144,7 +145,10 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
         sums = tokens // rows * table * e
     elif is_in_chunks and not (setting.keeps_gradients and config.tie_weights):  # else the gradients have it already
         sums = 4 * table
-    return rows * config.padded_vocab_size * bytes_per_logit + sums
+    logits = rows * config.padded_vocab_size * bytes_per_logit
+    if is_in_chunks and setting.device_type == "cuda" and setting.dtype == torch.float16:
+        logits = max(logits, e * (rows * config.padded_vocab_size + table))
+    return logits + sums
 
 
 def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, passing: int) -> int:

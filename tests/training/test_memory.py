@@ -90,6 +90,15 @@ def test_what_saves_memory_is_seen_by_the_prediction():
     assert needed(checkpointing=True) < needed(residual_bytes=2)
 
 
+def test_where_products_are_not_added_up_in_place_there_is_one_more():
+    config = GPTConfig(50304, 1024, 2, 12, 768)
+    kernel = MemorySetting("cuda", torch.bfloat16, compiled=True, logit_rows=2048, loss_kernel=True)
+    more = [memory.memory_parts(config, 8, replace(kernel, dtype=torch.float16, loss_kernel=in_kernel))["logits"]
+            - memory.memory_parts(config, 8, replace(kernel, loss_kernel=in_kernel))["logits"]
+            for in_kernel in (True, False)]
+    assert more == [2 * 50304 * 768, 0]  # the compiler holds more before
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("memory_gib", [0, 1, 4, 15, 24, 80, 141])
 @pytest.mark.parametrize("most", [1, 7, 32, 2**20])
