@@ -121,7 +121,7 @@ from common.errors import Exit, UserError, warn
 from common.files import cache_folder
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, print_line
-from common.words import printable, several
+from common.words import first_line, several
 from generation.conversation import Conversation
 from generation.decoder import Decoder
 from generation.graphs import GraphDecoder
@@ -259,11 +259,6 @@ def prepare_graphs(decoder: GraphDecoder, sampling: Sampling) -> None:
         decoder.prepare(sampling)
     except Exception as error:  # what CUDA, a library or a compiled kernel cannot do while a graph is recorded
         warn(f"--cuda_graphs: failed, launching kernels one by one: {first_line(error)}")
-
-
-def first_line(error: Exception) -> str:
-    """The beginning of what an error says."""
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
 
 
 # ---------------------------------------------------------------- writing

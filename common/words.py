@@ -17,8 +17,13 @@ def printable(text: str) -> str:
     return "".join(c if _is_harmless(c) and c not in ONE_LINE_ONLY else repr(c)[1:-1] for c in text)
 
 
+def first_line(error: Exception) -> str:
+    """The beginning of what an error says, on one line."""
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
+
+
 def printable_text(text: str) -> str:
-    """The same for text of several lines: newlines, tabs and marks of direction stay."""
+    """What printable returns, for text of several lines: newlines, tabs and marks of direction stay."""
     return "".join(c if c in "\n\t" or _is_harmless(c) else repr(c)[1:-1] for c in text)
 
 

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend
 
 from common.children import outside_current_folder
 from common.ranks import world_size
-from common.words import printable, several
+from common.words import first_line, printable, several
 from machine.cards import find_card
 
 # The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
@@ -294,7 +294,7 @@ def why_no_headers() -> str | None:
 
 def compiler_complaint(error: Exception) -> str:
     """The first line of what a compiler's error says, and what is known to be missing here."""
-    said = printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
+    said = first_line(error)
     return f"{said}; {missing}" if (missing := why_no_headers()) else said
 
 
