@@ -28,8 +28,8 @@ from common.outputs import PICTURES, Output, requested
 from common.words import duration, printable, several, size
 from reports.page import page_bytes
 from reports.sources import read_files
-from training.axes import SPIKES, Curve, Curves, XAxis, curves_of, loss_limits
-from training.history import LoggedRun, have_other_tokens, read_run
+from watching.axes import SPIKES, Curve, Curves, XAxis, curves_of, loss_limits
+from watching.history import LoggedRun, have_other_tokens, read_run
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"  # one for each run; in capitals its validation
 PANELS = {"loss": "loss", "lr": "learning rate", "norm": "gradient norm", "speed": "tokens per second"}

@@ -22,8 +22,8 @@ from common.allocator import let_segments_grow
 from common.errors import Exit, UserError, guard, require
 from common.ranks import speaks, world_size
 from hub.names import check_package, is_on_hub
+from planning.contradictions import contradictions
 from trackers.names import requested_trackers, require_packages
-from training.contradictions import contradictions
 
 TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
 
@@ -232,24 +232,29 @@ from machine import device
 from machine.device import Machine
 from machine.processes import ALONE, joined, of_environment
 from model import Options
+from planning.check import check_machine, compile_something
+from planning.memory import MemorySetting, choose_sharing, most_sequences
+from planning.micro_batch import find_micro_batch
+from planning.pace import Deadline, Pace, measure_pace, plan_until
+from planning.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
+from planning.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
+from planning.schedules import learning_rate_at
+from planning.sharing import Sharing
+from planning.shortage import what_fits
+from planning.sizing import Sizing, choose_sizing
+from planning.together import say_processes
+from planning.trial import measure_trial
 from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words
-from training.check import check_machine, compile_something
 from training.checkpointing import Checkpointer, SavingPlan, command_for_card, plan_saving
 from training.cooldown import set_aside
 from training.decisions import Wishes
 from training.fused import adamw_for
-from training.memorizing import few_windows, memorize, without_noise
-from training.memory import MemorySetting, choose_sharing, most_sequences
-from training.micro_batch import find_micro_batch
 from training.mirrored import catch_up, check_mirror, prepare_mirror, take_mirror
-from training.monitor import Monitor, mfu
 from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
-from training.pace import Deadline, Pace, measure_pace, plan_until
+from training.overfit_test import few_windows, memorize, without_noise
 from training.parallel import build, sequences_at_a_time
 from training.parts import FAST, Parts
-from training.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
-from training.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
 from training.recorded import flags_of_run, write_run_config
 from training.recovery import (
     MOST_SKIPPED_IN_A_ROW,
@@ -260,10 +265,6 @@ from training.recovery import (
     explaining_memory,
     saving_before_new_tokens,
 )
-from training.schedules import learning_rate_at
-from training.sharing import Sharing
-from training.shortage import what_fits
-from training.sizing import Sizing, choose_sizing
 from training.starting import (
     Settings,
     choose_place,
@@ -278,12 +279,11 @@ from training.starting import (
     start_from_weights,
     with_what_no_flag_says,
 )
-from training.starts import recorded_start
 from training.state import Learner, Runtime, TrainState
-from training.together import say_processes
-from training.trackers import Trackers, told_of_run
-from training.trial import measure_trial
 from training.validation import Validator
+from watching.monitor import Monitor, mfu
+from watching.starts import recorded_start
+from watching.trackers import Trackers, told_of_run
 
 NOTHING_LOST = "before the first step; nothing was lost"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from training.history import Series
+from watching.history import Series
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 

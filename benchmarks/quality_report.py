@@ -16,7 +16,7 @@ from benchmarks.losses import QUARTERS, Learned, equal_seconds
 from benchmarks.quality_runs import EVAL_TOKENS, Contest, Run
 from benchmarks.recipes import NamedRecipe
 from common.words import count, duration, several
-from training.axes import XAxis
+from watching.axes import XAxis
 
 NAME_WIDTH, SHARE_WIDTH = 13, 11
 COLUMNS_PER_TABLE = 6  # within 80 columns

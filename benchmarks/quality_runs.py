@@ -28,7 +28,7 @@ from common.files import read_text, write_whole
 from common.locks import try_lock
 from common.progress import Progress
 from common.words import duration, printable, several
-from training.history import read_rows, read_run
+from watching.history import read_rows, read_run
 
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
 EVAL_TOKENS = 2**18  # of a validation, or all there are

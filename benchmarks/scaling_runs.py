@@ -18,7 +18,7 @@ from benchmarks.ladder import GPU_LOG_INTERVAL, Losses, Setting, as_flags, commo
 from benchmarks.processes import ROOT, Children, Launch
 from benchmarks.quality_runs import STEADY
 from common.errors import Exit, UserError
-from training.history import read_rows
+from watching.history import read_rows
 
 ALONE, UNDER_TORCHRUN = "alone", "torchrun"  # one process
 COMPARED_STEPS = 10  # in fp32: after many more, rounding has grown into another run

@@ -28,10 +28,10 @@ from machine.device import Machine
 from machine.memory import is_out_of_memory, peak_memory
 from machine.processes import Processes, joined, of_environment
 from machine.timing import synchronize
+from planning.trial import Trial, prepare_trial
 from training.decisions import Decisions
 from training.parallel import FullySharded, Parallel
 from training.state import Runtime
-from training.trial import Trial, prepare_trial
 
 NUMBERS = 5  # in the message of a step: loss, norm and three decisions
 REPEATS = 200  # of what takes less than a millisecond

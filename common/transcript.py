@@ -132,5 +132,6 @@ def _move_logging(old: Any, new: Any) -> None:
         return
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
-            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+            # dill's handler computes its stream anew at each look, and cannot be set.
+            if isinstance(handler, logging.StreamHandler) and vars(handler).get("stream") is old:
                 handler.setStream(new)

@@ -50,7 +50,7 @@ NOT_THE_PROGRAM = ("tests", "docs", "notebooks", "demo")
 
 
 def modules(root: Path = ROOT) -> dict[str, ast.Module]:
-    """The program's files by name without .py (`training/recipe`), parsed, from the highest floor to the lowest.
+    """The program's files by name without .py (`planning/recipe`), parsed, from the highest floor to the lowest.
 
     Raises ValueError for a folder or a top-level file that has no floor.
     """
@@ -210,7 +210,7 @@ def performance(root: Path = ROOT) -> str:
 
 def _on_paper(name: str, heading: str, root: Path, *words: str) -> str:
     page = (root / name).read_text(encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "training.on_paper", *words], cwd=root, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "planning.on_paper", *words], cwd=root, capture_output=True, text=True,
                           check=True)
     return with_section(page, heading, done.stdout.strip())
 

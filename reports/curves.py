@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from training.axes import Curves
-from training.history import LoggedRun, Series
+from watching.axes import Curves
+from watching.history import LoggedRun, Series
 
 MOST_POINTS = 4000  # of a curve, where one run is shown; several share four times as many
 FEWEST_POINTS = 600

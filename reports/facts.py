@@ -10,7 +10,7 @@ from typing import Any
 
 from common.words import count, duration, shell_line, size
 from reports.sources import Fields, RunFiles, number_of, object_of, words_of
-from training.history import LoggedRun
+from watching.history import LoggedRun
 
 GOING_ON = 900.0  # seconds since the last line in which a run without an end may still be running
 MOST_SAMPLES, MOST_CHARACTERS = 200, 6000

@@ -19,7 +19,7 @@ from typing import Any
 from reports.curves import curves_of_page, most_points, places_of
 from reports.facts import facts_of
 from reports.sources import RunFiles
-from training.axes import Curves
+from watching.axes import Curves
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = ("chart.js", "page.js")

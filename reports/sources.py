@@ -15,7 +15,7 @@ from typing import Any
 from checkpoint.recorded import newest_first, recorded_flags
 from common.errors import UserError
 from common.files import read_text
-from training.history import STARTS, read_objects
+from watching.history import STARTS, read_objects
 
 Fields = Mapping[str, Any]
 MOST_BYTES = 2**26  # of starts.jsonl

@@ -6,6 +6,7 @@ Fixtures import torch only when they need it, so that the tests of rooms without
 import gc
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,11 @@ from tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each process, and so for those that the tests start
     os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell that runs the tests in the background, and nohup, ignore these; what the tests start would inherit that.
+for number in (signal.SIGINT, getattr(signal, "SIGHUP", None)):
+    if number and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 TEXTS = ["the cat sat on the mat and the dog ran to the sea",
          "caf\u00e9 na\u00efve \u00fcber \u00df \u0141\u00f3d\u017a",

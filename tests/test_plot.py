@@ -8,7 +8,7 @@ import pytest
 
 import plot
 from common.errors import Exit, UserError
-from training.axes import Curve, Curves, XAxis
+from watching.axes import Curve, Curves, XAxis
 
 
 @pytest.fixture

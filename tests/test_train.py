@@ -27,6 +27,7 @@ from checkpoint.verify import verify
 from common.errors import Exit, UserError
 from machine import device
 from model import GPT, SIZES
+from planning.pace import WARM_STEPS
 from tests.helpers.commands import run as run_command
 from tests.helpers.forks import Forks, Raised
 from tests.helpers.training import (
@@ -40,11 +41,10 @@ from tests.helpers.training import (
 )
 from tokens.layouts import Part
 from tokens.stream import TokenStream
-from training.monitor import Monitor
 from training.optimizers import OPTIMIZERS, parameter_groups
-from training.pace import WARM_STEPS
 from training.state import Learner
 from training.validation import Validator
+from watching.monitor import Monitor
 
 ROOT = Path(train.__file__).parent
 

@@ -27,13 +27,13 @@ from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
 from hub.names import DATASET, MODEL, is_on_hub, repo_of
 from machine.memory import available_ram
+from planning.recipe import Recipe
 from tokens.corpus import Corpus
 from tokens.mixture import in_words, share_in_words
 from training.optimizers import state_bytes
-from training.recipe import Recipe
 from training.starting import Settings
 from training.state import Learner, Runtime, TrainState
-from training.trackers import sync_metrics
+from watching.trackers import sync_metrics
 
 SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too
 LARGEST_FIGURE = 1e9  # in metrics.jsonl, which somebody may have edited; no loss comes near it

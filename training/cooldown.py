@@ -19,7 +19,7 @@ from common.errors import Exit, UserError
 from common.files import rename
 from common.progress import Progress
 from common.words import printable
-from training.schedules import Schedule, learning_rate_at, schedule_of
+from planning.schedules import Schedule, learning_rate_at, schedule_of
 
 # ---------------------------------------------------------------- --cooldown_from
 

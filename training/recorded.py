@@ -15,8 +15,8 @@ from common.errors import UserError, warn
 from common.words import shell_word
 from hub.names import as_recorded
 from model import SIZES
+from planning.recipe import Recipe
 from tokens.corpus import Corpus
-from training.recipe import Recipe
 
 # Flags of one call of the command, not of the run; --eval_batches becomes --eval_tokens once.
 OF_ONE_CALL = frozenset({"allow_new_data", "budget", "check", "config", "debug", "dry_run", "eval_batches",

@@ -26,13 +26,13 @@ from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
 from machine.processes import Processes
 from machine.timing import synchronize
+from planning.micro_batch import divisors
+from planning.plan import Plan
+from planning.recipe import Recipe
+from planning.shortage import remember
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
-from training.micro_batch import divisors
 from training.optimizers import compile_optimizer, is_complete, run_eagerly
-from training.plan import Plan
-from training.recipe import Recipe
-from training.shortage import remember
 from training.state import Learner, Runtime, TrainState
 
 REST_SECONDS = 2.0  # after a signal, a step that would take longer than this is given up at its next micro-batch

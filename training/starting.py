@@ -26,13 +26,13 @@ from machine.device import Machine, name_of_dtype
 from machine.memory import available_ram, free_memory
 from machine.processes import ALONE, Processes
 from model import Options
+from planning.recipe import Recipe
 from tokens.corpus import Corpus, open_corpus
 from tokens.mixture import mix
 from tokens.shares import folders_of
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training.cooldown import before_decay, choose_cooldown
 from training.optimizers import expected_state
-from training.recipe import Recipe
 from training.state import Learner, TrainState
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from generation.sampling import sample
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from ops.shards import let_go
+from planning.recipe import Recipe
 from tokens.corpus import Corpus, Share
 from tokens.tokenizer import bytes_per_id, load_tokenizer
-from training.recipe import Recipe
 from training.state import Runtime
 
 if TYPE_CHECKING:

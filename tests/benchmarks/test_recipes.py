@@ -10,7 +10,7 @@ from benchmarks.ladder import as_flags
 from benchmarks.recipes import RECIPES, Scale, own_recipes, peak_before, recipe_before, recipe_of_nanogpt
 from common.errors import UserError
 from model import GPTConfig
-from training.recipe import choose_recipe
+from planning.recipe import choose_recipe
 
 TINY = Scale(4, 128, 128, 786_432, 2048, 500)
 MINI = Scale(6, 384, 256, 10_616_832, 2048, 5000)

@@ -124,3 +124,19 @@ def test_the_others_of_several_processes_keep_none(tmp_path, capsys):
         transcript.begin(tmp_path / "log.txt", "====", appends=False)
     assert not (tmp_path / "log.txt").exists()
     assert capsys.readouterr().out == "a line\n"
+
+
+def test_a_handler_whose_stream_cannot_be_set_is_left_alone():
+    class Handler(logging.StreamHandler):  # as dill's, which Hugging Face's datasets bring along
+        stream = property(lambda self: sys.stderr)  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            logging.Handler.__init__(self)
+
+    handler = Handler()
+    logging.getLogger("a library of a test").addHandler(handler)
+    try:
+        with Transcript():
+            assert handler.stream is sys.stderr
+    finally:
+        logging.getLogger("a library of a test").removeHandler(handler)

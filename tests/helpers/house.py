@@ -11,7 +11,7 @@ NOT_THE_PROGRAM = {"tests", "docs", "notebooks", "demo"}
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """Every file of the program, parsed, by its path without .py: "train", "training/recipe", "training/__init__"."""
+    """Every file of the program, parsed, by its path without .py: "train", "planning/recipe", "training/__init__"."""
     paths = [*ROOT.glob("*.py"), *ROOT.glob("*/**/*.py")]
     names = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in paths}
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sorted(names.items())
@@ -50,7 +50,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Every node of one of these kinds in the whole program, and where it stands: "training/recipe.py:12"."""
+    """Every node of one of these kinds in the whole program, and where it stands: "planning/recipe.py:12"."""
     for name, tree in sources().items():
         for node in ast.walk(tree):
             if isinstance(node, kinds):

@@ -16,9 +16,9 @@ from common.progress import Progress
 from common.signals import Signals
 from machine.processes import joined, of_environment
 from ops.shards import assembled
+from planning.trial import prepare_trial
 from training.parallel import Parallel
 from training.state import Runtime
-from training.trial import prepare_trial
 
 
 def weights_after(args: Any, runtime: Runtime, kind: str) -> torch.Tensor:

@@ -12,9 +12,9 @@ from machine import device
 from machine.device import Machine
 from machine.processes import ALONE
 from model import GPT, GPTConfig
+from planning.recipe import Recipe
 from training.optimizers import OPTIMIZERS, parameter_groups
 from training.parallel import Alone
-from training.recipe import Recipe
 from training.state import Learner
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]

@@ -10,9 +10,9 @@ from typing import Any
 from architectures.fields import InvalidCheckpoint
 from checkpoint.find import newest_sound, steps_in
 from checkpoint.verify import verify
+from planning.pace import WARM_STEPS
 from tests.helpers.forks import Forks
 from tests.helpers.training import metrics_of
-from training.pace import WARM_STEPS
 
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "4",

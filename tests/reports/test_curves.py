@@ -5,9 +5,9 @@ import math
 import random
 
 from reports.curves import MOST_POINTS, encoded, most_points, places_of, thinned
-from training.axes import XAxis, curves_of
-from training.history import LoggedRun
-from training.history import Series as Logged
+from watching.axes import XAxis, curves_of
+from watching.history import LoggedRun
+from watching.history import Series as Logged
 
 
 def long_run(steps: int) -> LoggedRun:

@@ -8,10 +8,10 @@ import pytest
 from checkpoint.find import steps_in
 from checkpoint.folder import owned
 from common.errors import Exit
+from planning.pace import WARM_STEPS
 from tests.helpers.forks import Raised
 from tests.helpers.several import EXACT, SMALL, Several, figures
 from tests.helpers.training import metrics_of
-from training.pace import WARM_STEPS
 
 
 @pytest.fixture

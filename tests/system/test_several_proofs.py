@@ -22,11 +22,11 @@ from checkpoint.find import steps_in
 from checkpoint.huggingface import load_model
 from checkpoint.verify import verify
 from common.errors import Exit
+from planning.pace import WARM_STEPS
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.several import EXACT, SMALL, Several, figures
 from tests.helpers.training import metrics_of
-from training.pace import WARM_STEPS
 
 pytestmark = pytest.mark.slow
 

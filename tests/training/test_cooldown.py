@@ -8,7 +8,7 @@ import pytest
 from checkpoint.find import steps_in
 from common.errors import Exit
 from tests.helpers.training import metrics_of, same_tensors
-from training.monitor import Monitor
+from watching.monitor import Monitor
 
 EVERY = ["--log_interval", "1", "--checkpoint_every_steps", "5", "--keep_checkpoints", "99", "--learning_rate", "1e-3"]
 

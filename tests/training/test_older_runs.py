@@ -14,7 +14,7 @@ import pytest
 import train
 from common.files import sha256_of
 from tests.helpers.training import metrics_of, same_tensors
-from training.monitor import Monitor
+from watching.monitor import Monitor
 
 CONFIG = """
 n_layer = 1

@@ -15,8 +15,8 @@ from common.config import DECIDES, REPLACES, SHAPE, read_toml
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from tests.helpers.training import metrics_of, same_tensors
-from training.monitor import Monitor
 from training.recorded import OF_ONE_CALL, OF_THE_MACHINE
+from watching.monitor import Monitor
 
 ALL = ["--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--no-bias", "--no-tie_weights",
        "--dropout", "0.1", "--batch_size", "3", "--gradient_accumulation_steps", "2", "--epochs", "3",

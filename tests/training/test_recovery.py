@@ -13,6 +13,7 @@ from common.signals import Signals
 from machine import device
 from machine.processes import ALONE
 from model import GPT
+from planning.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
 from tests.helpers.training import (
     OUT_OF_MEMORY,
     forward_that_needs,
@@ -23,7 +24,6 @@ from tests.helpers.training import (
     small_batch,
     small_model,
 )
-from training.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
 from training.recovery import Abandoned, Recovery
 from training.state import Runtime, TrainState
 

@@ -29,10 +29,10 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
     from machine.device import Machine
     from machine.processes import ALONE
     from ops import loss_kernel
-    from training.memory import MemorySetting, memory_parts, predicted_peak
+    from planning.memory import MemorySetting, memory_parts, predicted_peak
+    from planning.recipe import choose_config, choose_options
     from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
     from training.parallel import Alone
-    from training.recipe import choose_config, choose_options
     from training.recovery import compiles_in_parts
     from training.state import Learner
 

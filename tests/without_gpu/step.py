@@ -50,9 +50,9 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     from machine.device import Machine
     from machine.processes import ALONE
     from model import Options
+    from planning.recipe import choose_config
     from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
     from training.parallel import Alone
-    from training.recipe import choose_config
     from training.state import Learner
 
     half = torch.bfloat16 if card.capability >= 80 else torch.float16

@@ -17,9 +17,9 @@ from typing import Any
 
 from machine.cards import find_card
 from model import SIZES, GPTConfig
+from planning.memory import room_on_card
 from tests.without_gpu.asking import make_ask
 from tests.without_gpu.pretended import CARDS
-from training.memory import room_on_card
 
 T, VOCABULARY, FEWER, MORE = 1024, 50_257, 2, 3
 

@@ -1,0 +1,275 @@
+"""The memory of a training step, predicted by part before anything is allocated.
+
+N is a micro-batch's tokens (B T), C the width, P the padded vocabulary. All sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+from architectures.table import ModelConfig, architecture_of
+from common.words import size
+from machine.cards import CARDS_GIB
+from machine.device import Machine
+from machine.memory import total_memory
+from machine.processes import ALONE, Processes
+from model import Options
+from planning.sharing import UNSHARED, Sharing, gathered_groups
+from planning.sizing import Sizing
+from training.optimizers import OPTIMIZERS
+
+GIB = 2**30
+MOST_TOKENS = {"cuda": 16_384, "mps": 8_192, "cpu": 4_096}  # of the default micro-batch: more keep a device no busier
+MARGIN = 0.08  # of the memory there is; left free for what nobody counted
+CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
+# Resident besides tensors on a CPU, measured on Linux with torch 2.13: the process, what the compiler adds (more where
+# nothing is cached), and the compiled code of a block.
+PROGRAM, COMPILER, COMPILED_BLOCK = 400 * 2**20, 55 * 2**20, 5 * 2**20
+# Holes in the heap on a CPU: compiled, a share of the weights; eager, where sizes are mixed, a share of the first half
+# GiB that comes and goes in a step.
+COMPILED_HOLES, EAGER_HOLES, MOST_WITH_HOLES = 0.65, 0.35, 2**29
+WORKSPACES = 64 * 2**20  # PyTorch's on a GPU
+NCCL_BUFFERS = 2**29  # of several processes on GPUs, assumed
+LEAST_TOKENS = 4_096  # of a micro-batch that a copy of the whole model must leave room for, or the model is divided
+
+
+@dataclass(frozen=True)
+class MemorySetting:
+    """What decides the memory of a step besides the model's shape and the micro-batch."""
+
+    device_type: str
+    dtype: torch.dtype  # of autocast; float32: no mixed precision
+    compiled: bool = False
+    accumulates: bool = True  # more than one micro-batch a step
+    residual_bytes: int = 4  # of an element of the residual stream
+    logit_rows: int | None = None  # rows of logits that exist at a time; None: those of all N tokens
+    loss_kernel: bool = False  # gradients take the place of the logits
+    fp8_head: bool = False  # likewise, and there are others of a byte
+    checkpointing: bool = False  # only the input of a block is kept for the backward pass
+    copies: bool = False  # the state is copied to the RAM, to be saved from there
+    optimizer_bytes: float = 8  # of optimizer state per parameter
+    sharing: Sharing = UNSHARED
+
+    @staticmethod
+    def of(machine: Machine, options: Options, accumulates: bool, copies: bool, optimizer_bytes: float,
+           sharing: Sharing = UNSHARED) -> MemorySetting:
+        """The setting of a run. Divided weights are gathered in the dtype of autocast, so all that follows has it."""
+        is_half = options.residual_dtype or (sharing.is_divided and machine.dtype != torch.float32)
+        return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates,
+                             2 if is_half else 4, options.loss_chunk or None, options.loss_kernel, options.fp8_head,
+                             options.recompute, copies, optimizer_bytes, sharing)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """True where gradients are there while activations come: of earlier micro-batches, or as DDP's buckets."""
+        return self.accumulates or self.sharing.way == "ddp"
+
+
+def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
+    """Predicted bytes of a training step in each process by part: weights, optimizer, copy, gradients, gathered, ...
+
+    Weights and gradients are fp32; the gradient of a tied embedding exists twice for a moment, as it comes from both
+    ends. The copy that is saved counts where it lies in the same memory, that of a CPU and of Apple's GPU, and
+    is of the whole model. The program is what is no tensor.
+    """
+    C = config.n_embd
+    table = config.padded_vocab_size * C
+    parameters = config.num_parameters + (config.padded_vocab_size - config.vocab_size) * C
+    weights, optimizer = 4 * parameters, int(setting.optimizer_bytes * parameters)
+    gradients = weights + (4 * table if config.tie_weights else 0)
+    gathered = {}
+    if setting.sharing.is_divided:
+        gradients, gathered = _divided(config, setting, weights)
+
+    logits = _logit_bytes(config, batch_size, setting, table)
+    activations = _activation_bytes(config, batch_size, setting, table, logits)
+    copies_here = setting.copies and setting.device_type != "cuda"
+    shards = setting.sharing.shards
+    return {"weights": weights // shards, "optimizer": optimizer // shards,
+            **({"copy": weights + optimizer} if copies_here else {}), "gradients": gradients, **gathered,
+            "activations": activations, "logits": logits,
+            "program": _program_bytes(config, setting, weights // shards, activations + logits)}
+
+
+def _divided(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple[int, dict[str, int]]:
+    """Gradients, and what is gathered, where weights are divided.
+
+    Gathered are the root's weights and those of two blocks, the one that is computed and the next. Gradients are
+    divided as they come, group by group, the root's last; but those of several micro-batches are added up whole, as
+    they are exchanged in the last one alone.
+    """
+    groups, e = gathered_groups(config), setting.dtype.itemsize
+    gathered = e * (groups.root_elements + 2 * groups.block_elements)
+    last = (4 + e) * groups.root_elements
+    divided = weights // setting.sharing.shards + last
+    return max(weights, divided) if setting.accumulates else divided, {"gathered": gathered}
+
+
+def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int, logits: int) -> int:
+    """What the backward pass needs of the blocks, the final norm and the 16-bit copy of the matrices.
+
+    A block that is computed again has the place that the logits had.
+    """
+    tokens, C, e = batch_size * config.seq_length, config.n_embd, setting.dtype.itemsize
+    block = architecture_of(config).block_bytes(config, setting.device_type, setting.dtype, setting.residual_bytes)
+    blocks = config.n_layer * block
+    if setting.checkpointing:
+        blocks = config.n_layer * C * setting.residual_bytes + max(0, block - logits / tokens)
+    ends = C * (2 * setting.residual_bytes + e)
+    casts = e == 2 and not setting.sharing.is_divided  # where weights are not gathered in this dtype
+    copy_of_matrices = 2 * (config.num_block_weights + table) if casts else 0  # until the backward pass has used it
+    return int(tokens * (blocks + ends) + copy_of_matrices)
+
+
+def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
+    """Logits and what is made of them.
+
+    Eager there are log-probabilities, their gradient and the gradient of the logits, fp32; compiled there is the
+    output, whose place its gradient takes. In chunks there is also a gradient of the output layer, on a CPU of each
+    chunk, and on a GPU the compiler writes gradients beside logits. Fp16 is for GPUs that cannot add a product up in
+    place: there it lies beside the gradients of the logits.
+    """
+    tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
+    rows = min(tokens, setting.logit_rows or tokens)
+    by_kernel = setting.loss_kernel or setting.fp8_head
+    is_in_chunks = rows < tokens or by_kernel
+    bytes_per_logit, sums = 12, 0
+    if by_kernel:
+        bytes_per_logit = e + setting.fp8_head
+    elif setting.compiled:
+        bytes_per_logit = 2 * e if is_in_chunks and setting.device_type == "cuda" else e
+    if is_in_chunks and setting.device_type == "cpu":
+        sums = tokens // rows * table * e
+    elif is_in_chunks and not (setting.keeps_gradients and config.tie_weights):  # else the gradients have it already
+        sums = 4 * table
+    logits = rows * config.padded_vocab_size * bytes_per_logit
+    if is_in_chunks and setting.device_type == "cuda" and setting.dtype == torch.float16:
+        logits = max(logits, e * (rows * config.padded_vocab_size + table))
+    return logits + sums
+
+
+def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, passing: int) -> int:
+    """What is held besides tensors: on a CPU the process, with the compiler where it is used, and holes in the heap."""
+    if setting.device_type != "cpu":
+        return WORKSPACES + (NCCL_BUFFERS if setting.sharing.world_size > 1 else 0)
+    if setting.compiled:
+        return PROGRAM + COMPILER + config.n_layer * COMPILED_BLOCK + int(COMPILED_HOLES * weights)
+    return PROGRAM + int(EAGER_HOLES * min(passing, MOST_WITH_HOLES))
+
+
+def peak_bytes(parts: dict[str, int], keeps_gradients: bool) -> int:
+    """The most of the parts that exists at the same time.
+
+    Without accumulation the gradients come as the activations go; with it the gradients of earlier micro-batches are
+    there from the start, as are DDP's buckets.
+    """
+    passing = parts["activations"] + parts["logits"]
+    passing = passing + parts["gradients"] if keeps_gradients else max(passing, parts["gradients"])
+    held = parts["weights"] + parts["optimizer"] + parts.get("copy", 0) + parts.get("gathered", 0) + parts["program"]
+    return held + passing
+
+
+def predicted_peak(config: ModelConfig, batch_size: int, setting: MemorySetting) -> int:
+    """The predicted peak of each process, in bytes."""
+    return peak_bytes(memory_parts(config, batch_size, setting), setting.keeps_gradients)
+
+
+def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
+    """The largest micro-batch, 0 to most, whose predicted peak is within the room in bytes."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = predicted_peak(config, middle, setting) <= room
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def default_micro_batch(config: ModelConfig, memory_bytes: int, setting: MemorySetting, most: int) -> int:
+    """The largest power of two, at most `most`, whose predicted peak is within 80% of memory_bytes; at least 1."""
+    found = largest_micro_batch(config, setting, 0.8 * memory_bytes, most)
+    return 1 << max(1, found).bit_length() - 1
+
+
+def choose_sharing(args: argparse.Namespace, config: ModelConfig, options: Options, machine: Machine,
+                   processes: Processes) -> tuple[str, str]:
+    """The way in which the processes share the model, and why: the first that is predicted to fit the memory.
+
+    That is ddp, then hsdp where there are several machines, then fsdp. It must leave room for --batch_size, or for the
+    LEAST_TOKENS, which keep a device busy. --optimizer auto counts as AdamW.
+    """
+    if processes.world_size == 1:
+        return "alone", ""
+    if args.model_parallel != "auto":
+        return args.model_parallel, "--model_parallel"
+    for flag, value in (("batch_size", "auto"), ("optimizer", "adamw8bit")):
+        if getattr(args, flag) == value:
+            return "ddp", f"--{flag} {value} works with no other"
+    fallback = max(1, LEAST_TOKENS // config.seq_length)
+    batch_size = args.batch_size if isinstance(args.batch_size, int) else fallback
+    room = memory_of_each(machine, processes)
+    ways = ("ddp", "hsdp") if processes.num_machines > 1 else ("ddp",)
+    needed = {way: predicted_peak(config, batch_size, _setting(args, config, options, machine, processes, way))
+              for way in (*ways, "fsdp")}
+    way = next((way for way in ways if needed[way] <= room), "fsdp")
+    return way, f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
+
+
+def memory_of_each(machine: Machine, processes: Processes) -> int:
+    """Bytes that each process may take: those of its GPU, or its part of the RAM, without what nobody counted."""
+    if machine.device.type == "cpu":
+        return int((1 - MARGIN) * total_memory(machine)) // processes.local_world_size
+    return int((1 - MARGIN) * total_memory(machine)) - CUDA_CONTEXT
+
+
+def _setting(args: argparse.Namespace, config: ModelConfig, options: Options, machine: Machine, processes: Processes,
+             way: str) -> MemorySetting:
+    """The setting before the optimizer is chosen: as AdamW's, which keeps more than the others."""
+    kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
+    accumulates = args.gradient_accumulation_steps > processes.world_size
+    return MemorySetting.of(machine, options, accumulates, True, kind.memory_bytes(config), Sharing.of(way, processes))
+
+
+def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: ModelConfig, options: Options,
+                   machine: Machine, processes: Processes = ALONE, way: str = "alone") -> int:
+    """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy.
+
+    --optimizer auto, which depends on it, counts as AdamW.
+    """
+    most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
+    memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
+    if machine.device.type == "cpu":
+        memory_bytes //= processes.local_world_size
+    return default_micro_batch(config, memory_bytes, _setting(args, config, options, machine, processes, way), most)
+
+
+def largest_on_cards(config: ModelConfig, setting: MemorySetting) -> dict[int, int]:
+    """The largest micro-batch for each of CARDS_GIB, 0 where not even one sequence fits."""
+    return {card: largest_micro_batch(config, setting, room_on_card(card)) for card in CARDS_GIB}
+
+
+def room_on_card(gigabytes: int) -> float:
+    """Bytes that a process may take on a card with so much memory, without what nobody counted."""
+    return (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
+
+
+def describe_memory(parts: dict[str, int], keeps_gradients: bool) -> str:
+    """'4.1 GiB predicted: weights 0.5, optimizer 1.0, activations 1.2, ...'; in MiB below 1 GiB.
+
+    The shares add up to the total; what does not exist at the peak stands behind them.
+    """
+    total = peak_bytes(parts, keeps_gradients)
+    unit, scale = ("GiB", GIB) if total >= GIB else ("MiB", GIB / 1024)
+
+    not_at_the_peak: list[str] = []
+    if not keeps_gradients:
+        forward_is_larger = parts["activations"] + parts["logits"] >= parts["gradients"]
+        not_at_the_peak = ["gradients"] if forward_is_larger else ["activations", "logits"]
+
+    words = {name: f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items()}
+    shares = ", ".join(words[name] for name in parts if name not in not_at_the_peak)
+    others = ", ".join(words[name] for name in not_at_the_peak)
+    at_another_moment = f"; at another moment, when there is less: {others}" if others else ""
+    return f"{total / scale:.1f} {unit} predicted: {shares}{at_another_moment}"

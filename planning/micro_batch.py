@@ -1,0 +1,207 @@
+"""--batch_size auto: the largest micro-batch that really fits, found by trying.
+
+Each trial is two steps in a child process, where running out of memory harms nobody. What was measured is remembered
+between runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from architectures.table import ModelConfig
+from common.children import script_environment
+from common.errors import Exit, UserError
+from common.files import cache_folder, sha256_of, write_whole
+from common.words import printable, several, size
+from machine.device import Machine, name_of_dtype
+from machine.memory import available_ram, free_memory, total_memory
+from model import Options
+from planning.memory import MARGIN, MemorySetting, largest_micro_batch
+from planning.recipe import Recipe
+from training.optimizers import OptimizerKind
+from training.state import Runtime
+
+OUT_OF_MEMORY = 75  # the exit code by which a trial says so
+# CUDA's words for a GPU that another process holds in compute mode EXCLUSIVE_PROCESS, of older and newer drivers.
+HELD_BY_ANOTHER = ("devices are busy or unavailable", "device(s) is/are busy or unavailable")
+MOST_TOKENS = 65_536  # of a micro-batch that is searched for; a card is busy long before
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """The divisors of number that are at most `most`, ascending; at least 1 is among them."""
+    return [d for d in range(1, max(1, min(number, most)) + 1) if number % d == 0]
+
+
+def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest candidate that fits, None if none does; found from the first guess by doubling, then by bisection.
+
+    Candidates ascend, and whatever is smaller than one that fits fits too.
+    """
+    good, bad, at, stride = -1, len(candidates), candidates.index(first), 1
+    while bad - good > 1:
+        good, bad = (at, bad) if fits(candidates[at]) else (good, at)
+        if bad == len(candidates):
+            at = min(good + stride, bad - 1)
+        elif good == -1:
+            at = max(bad - stride, 0)
+        else:
+            at = (good + bad) // 2
+        stride *= 2
+    return candidates[good] if good >= 0 else None
+
+
+class HeldByAnother(Exception):
+    """The GPU serves one process at a time, and that is this one: a child can try nothing."""
+
+
+@dataclass
+class MeasuredPeaks:
+    """The peaks that trials measured, in bytes by setting and micro-batch, kept in a file between runs."""
+
+    file: Path
+
+    def read(self) -> dict[str, dict[str, int]]:
+        """The measured peaks; a file that cannot be read holds none."""
+        try:
+            found = json.loads(self.file.read_text(encoding="utf-8"))
+            return {str(key): {str(int(n)): int(held) for n, held in peaks.items()} for key, peaks in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def write(self, peaks: dict[str, dict[str, int]]) -> None:
+        """Keeps the peaks; a folder that cannot be written costs the time to measure again."""
+        with contextlib.suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.file, json.dumps(peaks))
+
+
+def find_largest(candidates: Sequence[int], first: int, room: int, key: str, known: MeasuredPeaks,
+                 measure: Callable[[int], int | None]) -> tuple[int | None, int]:
+    """The largest candidate that holds at most room bytes, and what it holds; (None, 0) if there is none.
+
+    measure(candidate) returns the bytes held, None for too many. What it finds is remembered under the key.
+    """
+    if not candidates:
+        return None, 0
+    all_peaks = known.read()
+    peaks = all_peaks.setdefault(key, {})
+
+    def fits(batch_size: int) -> bool:
+        if str(batch_size) not in peaks:
+            held = measure(batch_size)
+            peaks[str(batch_size)] = room + 1 if held is None else held  # tried again where more memory is free
+            known.write(all_peaks)
+        return peaks[str(batch_size)] <= room
+
+    found = largest_that_fits(candidates, first, fits)
+    return found, peaks[str(found)] if found else 0
+
+
+def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Options, recipe: Recipe,
+                     kind: OptimizerKind, runtime: Runtime, command: Callable[[int, int], list[str]]) -> int:
+    """The largest micro-batch that fits: a divisor of the samples of a step, of which each process has its share.
+
+    A trial is one process that has the whole model, and its share of a machine's RAM.
+    command(batch_size, accumulation) is the command line of a trial, without what follows from config and kind. Raises
+    UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
+    """
+    machine, signals, out = runtime.machine, runtime.signals, runtime.out
+    before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child process behind
+    processes, free = runtime.processes, free_memory(machine)
+    samples = recipe.samples_per_step // processes.world_size
+    setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
+    decided = [f"--optimizer={kind.name}", f"--residual_dtype={name_of_dtype(options.residual_dtype)}"]
+    if args.init_from:  # where they are now, if they came from the hub
+        decided.append(f"--init_from={args.init_from}")
+    else:
+        decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
+    if machine.on_gpu:  # else a trial that the GPU refuses would measure the CPU
+        decided.append("--use_gpu")
+    room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
+    candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
+    expected = largest_micro_batch(config, setting, room)
+    first = divisors(samples, min(expected, candidates[-1]))[-1]
+    if machine.device.type != "cuda":  # more than is expected to fit could take other processes down with it
+        candidates = [n for n in candidates if n <= expected]
+    tried = []
+
+    def measure(batch_size: int) -> int | None:
+        tried.append(batch_size)
+        with out.phase(f"trying --batch_size {batch_size}"):
+            trial = [*command(batch_size, min(2, samples // batch_size)), *decided]
+            held = run_trial(trial, batch_size, lambda: signals.number is not None)
+        if signals.number is not None:
+            raise SystemExit(128 + signals.number)
+        return held
+
+    known = MeasuredPeaks(cache_folder() / "peaks.json")
+    try:
+        found, held = find_largest(candidates, first, room, _key(args, machine, config, samples, setting), known,
+                                   measure)
+    except HeldByAnother:
+        out.warn(f"--batch_size auto: {first} x {several(samples // first, 'micro-batch')} is computed, not tried: the "
+                 "GPU serves one process at a time (compute mode EXCLUSIVE_PROCESS), and a trial is another one. To "
+                 "have it tried, allow several with: sudo nvidia-smi -c DEFAULT.")
+        signals.at_once = before
+        return first
+    if found is None:
+        raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
+                                      f"{size(room)}. Take a smaller --seq_length or --model_size.")
+
+    larger = next((n for n in divisors(samples, samples) if n > found), None)
+    why = "a whole step" if larger is None else f"{larger} does not fit {size(room)}"
+    if larger and larger * config.seq_length > MOST_TOKENS:
+        why = f"more than {MOST_TOKENS:,} tokens would be no faster"
+    source = f"{len(tried)} tried" if tried else f"remembered in {printable(str(known.file))}"
+    out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(held)}; {why} ({source})")
+    signals.at_once = before
+    return found
+
+
+def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:
+    """A name for all that the memory of a trial depends on besides the micro-batch, the program's own code included."""
+    top = Path(__file__).parent.parent
+    code = [top / "train.py", top / "model.py", top / "data.py"]
+    code += [path for folder in ("ops", "machine", "training") for path in sorted((top / folder).glob("*.py"))]
+    total = total_memory(machine) if machine.on_gpu else torch.get_num_threads()
+    facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
+             [sha256_of(path) for path in code], samples, str(setting), args.compile_mode, args.compile_blocks,
+             args.label_smoothing, args.fp8_head, args.loss_kernel, args.preload, args.bin_file, args.data_dir]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def run_trial(command: Sequence[str], batch_size: int, stop: Callable[[], bool]) -> int | None:
+    """The bytes that the command prints; None if it ran out of memory or was killed. stop() ends it early.
+
+    Raises HeldByAnother where the GPU lets no second process in, UserError (exit 5) if it fails otherwise.
+    """
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, errors="replace", env=script_environment()) as child:
+        with contextlib.suppress(OSError):  # Linux: if a process has to die for want of memory, then the child
+            Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                printed, errors = child.communicate(timeout=0.5)
+                break
+            if stop():
+                child.kill()
+
+    if child.returncode in (OUT_OF_MEMORY, -9):
+        return None
+    last = (printed.split() or [""])[-1]
+    if child.returncode == 0 and last.isdigit():
+        return int(last)
+    if any(words in errors for words in HELD_BY_ANOTHER):
+        raise HeldByAnother
+    reason = (errors.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+    raise UserError(Exit.MACHINE, f"--batch_size auto: the trial with {batch_size} failed: {printable(reason)[:300]}. "
+                                  "Give a number.")

@@ -1,0 +1,187 @@
+"""How long a run takes, by steps measured before the first one, and when it has to end (--max_minutes)."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+import data
+from common.errors import UserError
+from machine import device
+from machine.memory import release_memory
+from machine.processes import ALONE, Processes
+from planning.plan import Pace, Plan
+from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
+from planning.schedules import learning_rate_at
+from tokens.corpus import Corpus
+from tokens.watch import TokensChanged
+from training.recovery import Recovery
+from training.state import Learner, Runtime, TrainState
+
+WARM_STEPS = 3  # that are measured at least, after a cold one
+MEASURING_SHARE, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes that may go into measuring, and at most
+LONG_SECONDS = 5.0  # a cold step that takes longer is measured enough
+MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
+VALIDATION_SHARE = 0.4  # of a training token's time for one of validation: a forward pass is a third of the work
+COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
+SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
+MOST_STEPS = 2**40
+
+Step = Callable[[Iterator[data.Batch], int], tuple[torch.Tensor, torch.Tensor]]
+
+
+# ---------------------------------------------------------------- how long a run takes
+
+
+def measure_pace(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Recovery, step: Step,
+                 corpus: Corpus, deadline: Deadline, runtime: Runtime) -> Pace:
+    """Measures what a step takes, longer where a horizon depends on it, and derives the rest."""
+    minutes = deadline.minutes if deadline.is_open else None
+    at_least = min(MEASURING_SHARE * 60 * (minutes or 0.0), MEASURING_SECONDS)
+    try:
+        seconds, loss = _measure_step(learner, recovery, step, runtime, args.dry_run, at_least)
+    except TokensChanged as error:
+        raise UserError(error.code, f"{error} Start again when the file is as pretokenize.py wrote it.") from error
+    written = plan.saving.checkpoint_bytes / WRITTEN_BYTES
+    copied = plan.saving.checkpoint_bytes / COPIED_BYTES if plan.saving.copies else written
+    val_token = VALIDATION_SHARE * seconds / (plan.recipe.samples_per_step * plan.config.seq_length)
+    val_tokens = corpus.val.length if corpus.val else 0
+    compile_seconds = runtime.processes.agree(lambda: recovery.compile_seconds or 0.0)
+    return Pace(seconds, val_token, val_tokens, copied, written, compile_seconds, loss)
+
+
+def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Runtime, whole: bool,
+                  at_least: float) -> tuple[float, float]:
+    """Seconds of a training step and the loss of the last one, measured while there is no optimizer state yet.
+
+    It takes at_least these seconds. The lower quartile counts, the fastest of three: what else runs on a machine makes
+    a step longer, never shorter. A learning rate of 0 leaves the weights as they are, without the memory of a copy;
+    optimizer, loss scale and random numbers are then what they were, bit for bit. Unless whole, a step that takes long
+    is measured by one, and one of many micro-batches by some of them.
+    """
+    machine, seconds, loss = runtime.machine, [], torch.zeros(())
+    groups = learner.optimizer.param_groups
+    learning_rates = [group["lr"] for group in groups]
+    rng, scaler = device.rng_state(machine), learner.scaler.state_dict()
+    few = recovery.accumulation if whole else min(MEASURED_MICRO_BATCHES, recovery.accumulation)
+
+    def goes_on(seconds: Sequence[float]) -> bool:
+        is_enough = bool(seconds) and seconds[0] > LONG_SECONDS and not whole
+        return not is_enough and (len(seconds) <= WARM_STEPS or sum(seconds) < at_least)
+
+    for group in groups:
+        group["lr"] = 0.0
+    with runtime.out.phase("measuring how long a step takes"):
+        while runtime.processes.agree(lambda: goes_on(seconds)):
+            runtime.clock.start()
+            loss = recovery.until_it_fits(lambda batches, _: step(islice(batches, few), few))[0].cpu()
+            seconds.append(runtime.clock.lap())
+
+    for group, learning_rate in zip(groups, learning_rates, strict=True):
+        group["lr"] = learning_rate
+    learner.optimizer.state.clear()
+    release_memory(machine)  # so that what is made next lies together
+    learner.scaler.load_state_dict(scaler)
+    device.set_rng_state(machine, rng)
+    runtime.gauge.forget()
+    warm = sorted(runtime.processes.agree(lambda: seconds[1:] or seconds))
+    return warm[len(warm) // 4] * recovery.accumulation / few, float(loss)
+
+
+def recipe_within(seconds: float, args: argparse.Namespace, plan: Plan, pace: Pace, steps_done: int) -> Recipe:
+    """The plan's recipe for as many steps as a run can do in the seconds, one more than is done at least.
+
+    The recipe's horizon stays the upper limit. A validation has a hundredth of the tokens of the run, unless its tokens
+    were decided.
+    """
+    recipe = plan.recipe
+    is_decided = args.eval_tokens or args.eval_batches or args.epochs or args.max_steps or steps_done
+
+    def ends_at(step: int) -> Recipe:
+        tokens = step * recipe.samples_per_step * plan.config.seq_length
+        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(args, step),
+                       eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(tokens))
+
+    low, high = steps_done + 1, min(recipe.total_steps, steps_done + MOST_STEPS) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = pace.seconds(ends_at(middle), steps_done) <= seconds
+        low, high = (middle, high) if fits else (low, middle)
+    return ends_at(low)
+
+
+# ---------------------------------------------------------------- when a run has to end
+
+
+class Deadline:
+    """The end of --max_minutes, for all starts of a run together; without the flag there is none.
+
+    horizon is the last step of the schedule, None until it is planned. It is planned once and from then on read from
+    the checkpoint, so that a run that was killed and resumed has the schedule of one that was not. On a resume other
+    minutes give more or less time to reach it; once it is reached, more minutes plan the next one.
+    """
+
+    def __init__(self, minutes: float | None, stored: Mapping[str, Any], began: float):
+        """stored is the trainer_state.json of the checkpoint resumed from, empty for a new run.
+
+        began is when the command began, by time.monotonic().
+        """
+        settings: dict[str, Any] = stored.get("settings") or {}
+        planned: Any = settings.get("max_minutes")
+        horizon: Any = settings.get("total_steps")
+        self.minutes = minutes
+        self.horizon: int | None = None
+        self._is_resumed = minutes is not None and isinstance(planned, int | float) and isinstance(horizon, int)
+        self._began = began
+        if minutes is not None and self._is_resumed:
+            self._began -= stored.get("seconds", 0.0)
+            self.horizon = horizon if stored["step"] < horizon or minutes <= planned else None
+
+    @property
+    def used(self) -> float:
+        """Seconds so far that count."""
+        return 0.0 if self.minutes is None else time.monotonic() - self._began
+
+    @property
+    def seconds_to_plan(self) -> float:
+        """What is left for steps, validations and saves."""
+        return (1 - SPARE) * 60 * (self.minutes or math.inf) - self.used
+
+    @property
+    def is_open(self) -> bool:
+        """True while the horizon has to be planned."""
+        return self.minutes is not None and self.horizon is None
+
+    def start(self, state: TrainState) -> None:
+        """The first step begins. What loading and compiling took counts for a new run, and not again for a resumed one.
+        """
+        if self._is_resumed:
+            self._began = time.monotonic() - state.seconds
+
+    def is_near(self, seconds: float) -> bool:
+        """True if the seconds would go beyond the end."""
+        return self.minutes is not None and self.used + seconds > 60 * self.minutes
+
+    def describe_end(self, state: TrainState, recipe: Recipe, step_seconds: float) -> str:
+        """Why the run ends before its schedule does, and what would finish it, by the seconds that steps took."""
+        rate = learning_rate_at(state.step, recipe)
+        more = math.ceil((self.used + 1.1 * step_seconds * (recipe.total_steps - state.step)) / 60) + 1
+        return (f"time        {self.minutes:g} minutes are over at step {state.step:,} of {recipe.total_steps:,}, with "
+                f"learning rate {rate:.2e}:\ntime        steps took longer than those measured. To finish the "
+                f"schedule: --resume_from auto --max_minutes {more}")
+
+
+def plan_until(deadline: Deadline, args: argparse.Namespace, plan: Plan, choose: Callable[[int], Recipe], pace: Pace,
+               steps_done: int, processes: Processes = ALONE) -> Plan:
+    """The plan with the horizon that the deadline allows; choose(horizon) makes its recipe."""
+    within = recipe_within(processes.agree(lambda: deadline.seconds_to_plan), args, plan, pace, steps_done)
+    recipe = replace(choose(within.total_steps), batch_size=within.batch_size, accumulation=within.accumulation,
+                     eval_tokens=within.eval_tokens)
+    return replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args, recipe))

@@ -1,0 +1,373 @@
+"""The plan of a run: everything decided before the first step, how it is printed, what speaks against it, a dry run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+from dataclasses import dataclass, replace
+
+import torch
+
+import data
+from architectures.table import ModelConfig, architecture_of
+from common.words import count, duration, printable, several, size
+from machine import device
+from machine.device import Machine, name_of_dtype
+from machine.memory import peak_memory, total_memory
+from model import SIZES, Options
+from ops.attention import attends_in_blocks
+from planning.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts
+from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
+from planning.schedules import describe_schedule
+from planning.sizing import Sizing, describe_misfit
+from tokens.corpus import Corpus
+from tokens.mixture import share_in_words
+from tokens.shares import folders_of
+from training.checkpointing import SavingPlan
+from training.optimizers import OptimizerKind
+from training.state import Runtime, TrainState
+
+MIN_VAL_TOKENS = 1000
+MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023)
+UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
+SPREAD_OF_TOKEN_LOSSES = 3.0  # nats, the standard deviation of the losses of single tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will train, and how: each decision made once.
+
+    where says where the tokens live ('gpu', 'ram' or 'mmap'), why_there why. at_a_time is the micro-batch of each
+    process, why_way why several share the model as the memory's setting says.
+    """
+
+    config: ModelConfig
+    options: Options
+    recipe: Recipe
+    kind: OptimizerKind
+    memory: MemorySetting
+    saving: SavingPlan
+    where: str
+    why_there: str
+    at_a_time: int
+    why_way: str = ""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a step, of a token of validation, of a save as training waits for it, of the last save, of compiling.
+
+    Those of a step are measured, and its loss; the others are derived from it and from the bytes of a checkpoint. Where
+    the model is compiled, the first validation compiles once more. val_tokens are all that there are.
+    """
+
+    step: float
+    val_token: float
+    val_tokens: int
+    save: float
+    last_save: float
+    compiling: float
+    loss: float
+
+    def validation(self, recipe: Recipe) -> float:
+        """Of one validation."""
+        return self.val_token * min(self.val_tokens, recipe.eval_tokens)
+
+    def ending(self, recipe: Recipe, save_seconds: float) -> float:
+        """From any step to the end, where the last save takes save_seconds or what is assumed: a step may have begun.
+        """
+        return 2 * self.step + self.validation(recipe) + max(self.last_save, save_seconds)
+
+    def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
+        """From the steps done to the end of the run. Each validation may save a new best, each epoch saves."""
+        steps, validations = recipe.total_steps - steps_done, recipe.num_validations(steps_done)
+        epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
+        between_steps = validations * (self.validation(recipe) + self.save) + epochs * self.save
+        return steps * self.step + between_steps + self.last_save + self.compiling
+
+
+# ---------------------------------------------------------------- in three lines
+
+
+def say_first(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, runtime: Runtime) -> None:
+    """Prints what will be trained and on what, before the seconds that building and compiling take."""
+    runtime.out.say(describe_run(args, plan.config, sizing, corpus.train.length, runtime.machine))
+    for line in (*runtime.machine.warnings, *corpus.notes):
+        runtime.out.warn(line)
+
+
+def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
+             state: TrainState, runtime: Runtime) -> None:
+    """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
+    if args.verbose or args.dry_run:
+        for line in describe_plan(args, plan, sizing, corpus, runtime.machine):
+            runtime.out.say(line)
+    if corpus.shares:
+        runtime.out.say(describe_mixture(args, plan, corpus))
+    if not args.dry_run:
+        runtime.out.say(describe_time(args, plan, pace, state.step))
+        runtime.out.say(describe_disk(args, plan.saving))
+    for line in doubts(args, plan, sizing, corpus):
+        runtime.out.warn(line)
+
+
+def describe_run(args: argparse.Namespace, config: ModelConfig, sizing: Sizing | None, num_tokens: int,
+                  machine: Machine) -> str:
+    """What is trained and on what; of a size that was chosen, for what, and how to choose another."""
+    parameters = f"{count(config.num_parameters)} parameters"
+    if sizing:
+        return (f"size        {sizing.name}: {parameters} for {count(num_tokens)} tokens on {sizing.where} "
+                "(or --model_size)")
+    where = f"the CPU, {several(torch.get_num_threads(), 'thread')}"
+    if machine.device.type != "cpu":
+        where = f"{machine.precision} on {machine.name}"
+    names = [name for name, shape in SIZES.items() if shape == (config.n_layer, config.n_head, config.n_embd)]
+    return f"size        {''.join(f'{name}: ' for name in names)}{parameters}, T {config.seq_length:,}, {where}"
+
+
+def describe_mixture(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> str:
+    """What is drawn from each folder of a mixture, and how often the whole run reads it."""
+    epochs = share_epochs(plan.recipe, plan.config, corpus)
+    said = [f"{share.name} {share_in_words(share.weight)}, {figure(passes)} epochs"
+            for share, passes in zip(corpus.shares, epochs, strict=True)]
+    weights = [folder.weight for folder in folders_of(args.data_dir)]
+    total = sum(weight for weight in weights if weight is not None)
+    how = "by their sizes" if None in weights else f"weights that add up to {float(total):g}" if total != 1 else ""
+    return f"mixture     {'; '.join(said)}{f' ({how})' if how else ''}"
+
+
+def share_epochs(recipe: Recipe, config: ModelConfig, corpus: Corpus) -> list[float]:
+    """How often the whole run reads each share of a mixture."""
+    samples = recipe.total_steps * recipe.samples_per_step
+    return [share.weight * samples / data.WindowOrder(share.corpus.train.length, config.seq_length, 0).windows_per_epoch
+            for share in corpus.shares]
+
+
+def describe_time(args: argparse.Namespace, plan: Plan, pace: Pace, steps_done: int) -> str:
+    """How long the run will take: an estimate, by a measured step."""
+    recipe = plan.recipe
+    steps = recipe.total_steps - steps_done
+    within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
+    return (f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
+            f"{several(steps, 'step')} of {step_time(pace.step)}, {epochs_in_words(plan, steps_done)}")
+
+
+def describe_disk(args: argparse.Namespace, saving: SavingPlan) -> str:
+    """What the run will write, and what is free."""
+    free = shutil.disk_usage(args.output_dir).free
+    return (f"disk        {size(saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
+            f"{several(saving.num_checkpoints, 'checkpoint')}; {size(free)} free")
+
+
+def describe_finished(args: argparse.Namespace, state: TrainState, recipe: Recipe) -> str:
+    """Why a resumed run has nothing left to do, and what would give it more."""
+    if state.step < recipe.total_steps:
+        return (f"already {args.max_minutes:g} minutes used, at step {state.step:,} of {recipe.total_steps:,}; raise "
+                "--max_minutes to continue")
+    limits = "--max_minutes" if args.max_minutes else "--epochs or --max_steps"
+    if recipe.cooldown:
+        return (f"already cooled down, at step {state.step:,}; give --max_steps to train on from step "
+                f"{recipe.cooldown.start:,}")
+    return f"already at step {state.step:,} of {recipe.total_steps:,}; raise {limits} to continue"
+
+
+def step_time(seconds: float) -> str:
+    """'1.3 ms', '290 ms' or '12.1 s'."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
+
+
+def epochs_in_words(plan: Plan, steps_done: int) -> str:
+    """'8.0 epochs', of the steps that are left."""
+    recipe = plan.recipe
+    epochs = figure((recipe.total_steps - steps_done) * recipe.samples_per_step / recipe.windows_per_epoch)
+    return f"{epochs} epoch{'s' * (epochs != '1')}"
+
+
+def figure(number: float) -> str:
+    """A positive number with three digits or more, never in powers of ten: '0.185', '9.99', '15,400'."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}" if not 0 < number < 1e-4 else f"{number:.6f}"
+
+
+# ---------------------------------------------------------------- in words
+
+
+def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, machine: Machine,
+                  ) -> list[str]:
+    """The lines that say on what, what and for how long the run will train, and why so."""
+    config, recipe, setting = plan.config, plan.recipe, plan.memory
+    return [*device.describe(machine, total_memory(machine), _attention(args, config, machine), args.tf32),
+            f"exactness   a resumed run's loss is {_exactness(args, machine)}",
+            _activations(args, plan.options),
+            _tokens(corpus, f"{plan.where}: {plan.why_there}"),
+            _model(config),
+            f"memory      {describe_memory(memory_parts(config, plan.at_a_time, setting), setting.keeps_gradients)}",
+            *_steps(config, recipe),
+            *_validation(config, recipe, corpus),
+            f"optimizer   {plan.kind.words}; {8 + plan.kind.memory_bytes(config):.3g} bytes a parameter with weight "
+            "and gradient",
+            f"schedule    {describe_schedule(recipe)}",
+            *(f"default     {reason}" for reason in (sizing.reasons if sizing else ())),
+            *(f"default     {reason}" for reason in recipe.reasons),
+            *([] if args.dry_run else [_output(args, plan.saving)])]
+
+
+def _attention(args: argparse.Namespace, config: ModelConfig, machine: Machine) -> str:
+    if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
+        return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
+    n_kv_head, head_size = architecture_of(config).kv_heads(config)
+    return device.attention_backend(machine, config.n_head, config.seq_length, head_size, args.dropout, n_kv_head)
+
+
+def _exactness(args: argparse.Namespace, machine: Machine) -> str:
+    if args.deterministic or machine.device.type == "cpu":
+        return ("bit for bit that of a run that was never stopped "
+                f"({'--deterministic' if args.deterministic else 'on a CPU'})")
+    if machine.device.type == "mps":
+        return "that of a run that was never stopped but for the last digits, by design; not measured on Apple's GPUs"
+    return "that of a run that was never stopped but for the last digits; --deterministic gives every bit"
+
+
+def _activations(args: argparse.Namespace, options: Options) -> str:
+    chunk = f"{options.loss_chunk:,}" if options.loss_chunk else "all"
+    return (f"activations {'recomputed in the backward pass' if args.activation_checkpointing else 'kept'}, residual "
+            f"stream in {name_of_dtype(options.residual_dtype)}, logits of {chunk} tokens at a time"
+            f"{', multiplied in 8 bits' if args.fp8_head else ''}{', by the loss kernel' if args.loss_kernel else ''}")
+
+
+def _tokens(corpus: Corpus, where: str) -> str:
+    validation = count(corpus.val.length) if corpus.val else "none"
+    return f"tokens      {count(corpus.train.length)} for training, {validation} for validation; in {where}"
+
+
+def _model(config: ModelConfig) -> str:
+    architecture = architecture_of(config)
+    n_kv_head, _ = architecture.kv_heads(config)
+    shared = f", {n_kv_head} of keys and values" if n_kv_head != config.n_head else ""
+    return (f"model       {architecture.NAME}, {count(config.num_parameters)} parameters: "
+            f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}{shared}, width {config.n_embd}, "
+            f"T {config.seq_length:,}, vocabulary {config.vocab_size:,}, output layer "
+            f"{'tied' if config.tie_weights else 'untied'}")
+
+
+def _steps(config: ModelConfig, recipe: Recipe) -> list[str]:
+    tokens_per_step = recipe.samples_per_step * config.seq_length
+    micro_batches = f"{several(recipe.accumulation, 'micro-batch')} of {several(recipe.batch_size, 'sequence')}"
+    return [f"step        {tokens_per_step:,} tokens: {micro_batches} of {several(config.seq_length, 'token')}; "
+            f"{figure(config.flops_per_token * tokens_per_step / 1e12)} TFLOP",
+            f"horizon     {several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens_per_step)} tokens, "
+            f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}"]
+
+
+def _validation(config: ModelConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
+    if corpus.val is None:
+        return []
+    there = sum(stream.length - 1 for stream in corpus.validations)
+    num = min(there, config.seq_length * recipe.eval_windows(config))
+    measured = f"all {there:,} tokens" if num == there else f"{num:,} of {there:,} tokens, always the same ones"
+    return [f"validation  every {several(recipe.eval_interval, 'step')}: {measured}"]
+
+
+def _output(args: argparse.Namespace, saving: SavingPlan) -> str:
+    free = shutil.disk_usage(args.output_dir).free
+    epochs = f" ({saving.num_epochs} at ends of epochs)" if saving.num_epochs else ""
+    return (f"output      {printable(args.output_dir)}: up to {several(saving.num_checkpoints, 'checkpoint')}{epochs}, "
+            f"{size(saving.disk_bytes)}; {size(free)} free; written {saving.words}")
+
+
+# ---------------------------------------------------------------- objections
+
+
+def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus) -> list[str]:
+    """What a practitioner would object to before the first step."""
+    config, recipe, found = plan.config, plan.recipe, []
+    wanted = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    if config.seq_length < wanted and config.seq_length == corpus.train.length - 1:
+        found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
+
+    if corpus.val is None:
+        found.append("no validation tokens: overfitting will not be seen.")
+    elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
+        off = SPREAD_OF_TOKEN_LOSSES / math.sqrt(least)
+        which = f"the validation set{' of a folder' if corpus.shares else ''}"
+        found.append(f"{which} has {least:,} tokens: by chance alone its loss is {off:.1g} nats off. A larger "
+                     "--val_fraction of pretokenize.py helps.")
+    was_said = args.config.recorded and not args.config.changed  # when the run began, or it chose the size itself
+    often = [f"{share.name} {figure(passes)} times" for share, passes in
+             zip(corpus.shares, share_epochs(recipe, config, corpus), strict=True) if passes > MOST_REPEATS]
+    if often and not was_said:
+        found.append(f"the run reads {', '.join(often[:5])}{' and others' if len(often) > 5 else ''}. Beyond "
+                     f"{MOST_REPEATS} times a text teaches less and less (Muennighoff et al. 2023): less weight for "
+                     "it, or fewer steps.")
+
+    is_small = corpus.train.length < config.num_parameters and recipe.passes > 1
+    if sizing is None and is_small and not was_said:
+        found.append(describe_misfit(config, corpus.train.length, recipe.passes))
+
+    usual = recipe.usual_learning_rate
+    share = recipe.learning_rate / usual
+    if share > UNUSUAL or share < 1 / UNUSUAL:
+        how, then = (f"{share:,.0f} times", "never fall, or rise") if share > 1 else (f"1/{1 / share:,.0f} of",
+                                                                                      "hardly fall")
+        found.append(f"--learning_rate {recipe.learning_rate:g} is {how} the default for this run, {usual:.2g}: the "
+                     f"loss may {then}. Drop the flag unless that is what you want to see.")
+
+    if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
+        saving = plan.saving
+        fewer = "" if args.keep_epochs or saving.num_epochs < 3 else ", or give --keep_epochs 2"
+        found.append(f"--output_dir has {size(free)} free, and up to {several(saving.num_checkpoints, 'checkpoint')} "
+                     f"will take {size(saving.disk_bytes)}. Free some space{fewer}.")
+    return found
+
+
+# ---------------------------------------------------------------- the result of a dry run
+
+
+def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: Runtime, steps_done: int,
+                     validation_seconds: float, mfu: str) -> list[str]:
+    """What the run will take, by the measured seconds of a step and of all validations together."""
+    recipe, saving, machine = plan.recipe, plan.saving, runtime.machine
+    tokens_per_second = recipe.samples_per_step * plan.config.seq_length / pace.step
+    steps = recipe.total_steps - steps_done
+    epochs = steps * recipe.samples_per_step / recipe.windows_per_epoch
+    seconds = pace.step * steps + validation_seconds
+    hours = seconds / 3600
+    has_weights = bool(steps_done or args.init_from)
+    lines = [f"step_seconds: {pace.step:.4f}, the fastest of 3",
+             f"tokens_per_second: {tokens_per_second:.0f}",
+             f"mfu: {mfu}",
+             f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
+             f"peak_memory: {size(peak_memory(machine))}",
+             f"largest_batch_size: {_largest_on_cards(plan, machine)}",
+             f"checkpoint_size: {size(saving.checkpoint_bytes)}",
+             f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
+             f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),
+             f"epochs: {figure(epochs)}" + f" left of {figure(recipe.passes)}" * bool(steps_done),
+             f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
+             f"hours_per_epoch: {hours / epochs:.4g}"]
+    if args.gpu_cost_per_hour is not None:
+        cost = hours * args.gpu_cost_per_hour * runtime.processes.world_size
+        lines.append(f"cost: {cost:.2f}")
+        if args.budget is not None:
+            lines.append(f"budget: {verdict(args.budget, cost, steps, epochs)}")
+    return lines
+
+
+def _largest_on_cards(plan: Plan, machine: Machine) -> str:
+    setting = plan.memory
+    if machine.device.type != "cuda":  # what a card would do without a flag
+        setting = replace(setting, device_type="cuda", dtype=torch.bfloat16, compiled=True)
+    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
+    return (f"{cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} precision, "
+            f"{'compiled' if setting.compiled else 'eager'}")
+
+
+def verdict(budget: float, cost: float, steps: int, epochs: float) -> str:
+    """Whether the whole run fits the budget, in words, and what the budget would buy if it does not."""
+    if cost <= budget:
+        return f"fits: {cost:.2f} of {budget:.2f}, {budget - cost:.2f} left"
+    share = budget / cost
+    return (f"does not fit: {cost:.2f} of {budget:.2f}; it would buy {int(steps * share):,} of {steps:,} steps, "
+            f"{figure(epochs * share)} epochs")

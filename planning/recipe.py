@@ -1,0 +1,428 @@
+"""The recipe: what follows from the flags, the model and the corpus, each default with its reason.
+
+A sample is one sequence of T tokens, a step is one optimizer step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import data
+from architectures.table import ModelConfig
+from checkpoint.load import starting_config
+from common.errors import Exit, UserError, warn
+from common.words import count, several
+from machine.device import Machine
+from model import INIT_STD, SIZES, Options
+from planning import defaults
+from planning.schedules import AS_EVER, Cooldown, Schedule
+from planning.sizing import MOST_EPOCHS, Sizing, config_of_size
+from training.parts import Attention
+
+LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
+LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
+ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
+DEFAULT_SIZE, DEFAULT_SEQ_LENGTH = "gpt2_small", 1024
+LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of weights that allow more: Qwen3's allow 40,960, for which no memory is enough
+ENDLESS = 2**40  # epochs, until the horizon of --max_minutes is known
+
+
+@dataclass(frozen=True)
+class Recipe(Schedule):
+    """How the model is trained, every default decided; reasons say why, one for each default that was chosen.
+
+    usual_learning_rate is the default for this run's model, batch and horizon, whatever was given.
+    """
+
+    batch_size: int
+    accumulation: int
+    windows_per_epoch: int
+    epochs: int
+    usual_learning_rate: float
+    embedding_learning_rate: float
+    init_std: float
+    weight_decay: float
+    embedding_weight_decay: float
+    beta2: float
+    grad_clip: float
+    eval_interval: int
+    eval_tokens: int
+    sample_interval: int
+    log_interval: int
+    reasons: tuple[str, ...]
+    optimizer: str = "adamw"
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.batch_size * self.accumulation
+
+    def with_micro_batch(self, batch_size: int) -> Recipe:
+        """The recipe with so many sequences at a time, a divisor of its samples per step, which stay as they are."""
+        return replace(self, batch_size=batch_size, accumulation=self.samples_per_step // batch_size)
+
+    @property
+    def passes(self) -> float:
+        """How often the run goes over its tokens; fewer than epochs where max_steps ends it."""
+        return self.total_steps * self.samples_per_step / self.windows_per_epoch
+
+    def flags(self) -> dict[str, Any]:
+        """The values decided, by the names of train.py's flags; max_steps stays as it was given."""
+        horizon = {"epochs": self.epochs}
+        if self.cooldown:
+            horizon = {"cooldown_from": self.cooldown.source, "cooldown_steps": self.total_steps - self.cooldown.start}
+        return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **horizon,
+                "init_std": self.init_std,
+                **self._optimizer_flags(), **self._schedule_flags(), "eval_interval": self.eval_interval,
+                "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
+                "log_interval": self.log_interval}
+
+    def _optimizer_flags(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "learning_rate": self.learning_rate,
+                "embedding_learning_rate": self.embedding_learning_rate,
+                "weight_decay": self.weight_decay, "embedding_weight_decay": self.embedding_weight_decay,
+                "beta2": self.beta2, "grad_clip": self.grad_clip}
+
+    def _schedule_flags(self) -> dict[str, Any]:
+        """The flags of the schedule, without those that have no effect with it."""
+        decays = bool(self.cooldown) or self.schedule != "constant"
+        return {"lr_schedule": self.schedule, **({"min_lr": self.min_lr} if decays else {}),
+                **({"warmup_steps": self.warmup_steps} if self.schedule != "constant" or self.warmup_steps else {}),
+                **({"decay_share": self.decay_share} if self.schedule == "wsd" else {})}
+
+    def eval_windows(self, config: ModelConfig) -> int:
+        """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
+        return max(1, self.eval_tokens // config.seq_length)
+
+    def num_validations(self, steps_done: int = 0) -> int:
+        """How many validations come after the steps that are done: at every eval_interval, and after the last step."""
+        return -(-self.total_steps // self.eval_interval) - steps_done // self.eval_interval
+
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run is compared with."""
+        cooldown = {f"cooldown_{name}": value for name, value in (
+            ("from", self.cooldown.source), ("start", self.cooldown.start), ("rate", self.cooldown.rate),
+        )} if self.cooldown else {}
+        return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs, **cooldown,
+                "total_steps": self.total_steps, **self._optimizer_flags(), **self._schedule_flags(),
+                "eval_interval": self.eval_interval, "eval_tokens": self.eval_tokens}
+
+
+# ---------------------------------------------------------------- the model
+
+
+def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
+                  ) -> ModelConfig:
+    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested where the corpus is.
+
+    Raises UserError: exit 2 for a width that the heads do not divide or a T longer than that of --init_from, exit 3 for
+    a corpus of fewer than two tokens or of more ids than --init_from has, exit 4 for an --init_from that is no model.
+    """
+    if num_tokens < 2:
+        raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
+                                   "Give pretokenize.py more text.")
+    if args.init_from:
+        return _config_of_weights(args, vocab_size, num_tokens)
+
+    given = (args.n_layer, args.n_head, args.n_embd)
+    of_size = SIZES[sizing.name if sizing else args.model_size or DEFAULT_SIZE]
+    n_layer, n_head, n_embd = (number or default for number, default in zip(given, of_size, strict=True))
+    if n_embd % n_head:
+        raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
+    seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    seq_length = min(seq_length, num_tokens - 1)
+    return config_of_size(args, (n_layer, n_head, n_embd), vocab_size, seq_length)
+
+
+def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> ModelConfig:
+    """The shape of --init_from's model, with the T and the dropout of the flags."""
+    _, config = starting_config(args.init_from, warn)
+    if vocab_size > config.vocab_size:
+        raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, the model of --init_from "
+                                   f"{config.vocab_size:,}. Make the corpus with pretokenize.py --tokenizer_file and "
+                                   "that model's tokenizer.")
+    if (args.seq_length or 1) > config.seq_length:
+        raise UserError(Exit.FLAGS, f"--seq_length {args.seq_length:,}: the model of --init_from has "
+                                    f"{config.seq_length:,} positions. Lower it.")
+    seq_length = min(args.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
+    return replace(config, seq_length=seq_length, dropout=args.dropout)
+
+
+def choose_options(args: argparse.Namespace, machine: Machine, attention: Attention,
+                   began_with: Mapping[str, Any]) -> Options:
+    """How the model is computed while it trains; began_with is the environment that a resumed run's checkpoint names.
+
+    Raises UserError (exit 2) for a residual stream in a dtype that is not that of mixed precision.
+    """
+    residual = args.residual_dtype
+    if residual not in ("auto", "fp32", machine.precision):
+        raise UserError(Exit.FLAGS, f"--residual_dtype {residual}: this run's precision is {machine.precision}. Give "
+                                    f"--use_amp --amp_dtype {residual}, or drop the flag.")
+    if residual == "auto":
+        # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
+        stays_wide = args.init_from or began_with.get("residual") == "fp32"
+        residual = "fp32" if machine.precision == "fp16" and stays_wide else machine.precision
+
+    loss_chunk = LOSS_CHUNK if machine.on_gpu or machine.compile else 0
+    if args.loss_chunk_tokens is not None:
+        loss_chunk = args.loss_chunk_tokens
+    return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk,
+                   args.fp8_head, args.loss_kernel, attention)
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
+                  steps_done: int = 0, samples_seen: int = 0, sizing: Sizing | None = None,
+                  horizon: int | None = None, settings: Mapping[str, Any] = MappingProxyType({}),
+                  optimizer: str = "adamw", why_optimizer: str = "") -> Recipe:
+    """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
+
+    most_batch_size is what fits the memory. horizon is the last step that --max_minutes allows, None while it is not
+    known. settings are those of the checkpoint to resume from, whose peak and warm-up the run keeps. Raises UserError
+    (exit 2) for a warm-up longer than the run, or a min_lr above a learning rate that was not given.
+    """
+    reasons = [f"optimizer {optimizer}: {why_optimizer}"] if why_optimizer else []
+    windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
+
+    batch_size = args.batch_size
+    if batch_size in (None, "auto"):
+        batch_size = most_batch_size
+    if args.batch_size is None:
+        why = "for about 4,000 steps of 512 to 4,096 tokens" if sizing else "what fits the memory"
+        reasons.append(f"batch_size {batch_size}: {why}, {several(batch_size * config.seq_length, 'token')}")
+    samples_per_step = batch_size * args.gradient_accumulation_steps
+
+    cooldown = _cooldown(args, settings)
+    most_steps = _most_steps(args, settings, cooldown)
+    if args.epochs:
+        epochs = args.epochs
+    elif most_steps:
+        epochs = max(1, math.ceil((samples_seen + max(0, most_steps - steps_done) * samples_per_step) / windows))
+    elif args.max_minutes:
+        samples = (horizon - steps_done) * samples_per_step if horizon else ENDLESS * windows
+        epochs = -(-(samples_seen + samples) // windows)
+    else:
+        epochs = _default_epochs(args, config, num_tokens, sizing, reasons)
+    steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
+    total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)
+
+    if "beta1" not in args.config.given:
+        reasons.append(f"beta1 {args.beta1:g}: {defaults.REASONS['beta1']}")
+    usual, usual_of_embeddings, why_usual = _default_peaks(args, config, optimizer, total_steps, samples_per_step)
+    same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
+    learning_rate = args.learning_rate or (settings.get("learning_rate") if same_step else None) or usual
+    if args.learning_rate is None and learning_rate == usual:
+        reasons.append(f"learning_rate {usual:.2e}: {why_usual}")
+
+    decay = args.embedding_weight_decay  # without it a --weight_decay that is given holds for embeddings too
+
+    def chosen(name: str, given: float | None, default: float) -> float:
+        """The value of a flag that was given; else the default, with its reason."""
+        if given is not None:
+            return given
+        reasons.append(f"{name} {default:.6g}: {defaults.REASONS[name]}")
+        return default
+
+    return Recipe(
+        **_schedule(args, learning_rate, total_steps, settings, cooldown, reasons), batch_size=batch_size,
+        accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
+        usual_learning_rate=usual,
+        embedding_learning_rate=_embedding_rate(args, learning_rate, usual, usual_of_embeddings, settings, reasons),
+        init_std=_init_std(args, config, optimizer, learning_rate == usual, reasons),
+        weight_decay=chosen("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
+        embedding_weight_decay=chosen(
+            "embedding_weight_decay", args.weight_decay if decay is None else decay, defaults.EMBEDDING_WEIGHT_DECAY),
+        beta2=chosen("beta2", args.beta2, defaults.default_beta2(samples_per_step * config.seq_length)),
+        grad_clip=chosen("grad_clip", args.grad_clip, defaults.GRAD_CLIP),
+        eval_interval=eval_interval_of(args, total_steps),
+        eval_tokens=args.eval_tokens or _default_eval_tokens(args, epochs, num_tokens),
+        sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
+        log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
+        reasons=tuple(reasons), optimizer=optimizer)
+
+
+def samples_of_step(args: argparse.Namespace, most_batch_size: int) -> int:
+    """The sequences of a step; most_batch_size is the micro-batch where no number is given."""
+    batch_size = most_batch_size if args.batch_size in (None, "auto") else args.batch_size
+    return batch_size * args.gradient_accumulation_steps
+
+
+def eval_interval_of(args: argparse.Namespace, total_steps: int) -> int:
+    """The steps between validations: ten over the run, at most 1,000 apart, unless a flag says otherwise."""
+    return args.eval_interval or max(1, min(1000, total_steps // 10))
+
+
+def _cooldown(args: argparse.Namespace, settings: Mapping[str, Any]) -> Cooldown | None:
+    """The cooldown in the settings of the checkpoint to resume from, unless the flags have left it."""
+    if not args.cooldown_from or "cooldown_from" not in settings:
+        return None
+    return Cooldown(settings["cooldown_start"], settings["cooldown_rate"], settings["cooldown_from"])
+
+
+def _most_steps(args: argparse.Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
+    """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
+    if cooldown:
+        return cooldown.start + (args.cooldown_steps or max(1, round(defaults.DECAY_SHARE * cooldown.start)))
+    if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
+        return settings.get("total_steps")  # of a run that was cooled down, an earlier checkpoint
+    return args.max_steps
+
+
+def _default_epochs(args: argparse.Namespace, config: ModelConfig, num_tokens: int, sizing: Sizing | None,
+                    reasons: list[str]) -> int:
+    """Epochs where no flag gives the horizon: few for trained weights, else 20 tokens a parameter."""
+    if args.init_from:
+        reasons.append("epochs 3: trained weights need few passes over the corpus, and overfit with more")
+        return 3
+    if sizing:
+        reasons.append(f"epochs {sizing.epochs}: {sizing.why_epochs}")
+        return sizing.epochs
+    wanted = math.ceil(20 * config.num_parameters / num_tokens)
+    epochs = min(MOST_EPOCHS, wanted)
+    limit = f", and the default is at most {MOST_EPOCHS}" if wanted > MOST_EPOCHS else ""
+    reasons.append(f"epochs {epochs}: 20 tokens per parameter (Hoffmann et al. 2022) take "
+                   f"{several(wanted, 'epoch')}{limit}")
+    return epochs
+
+
+def _default_peaks(args: argparse.Namespace, config: ModelConfig, optimizer: str, total_steps: int,
+                   samples_per_step: int) -> tuple[float, float, str]:
+    """The peak where --learning_rate is not given, that of embeddings and their like, and the reason of the first."""
+    tokens_per_step = samples_per_step * config.seq_length
+    total_tokens = max(1, total_steps) * tokens_per_step
+    if args.init_from:
+        peak = of_embeddings = defaults.finetuning_rate(config, tokens_per_step, total_tokens)
+        why = f"{defaults.FINETUNING:g} of the lower of two laws, as for trained weights (Radford et al. 2018)"
+    else:
+        peak = defaults.peak_rate(optimizer, config, tokens_per_step, total_tokens)
+        of_embeddings = defaults.embedding_rate(optimizer, config, tokens_per_step, total_tokens)
+        why = defaults.PEAK_REASONS[defaults.entry_of(optimizer)]
+    return peak, of_embeddings, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step "
+                                 f"and {count(total_tokens)} in all; {why}")
+
+
+def _embedding_rate(args: argparse.Namespace, learning_rate: float, usual: float, usual_of_embeddings: float,
+                    settings: Mapping[str, Any], reasons: list[str]) -> float:
+    """The peak of embeddings, output layer, norms and biases: that of all others, unless theirs is the usual one.
+
+    A run of before the flag has one rate, too, whatever it was.
+    """
+    if args.embedding_learning_rate is not None:
+        return args.embedding_learning_rate
+    if "learning_rate" in settings and "embedding_learning_rate" not in settings:
+        return learning_rate
+    is_usual = learning_rate == usual
+    rate = usual_of_embeddings if is_usual else learning_rate
+    why = "that of --learning_rate, which is given"
+    if args.init_from:
+        why = "that of --learning_rate, as for all trained weights"
+    elif is_usual:
+        why = defaults.REASONS["embedding_learning_rate"]
+    reasons.append(f"embedding_learning_rate {rate:.2e}: {why}")
+    return rate
+
+
+def _init_std(args: argparse.Namespace, config: ModelConfig, optimizer: str, has_usual_rate: bool,
+              reasons: list[str]) -> float:
+    """The deviation of initial matrices: by the width, for the default rate that was found with it; else GPT-2's."""
+    if args.init_std is not None or args.init_from:
+        return args.init_std or INIT_STD
+    std, why = INIT_STD, "GPT-2's, as --learning_rate is given"
+    if has_usual_rate:
+        std = defaults.initial_std(optimizer, config)
+        why = defaults.INIT_REASONS[defaults.entry_of(optimizer)]
+    reasons.append(f"init_std {std:.3g}: {why}")
+    return std
+
+
+def schedule_name(args: argparse.Namespace) -> str:
+    """The name of the schedule; --use_lr_scheduler given, but no --lr_schedule, means the cosine that it always did."""
+    if args.lr_schedule:
+        return args.lr_schedule
+    if args.use_lr_scheduler is None:
+        return defaults.LR_SCHEDULE
+    return AS_EVER if args.use_lr_scheduler else "constant"
+
+
+def _schedule(args: argparse.Namespace, learning_rate: float, total_steps: int, settings: Mapping[str, Any],
+              cooldown: Cooldown | None, reasons: list[str]) -> dict[str, Any]:
+    """The fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
+    name = schedule_name(args)
+    if args.lr_schedule is None and args.use_lr_scheduler is None:
+        reasons.append(f"lr_schedule {name}: {defaults.REASONS['lr_schedule']}")
+    min_lr = args.min_lr
+    if min_lr is None:
+        min_lr = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
+        if not min_lr and (cooldown or name != "constant"):
+            reasons.append(f"min_lr 0: {defaults.REASONS['min_lr']}")
+    if min_lr > learning_rate:
+        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
+                                    "--learning_rate.")
+    if args.decay_share is None and name == "wsd":
+        reasons.append(f"decay_share {defaults.DECAY_SHARE:g}: {defaults.REASONS['decay_share']}")
+    return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,
+            "warmup_steps": _warmup_steps(args, name, total_steps, settings, reasons),
+            "decay_share": args.decay_share or defaults.DECAY_SHARE, "cooldown": cooldown}
+
+
+def _warmup_steps(args: argparse.Namespace, name: str, total_steps: int, settings: Mapping[str, Any],
+                  reasons: list[str]) -> int:
+    """The warm-up requested, that of a resumed run, which would else begin anew in a longer one, or the default one."""
+    if args.warmup_steps is not None:
+        if args.warmup_steps >= total_steps and not args.cooldown_from:
+            raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has "
+                                        f"{several(total_steps, 'step')}. Lower it.")
+        return args.warmup_steps
+    if name == "constant":
+        return 0
+    if settings.get("warmup_steps", total_steps) < total_steps:
+        return settings["warmup_steps"]
+    warmup_steps = defaults.default_warmup(total_steps)
+    reasons.append(f"warmup_steps {warmup_steps}: {defaults.REASONS['warmup_steps']}")
+    return warmup_steps
+
+
+# ---------------------------------------------------------------- validation
+
+
+def _default_eval_tokens(args: argparse.Namespace, epochs: int, num_tokens: int) -> int:
+    """The tokens of a validation: a hundredth of the run's, from 16,384 to 524,288.
+
+    Ten validations then cost 3% of the run, as each costs a third of training on its tokens; by chance the loss of
+    16,384 tokens is 0.02 nats off, that of 524,288 0.004. Neither the batch nor the device decides, or two runs could
+    not be compared: a step of --max_steps counts as 4,096 tokens.
+    """
+    horizon = epochs * num_tokens
+    if args.max_steps:
+        horizon = min(horizon if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
+    return eval_tokens_of(horizon)
+
+
+def eval_tokens_of(run_tokens: float) -> int:
+    """The tokens of a validation for a run over so many tokens."""
+    return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, run_tokens // 100)))
+
+
+def fix_eval_tokens(args: argparse.Namespace, recipe: Recipe, config: ModelConfig, settings: dict[str, Any]) -> Recipe:
+    """The recipe with the tokens of a validation decided for the whole run, once its micro-batch is.
+
+    settings are those of the checkpoint to resume from, {} for a new run: the windows stay those of its run, unless
+    --eval_tokens is given. A program before --eval_tokens measured 50 micro-batches, or --eval_batches.
+    """
+    tokens = recipe.eval_tokens
+    if args.eval_batches:
+        tokens = args.eval_batches * recipe.batch_size * config.seq_length
+    if not args.eval_tokens and "batch_size" in settings:
+        before = (args.eval_batches or 50) * settings["batch_size"] * config.seq_length
+        before = settings.get("eval_tokens", before)
+        if args.eval_batches and before != tokens:
+            warn(f"--eval_batches {args.eval_batches:,}: validation keeps the {before:,} tokens that this run began "
+                 "with, so that its losses can be compared. Give --eval_tokens for others.")
+        tokens = before
+    return replace(recipe, eval_tokens=tokens)

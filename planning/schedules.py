@@ -1,0 +1,139 @@
+"""The learning rate as a pure function of the step. To add a schedule, write its function and enter it in SCHEDULES.
+
+A schedule takes the step, counted from 1, and a Schedule, whose learning_rate is the peak. Skipped steps count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planning.defaults import DECAY_SHARE
+
+AS_EVER = "cosine"  # what --use_lr_scheduler alone means, and what programs before --lr_schedule had
+
+
+@dataclass(frozen=True)
+class Cooldown:
+    """A decay that begins at a checkpoint: after step start, from the rate that the run had there.
+
+    source is the path of the checkpoint.
+    """
+
+    start: int
+    rate: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the learning rate depends on besides the step; schedule is a name in SCHEDULES.
+
+    A cooldown takes the place of the schedule from its start on.
+    """
+
+    schedule: str
+    learning_rate: float
+    min_lr: float
+    warmup_steps: int
+    total_steps: int
+    decay_share: float
+    cooldown: Cooldown | None
+
+    @property
+    def decay_start(self) -> int:
+        """The last step of the full rate: from the next one on it falls."""
+        if self.cooldown:
+            return self.cooldown.start
+        if self.schedule == "constant":
+            return self.total_steps
+        if self.schedule == "wsd":
+            return max(self.warmup_steps, self.total_steps - max(1, round(self.decay_share * self.total_steps)))
+        return self.warmup_steps
+
+    @property
+    def plateau_end(self) -> int | None:
+        """The step whose checkpoint a longer run goes on from; None where no plateau comes before a decay."""
+        return self.decay_start if self.cooldown or self.schedule == "wsd" else None
+
+
+def learning_rate_at(step: int, schedule: Schedule) -> float:
+    """The learning rate of a step, counted from 1."""
+    if schedule.cooldown and step > schedule.cooldown.start:
+        return _falling(step, schedule, schedule.cooldown.rate)
+    return SCHEDULES[schedule.schedule](step, schedule)
+
+
+def linear_decay(step: int, schedule: Schedule) -> float:
+    """Linear warm-up to the peak, then in a straight line down to min_lr (Bergsma et al. 2025)."""
+    if step < schedule.warmup_steps:
+        return schedule.learning_rate * step / schedule.warmup_steps
+    return _falling(step, schedule, schedule.learning_rate)
+
+
+def cosine(step: int, schedule: Schedule) -> float:
+    """Linear warm-up to the peak, then half a cosine down to min_lr (Loshchilov and Hutter 2017, section 3)."""
+    if step < schedule.warmup_steps:
+        return schedule.learning_rate * step / schedule.warmup_steps
+    decay_steps = max(1, schedule.total_steps - schedule.warmup_steps)
+    share = min(1.0, (step - schedule.warmup_steps) / decay_steps)
+    return schedule.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (schedule.learning_rate - schedule.min_lr)
+
+
+def constant(step: int, schedule: Schedule) -> float:
+    """The peak at every step; after a linear warm-up, if there is one."""
+    if step < schedule.warmup_steps:
+        return schedule.learning_rate * step / schedule.warmup_steps
+    return schedule.learning_rate
+
+
+def _falling(step: int, schedule: Schedule, rate: float) -> float:
+    """From the rate at decay_start in a straight line down to min_lr, which the last step has.
+
+    At a rate of zero nothing is learned: where min_lr is 0, the step after the last one would have it.
+    """
+    steps = schedule.total_steps - schedule.decay_start + (schedule.min_lr == 0)
+    share = min(1.0, max(0, step - schedule.decay_start) / max(1, steps))
+    return schedule.min_lr + (1 - share) * (rate - schedule.min_lr)
+
+
+# wsd is warm-up, stable, decay (Hu et al. 2024, MiniCPM, section 4): a line that begins to fall later.
+SCHEDULES: dict[str, Callable[[int, Schedule], float]] = {
+    "linear": linear_decay, "cosine": cosine, "wsd": linear_decay, "constant": constant}
+
+
+# ---------------------------------------------------------------- in words, and as recorded
+
+
+def describe_schedule(schedule: Schedule) -> str:
+    """The schedule in words, for the printed plan."""
+    peak, end = f"{schedule.learning_rate:.2e}", f"{schedule.min_lr:.2e}" if schedule.min_lr else "zero"
+    if cooldown := schedule.cooldown:
+        return (f"cooldown over {schedule.total_steps - cooldown.start:,} steps, from {cooldown.rate:.2e} at step "
+                f"{cooldown.start:,} in a line to {end}")
+    rise = f"{schedule.warmup_steps:,} steps up to {peak}, then " if schedule.warmup_steps else ""
+    if schedule.schedule == "constant":
+        return f"{rise}constant{'' if rise else f' {peak}'}"
+    rise = rise or f"from {peak} "
+    if schedule.schedule == "wsd":
+        return (f"{rise}constant to step {schedule.decay_start:,}, then in a line to {end}")
+    return f"{rise}{'in a line' if schedule.schedule == 'linear' else 'cosine'} to {end}"
+
+
+def schedule_of(settings: Mapping[str, Any]) -> Schedule:
+    """The schedule that the settings of a trainer_state.json describe, also those of a program before --lr_schedule.
+
+    Raises KeyError for settings without a learning rate or a horizon.
+    """
+    name, warmup_steps = settings.get("lr_schedule"), settings.get("warmup_steps", 0)
+    if name is None and settings.get("use_lr_scheduler", True):
+        name = AS_EVER
+    elif name is None:
+        name, warmup_steps = "constant", 0
+    cooldown = None
+    if "cooldown_start" in settings:
+        cooldown = Cooldown(settings["cooldown_start"], settings["cooldown_rate"], "")
+    return Schedule(name, settings["learning_rate"], settings.get("min_lr", 0.0), warmup_steps,
+                    settings["total_steps"], settings.get("decay_share", DECAY_SHARE), cooldown)

@@ -1,0 +1,166 @@
+"""The time that a run will take, measured before the first step, and the end of --max_minutes."""
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import signal
+import types
+
+import pytest
+
+import train
+from checkpoint.find import steps_in
+from model import GPTConfig
+from planning.pace import Deadline, recipe_within
+from planning.plan import Pace
+from planning.recipe import Recipe
+from tests.helpers.training import metrics_of, recipe, same_tensors
+from training.state import TrainState
+from watching.monitor import Monitor
+
+PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, save=0.5, last_save=2.0, compiling=0.0, loss=1.0)
+
+
+@pytest.mark.parametrize("flags", [["--dropout", "0.1", "--gradient_accumulation_steps", "3"],
+                                   ["--use_amp", "--amp_dtype", "fp16"], ["--optimizer", "adamw8bit"]], ids=" ".join)
+def test_measuring_steps_leaves_no_trace(run, monkeypatch, flags):
+    flags = ["--max_steps", "5", "--log_interval", "1", *flags]
+    assert run(*flags, out="measured")[0] == 0
+    monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
+    assert run(*flags, out="assumed")[0] == 0
+    assert metrics_of(run.folder / "measured") == metrics_of(run.folder / "assumed")
+    assert same_tensors(run.folder / "measured/checkpoint-5", run.folder / "assumed/checkpoint-5")
+
+
+@pytest.mark.parametrize(("seconds", "done", "eval_interval"), [(300, 0, None), (300, 40, None), (3000, 7, 3)])
+def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds, done, eval_interval):
+    args = train.read_flags(["--eval_interval", str(eval_interval)] if eval_interval else [])
+    open_end, config = recipe(total_steps=2**50, epochs=2**50, eval_tokens=50), GPTConfig(70, 8, 1, 2, 16)
+
+    def planned_within(seconds: float, limit: Recipe) -> Recipe:
+        plan = types.SimpleNamespace(recipe=limit, config=config)
+        return recipe_within(seconds, args, plan, PACE, done)  # type: ignore[arg-type]
+
+    def takes(steps: int) -> float:
+        every = eval_interval or max(1, min(1000, steps // 10))
+        tokens = 50 if done else 16_384
+        return PACE.seconds(dataclasses.replace(open_end, total_steps=steps, eval_interval=every, eval_tokens=tokens),
+                            done)
+
+    steps = planned_within(seconds, open_end).total_steps
+    assert takes(steps) <= seconds < takes(steps + 1)
+    assert takes(steps) == pytest.approx(PACE.step * (steps - done), rel=0.7)
+    assert planned_within(seconds, recipe(total_steps=done + 9)).total_steps == done + 9  # --max_steps, --epochs
+    assert planned_within(0, open_end).total_steps == done + 1
+
+
+def planned(text: str) -> int:
+    found = re.search(r"^time .*: ([\d,]+) steps? of ", text, re.MULTILINE)
+    assert found, text
+    return int(found[1].replace(",", ""))
+
+
+def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was_not(run, monkeypatch):
+    flags = ["--max_minutes", "1", "--log_interval", "1", "--dropout", "0.1"]
+    monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
+    code, text = run(*flags, out="whole")
+    assert code == 0
+    horizon = planned(text)
+    assert max(steps_in(run.folder / "whole")) == horizon > 10
+    assert re.search(r"^time        about 5\d s of 1 min, estimated: \d\d steps of 2\.5 s, ", text, re.MULTILINE)
+
+    log_step = Monitor.log_step
+    monkeypatch.setattr(Monitor, "log_step", lambda monitor, *rest: (
+        log_step(monitor, *rest), monitor.state.step == 7 and os.kill(os.getpid(), signal.SIGTERM)))
+    assert run(*flags, out="parts")[0] == 128 + signal.SIGTERM
+    monkeypatch.setattr(Monitor, "log_step", log_step)
+    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=0.01))
+    code, text = run(*flags, "--resume_from", "auto", out="parts")
+    assert (code, planned(text)) == (0, horizon - 7)
+    assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
+    assert same_tensors(run.folder / f"whole/checkpoint-{horizon}", run.folder / f"parts/checkpoint-{horizon}")
+    _, text = run(*flags, "--resume_from", "auto", out="parts")
+    assert f"already at step {horizon} of {horizon}; raise --max_minutes to continue" in text
+
+
+def test_steps_that_turn_out_slower_end_in_time_and_say_what_finishes_the_schedule(run, monkeypatch):
+    quick = dataclasses.replace(PACE, step=1e-6, val_token=0.0, save=0.0, last_save=0.01)
+    monkeypatch.setattr(train, "measure_pace", lambda *_: quick)
+    ticks = itertools.count(0.0, 0.01)  # each look at the clock takes 10 ms, however busy the machine is
+    for module in ("train", "planning.pace"):
+        monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
+    code, text = run("--max_minutes", "0.02", "--max_steps", "100000")
+    assert code == 0
+    said = re.search(r"^time        0.02 minutes are over at step ([\d,]+) of 100,000, with learning rate \S+:\n"
+                     r"time        steps took longer than those measured. To finish the schedule: --resume_from auto "
+                     r"--max_minutes (\d+)$", text, re.MULTILINE)
+    assert said
+    step = int(said[1].replace(",", ""))
+    assert max(steps_in(run.folder / "out")) == step
+    kept = json.loads((run.folder / f"out/checkpoint-{step}/trainer_state.json").read_text())
+    assert 0 < kept["seconds"] < 1.2
+    _, text = run("--max_minutes", "0.001", "--max_steps", "100000", "--resume_from", "auto")
+    assert f"already 0.001 minutes used, at step {step:,} of 100,000; raise --max_minutes to continue" in text
+    code, text = run("--max_minutes", "0.03", "--max_steps", "100000", "--resume_from", "auto")
+    assert code == 0
+    assert max(steps_in(run.folder / "out")) > step
+    assert "of 100,000" in text
+
+
+def stored(step: int, **settings) -> dict:
+    return {"step": step, "seconds": 50.0, "settings": {"total_steps": 100, "max_minutes": 1.0, **settings}}
+
+
+@pytest.mark.parametrize(("minutes", "state", "horizon"), [
+    (1.0, stored(40), 100),  # killed
+    (2.0, stored(40), 100),  # more time for the same schedule
+    (0.5, stored(40), 100),
+    (1.0, stored(100), 100),  # finished
+    (2.0, stored(100), None),  # more minutes after the end: a new one is planned
+    (1.0, stored(40, max_minutes=None), None),  # the first run had no limit
+    (1.0, {}, None), (None, stored(40), None)])
+def test_the_horizon_is_planned_once(minutes, state, horizon):
+    deadline = Deadline(minutes, state, began=0.0)
+    assert deadline.horizon == horizon
+    assert deadline.is_open == (minutes is not None and horizon is None)
+
+
+def test_a_resumed_run_has_the_minutes_that_are_left_and_its_start_does_not_count(monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("planning.pace.time.monotonic", lambda: clock[0])
+    deadline = Deadline(1.0, stored(40), began=1000.0)
+    clock[0] += 30  # loading and compiling
+    deadline.start(TrainState(step=40, seconds=50.0))
+    assert deadline.used == 50
+    assert not deadline.is_near(9.9)
+    clock[0] += 1
+    assert deadline.is_near(9.9)
+    new = Deadline(1.0, {}, began=clock[0] - 20)
+    new.start(TrainState())
+    assert new.used == 20
+
+
+def test_without_minutes_there_is_no_end():
+    assert not Deadline(None, {}, 0.0).is_near(1e12)
+    assert Deadline(None, {}, 0.0).used == 0.0
+
+
+def test_a_dry_run_says_what_the_minutes_allow(run):
+    code, text = run("--dry_run", "--max_minutes", "0.5")
+    assert code == 0
+    steps = re.search(r"^steps: (\d+)$", text, re.MULTILINE)
+    assert steps
+    assert int(steps[1]) > 1
+
+
+def test_a_dry_run_of_a_resume_says_what_is_left(run):
+    assert run("--max_steps", "4", "--eval_interval", "2")[0] == 0
+    before = sorted(path.name for path in (run.folder / "out").rglob("*"))
+    code, text = run("--max_steps", "10", "--dry_run", "--resume_from", "auto")
+    assert code == 0
+    assert "\nsteps: 6 left of 10\n" in text
+    assert re.search(r"^epochs: 0\.24\d* left of 0\.4\d*$", text, re.MULTILINE)
+    assert "from checkpoint-4, step 4 of 10" in text
+    assert before == sorted(path.name for path in (run.folder / "out").rglob("*"))

@@ -1,0 +1,111 @@
+"""The printed plan, its doubts, the dry run."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import train
+from model import SIZES, GPTConfig
+from planning.plan import verdict
+from planning.sizing import describe_misfit
+
+
+def test_a_dry_run_writes_nothing(run):
+    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5", "--budget", "1000")
+    assert code == 0
+    for key in ("step_seconds", "tokens_per_second", "peak_memory", "largest_batch_size", "disk", "time", "cost"):
+        assert f"\n{key}: " in text
+    assert "\nbudget: fits" in text
+    assert not (run.folder / "out").exists()
+
+
+def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, capsys):
+    np.arange(20, dtype="<i2").tofile(tmp_path / "short.bin")
+    code = train.main(
+        [
+            "--bin_file",
+            f"{tmp_path}/short.bin",
+            "--vocab_size",
+            "32",
+            "--model_size",
+            "tiny",
+            "--max_steps",
+            "2",
+            "--output_dir",
+            f"{tmp_path}/out",
+        ]
+    )
+    assert code == 0
+    text = capsys.readouterr().err
+    assert "T is 19, not 1,024" in text
+    assert "no validation tokens" in text
+
+
+def test_a_validation_that_says_little_is_pointed_out(corpus, tmp_path, capsys):
+    flags = ["--data_dir", str(corpus), "--model_size", "tiny", "--seq_length", "16", "--dry_run"]
+    assert train.main(flags) == 0
+    assert "the validation set has 92 tokens: by chance alone its loss is 0.3 nats off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rate", "words"), [
+    ("0.1", r"--learning_rate 0\.1 is \d+ times the default for this run, 0\.00\d+: the loss may never fall, or rise"),
+    ("1e-07", r"--learning_rate 1e-07 is 1/\d\d?,\d{3} of the default for this run, 0\.00\d+: the loss may "
+              "hardly fall"),
+    ("0.003", None)])
+def test_a_learning_rate_far_from_the_default_is_said(run, rate, words):
+    _, text = run("--max_steps", "1", "--learning_rate", rate, "--min_lr", "0")
+    assert ("the default for this run" in text) == bool(words)
+    assert not words or re.search(f"^warning: {words}", text, re.MULTILINE)
+
+
+def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_its_first_step(
+        corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "1"]) == 0
+    printed = capsys.readouterr()
+    before = printed.out.partition("step 1/")[0]
+    assert [line.split()[0] for line in before.splitlines()] == ["size", "time", "disk"]
+    assert max(map(len, before.splitlines())) <= 80
+    assert len(f"{before} {printed.err}".split()) <= 200
+    assert re.search(r"^size        tiny: \S+ parameters for \S+ tokens on a CPU \(or --model_size\)\n", before)
+    assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ m?s, \S+ epochs$", before, re.MULTILINE)
+
+
+def test_the_whole_plan_is_printed_where_it_is_asked_for(run):
+    keys = {"device", "precision", "attention", "model", "memory", "step", "horizon", "schedule", "default", "output"}
+    _, text = run("--max_steps", "1", "--verbose")
+    assert keys <= {line.split(" ")[0] for line in text.splitlines()}
+    _, text = run("--max_steps", "1", out="quiet")
+    assert not keys & {line.split(" ")[0] for line in text.partition("step 1/")[0].splitlines()}
+
+
+def test_a_corpus_too_small_for_the_model_is_said_with_the_size_that_fits(run):
+    small = GPTConfig(50_257, 1024, *SIZES["gpt2_small"])
+    assert describe_misfit(small, 10_000_000, 10).endswith("for 124.4M parameters. --model_size tiny fits it.")
+    assert describe_misfit(small, 60_000_000, 10).endswith("--model_size mini fits it.")
+    _, text = run("--max_steps", "1", "--epochs", "2")
+    assert "warning: the corpus is small for this model" not in text  # it is read once, at most
+    _, text = run("--epochs", "2", out="other")
+    assert re.search(r"the corpus is small for this model: \d+ tokens, read 2\.0 times, for 7\.97K parameters", text)
+    _, text = run("--resume_from", "auto", "--epochs", "2", out="other")
+    assert "small for this model" not in text  # it was said when the run began
+
+
+def test_the_verdict_says_what_the_money_buys():
+    assert verdict(10, 4, 1000, 2) == "fits: 4.00 of 10.00, 6.00 left"
+    assert verdict(1, 4, 1000, 2) == "does not fit: 4.00 of 1.00; it would buy 250 of 1,000 steps, 0.5 epochs"
+    assert verdict(0, 4, 1000, 2).endswith("buy 0 of 1,000 steps, 0 epochs")
+
+
+def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
+    _, text = run("--epochs", "9", "--batch_size", "50", "--verbose")
+    saved = re.search(r"up to 14 checkpoints \(9 at ends of epochs\), ([\d.]+ MiB); 1.0 MiB free", text)
+    assert saved
+    assert (f"--output_dir has 1.0 MiB free, and up to 14 checkpoints will take {saved[1]}. Free some space, or give "
+            "--keep_epochs 2.") in text
+    _, text = run("--epochs", "9", "--batch_size", "50", "--keep_epochs", "3", "--verbose", out="three")
+    assert "up to 8 checkpoints (3 at ends of epochs)" in text
+    assert "Free some space.\n" in text

@@ -1,0 +1,125 @@
+"""The learning rate at its corners, against transformers' schedules, and as older programs recorded it."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from planning.schedules import SCHEDULES, Cooldown, Schedule, describe_schedule, learning_rate_at, schedule_of
+from tests.helpers.training import recipe
+
+
+def rates(**changes) -> list[float]:
+    """The rate of each step of a run, that of step 1 first."""
+    r = recipe(**changes)
+    return [learning_rate_at(step, r) for step in range(1, r.total_steps + 1)]
+
+
+def test_the_cosine_at_its_corners():
+    r = recipe()
+    assert learning_rate_at(1, r) == pytest.approx(1e-4)
+    assert learning_rate_at(10, r) == pytest.approx(1e-3)
+    assert learning_rate_at(55, r) == pytest.approx((1e-3 + 1e-5) / 2)
+    assert learning_rate_at(100, r) == pytest.approx(1e-5)
+    assert learning_rate_at(1000, r) == pytest.approx(1e-5)
+    assert learning_rate_at(1, recipe(warmup_steps=0)) == pytest.approx(1e-3, rel=1e-2)
+    assert learning_rate_at(1, recipe(warmup_steps=0, total_steps=1)) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "constant"])
+def test_every_schedule_rises_to_the_peak_and_ends_in_min_lr(schedule):
+    found = rates(schedule=schedule)
+    assert found.index(max(found)) == 9
+    assert found[9] == 1e-3
+    assert found[:10] == sorted(found[:10])
+    assert found[9:] == sorted(found[9:], reverse=True)
+    assert found[-1] == pytest.approx(1e-5, rel=1e-12)
+    assert min(rates(schedule=schedule, warmup_steps=0)) >= 1e-5 * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "wsd"])
+@pytest.mark.parametrize("changes", [{}, {"total_steps": 1, "warmup_steps": 0}, {"total_steps": 2, "warmup_steps": 1}])
+def test_no_step_is_wasted_on_a_rate_of_zero(schedule, changes):
+    assert min(rates(schedule=schedule, min_lr=0.0, **changes)) > 0
+
+
+def test_a_line_falls_by_the_same_amount_at_each_step_to_zero_after_the_last():
+    found = rates(schedule="linear", min_lr=0.0)
+    falls = [a - b for a, b in zip(found[9:], [*found[10:], 0.0], strict=True)]
+    assert falls == pytest.approx([1e-3 / 91] * 91)
+
+
+def test_wsd_is_constant_until_its_last_steps():
+    found = rates(schedule="wsd", min_lr=0.0)
+    assert found[9:80] == [1e-3] * 71
+    assert found[80:] == pytest.approx([1e-3 * (21 - step) / 21 for step in range(1, 21)])
+    r = recipe(schedule="wsd", decay_share=0.5)
+    assert (r.decay_start, r.plateau_end) == (50, 50)
+    assert recipe(schedule="wsd", decay_share=1.0).decay_start == 10  # the warm-up is never cut
+    assert [recipe(schedule=name).plateau_end for name in ("linear", "cosine", "constant")] == [None] * 3
+
+
+def test_constant_is_the_peak_after_the_warm_up_if_there_is_one():
+    assert rates(schedule="constant", warmup_steps=0) == [1e-3] * 100
+    assert rates(schedule="constant")[:11] == pytest.approx([1e-4 * step for step in range(1, 11)] + [1e-3])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_cooldown_falls_from_the_rate_it_began_at_whatever_came_before(schedule):
+    before = rates(schedule=schedule, total_steps=200)
+    cooled = rates(schedule=schedule, total_steps=120, min_lr=0.0, cooldown=Cooldown(100, before[99], ""))
+    assert cooled[100:] == pytest.approx([before[99] * (21 - step) / 21 for step in range(1, 21)])
+    assert rates(total_steps=120, cooldown=Cooldown(100, before[99], ""))[-1] == pytest.approx(1e-5, rel=1e-12)
+
+
+def theirs(make, *args) -> list[float]:
+    """The rates of transformers' schedule of 100 steps, 10 of them warm-up, after each step."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    scheduler, found = make(optimizer, *args), []
+    for _ in range(100):
+        optimizer.step()
+        scheduler.step()  # their step counts finished steps, so after it they are where ours is
+        found.append(scheduler.get_last_lr()[0])
+    return found
+
+
+def test_cosine_and_linear_equal_those_of_transformers():
+    from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+    assert rates(min_lr=0.0) == pytest.approx(theirs(get_cosine_schedule_with_warmup, 10, 100), abs=1e-12)
+    # Theirs is zero after step 101, as the step that ends in zero is the one after the last.
+    assert rates(schedule="linear", min_lr=0.0) == pytest.approx(theirs(get_linear_schedule_with_warmup, 10, 101),
+                                                                 abs=1e-12)
+
+
+def recorded(r: Schedule, **older) -> Schedule:
+    settings = {**asdict(r), "lr_schedule": r.schedule, **older}
+    return schedule_of({name: value for name, value in settings.items() if value is not None})
+
+
+def test_a_schedule_is_read_back_from_what_a_run_recorded():
+    for name in SCHEDULES:
+        for cooldown in (None, Cooldown(50, 5e-4, "")):
+            r, fields = recipe(schedule=name, decay_share=0.3, cooldown=cooldown), {}
+            if cooldown:
+                fields = {"cooldown_start": 50, "cooldown_rate": 5e-4}
+            back = recorded(r, **fields)
+            assert [learning_rate_at(s, back) for s in range(1, 101)] == [learning_rate_at(s, r) for s in range(1, 101)]
+
+
+def test_runs_from_before_the_flag_of_the_schedule_have_a_cosine_or_none_at_all():
+    r = recipe(schedule="linear")
+    assert recorded(r, lr_schedule=None, use_lr_scheduler=True).schedule == "cosine"
+    constant = recorded(r, lr_schedule=None, use_lr_scheduler=False)
+    assert learning_rate_at(1, constant) == 1e-3  # they warmed up only before a cosine
+
+
+def test_each_schedule_is_described_in_words():
+    assert describe_schedule(recipe()) == "10 steps up to 1.00e-03, then cosine to 1.00e-05"
+    assert describe_schedule(recipe(schedule="linear", min_lr=0.0)) == (
+        "10 steps up to 1.00e-03, then in a line to zero")
+    assert describe_schedule(recipe(schedule="wsd", min_lr=0.0)) == (
+        "10 steps up to 1.00e-03, then constant to step 80, then in a line to zero")
+    assert describe_schedule(recipe(schedule="constant", warmup_steps=0)) == "constant 1.00e-03"
+    assert describe_schedule(recipe(cooldown=Cooldown(80, 5e-4, ""))) == (
+        "cooldown over 20 steps, from 5.00e-04 at step 80 in a line to 1.00e-05")

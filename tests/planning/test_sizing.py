@@ -1,0 +1,66 @@
+"""The size that is chosen where no flag names one."""
+
+import pytest
+import torch
+
+import train
+from machine import device
+from model import GPTConfig
+from planning.sizing import choose_sizing, fitting_size, longest_sequence, sizing_for
+from tests.helpers.training import metrics_of
+
+
+@pytest.mark.parametrize(("vocab_size", "num_tokens", "threads", "minutes", "expected"), [
+    (1024, 443_000, 2, None, ("tiny", 256, 4, 10)),  # a megabyte of text on an old laptop
+    (1024, 443_000, 64, None, ("tiny", 256, 4, 10)),  # a larger machine does not make it more text
+    (5632, 2_600_000, 4, None, ("tiny", 256, 4, 3)),  # more text takes the time of more passes
+    (32_000, 25_000_000, 2, None, ("tiny", 256, 16, 1)),  # one pass at least
+    (32_000, 250_000_000, 64, 600.0, ("mini", 256, 16, 1)),  # a server and a night
+    (512, 800, 2, None, ("tiny", 32, 16, 10))])
+def test_the_size_follows_from_corpus_machine_and_time(vocab_size, num_tokens, threads, minutes, expected):
+    found = sizing_for(vocab_size, num_tokens, threads, minutes, None)
+    assert (found.name, found.seq_length, found.batch_size, found.epochs) == expected
+    assert sizing_for(vocab_size, num_tokens, threads, minutes, None) == found
+
+
+def test_more_of_anything_never_makes_the_model_smaller():
+    order = ["tiny", "mini", "gpt2_small"]
+    for change in ("tokens", "threads", "minutes"):
+        chosen = []
+        for times in (1, 10, 100, 1000, 10_000):
+            scale = {name: times if name == change else 1000 for name in ("tokens", "threads", "minutes")}
+            found = sizing_for(8192, 10**5 * scale["tokens"], scale["threads"], 10.0 * scale["minutes"], None)
+            chosen.append(order.index(found.name))
+        assert chosen == sorted(chosen)
+        assert chosen[-1] > chosen[0]
+
+
+def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
+    assert sizing_for(1024, 443_000, 2, None, 64).seq_length == 64
+    assert [longest_sequence(tokens) for tokens in (100, 2048, 16_383, 16_384, 10**9)] == [32, 32, 128, 256, 256]
+
+
+def test_the_largest_size_that_fits_has_no_more_parameters_than_there_are_tokens():
+    fits = [fitting_size(GPTConfig(50_257, 1024), tokens) for tokens in (10**3, 10**7, 10**8, 2 * 10**8, 10**12)]
+    assert fits == ["tiny", "tiny", "mini", "gpt2_small", "gpt2_xl"]
+
+
+@pytest.mark.parametrize("flags", [["--model_size", "mini"], ["--n_layer", "2"], ["--n_embd", "64"],
+                                   ["--init_from", "gpt2"]])
+def test_a_flag_that_names_a_size_leaves_nothing_to_choose(flags, monkeypatch):
+    assert choose_sizing(train.read_flags([*flags, "--no-use_gpu"]), None) is None  # type: ignore[arg-type]
+
+
+def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
+    monkeypatch.setattr(device, "why_no_cuda", lambda: None)
+    assert choose_sizing(train.read_flags([]), None) is None  # type: ignore[arg-type]
+
+
+def test_a_run_without_a_size_resumes_with_its_own_on_another_machine(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    first = ["--data_dir", str(corpus), "--no-use_gpu", "--eval_interval", "9", "--sample_interval", "0"]
+    assert train.main([*first, "--max_steps", "2"]) == 0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
+    assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
+    assert "\nsize        tiny: " in capsys.readouterr().out
+    assert [line["step"] for line in metrics_of(tmp_path / "out") if "loss" in line] == [1, 2, 3]

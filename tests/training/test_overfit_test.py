@@ -1,0 +1,198 @@
+"""train.py --overfit: what it says of a set-up that learns, and of one that is broken."""
+
+import math
+import shutil
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import train
+from architectures.table import ARCHITECTURES
+from common.errors import Exit, UserError
+from tests.helpers.training import TINY, recipe
+from training.optimizers import OPTIMIZERS
+from training.overfit_test import NEAR, Course, FewWindows, Tables, explain, few_windows
+from training.parts import Parts
+
+LEARNS = ["--overfit", "1", "--learning_rate", "0.03", "--weight_decay", "0"]
+
+
+def sees_everything(q, k, v, dropout):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def sees_one_token_ahead(q, k, v, dropout):
+    T = q.size(2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(T, T, dtype=torch.bool).tril(1))
+
+
+def sees_nothing(q, k, v, dropout):
+    return torch.zeros_like(q)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_a_sound_set_up_learns_a_batch_by_heart_and_writes_nothing(run):
+    code, text = run(*LEARNS, "--dropout", "0.5", "--label_smoothing", "0.3")
+    assert code == 0, text
+    assert "overfit     1 batch of 32 tokens with " in text
+    assert "overfit     learned: loss 0.0" in text
+    assert "warning" not in text
+    assert not (run.folder / "out").exists()
+
+
+def test_fp16_and_several_micro_batches_are_learned(run):
+    code, text = run(*LEARNS, "--use_amp", "--amp_dtype", "fp16", "--gradient_accumulation_steps", "2")
+    assert code == 0, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--compile", "--use_amp"],
+                                   ["--activation_checkpointing", "--loss_chunk_tokens", "5"],
+                                   ["--use_amp", "--overfit", "3", "--n_embd", "32", "--learning_rate", "0.01"],
+                                   *(["--arch", arch, "--optimizer", name, "--n_embd", "32", "--learning_rate", "0.01"]
+                                     for arch in ARCHITECTURES for name in OPTIMIZERS)], ids=" ".join)
+def test_a_sound_set_up_learns_in_every_way_of_computing(run, flags):
+    code, text = run(*LEARNS, *flags)
+    assert code == 0, text
+
+
+def test_a_learning_rate_that_moves_nothing_is_told(run):
+    code, text = run("--overfit", "1", "--learning_rate", "1e-9", "--max_steps", "100")
+    assert code.code == Exit.DIVERGED
+    assert "--learning_rate 1e-09 is far below the default of this run" in str(code)
+    assert "learned" not in text
+
+
+def test_a_learning_rate_that_is_much_too_high_is_told(run):
+    code, _ = run("--overfit", "1", "--learning_rate", "10", "--grad_clip", "0", "--max_steps", "50")
+    assert code.code == Exit.DIVERGED
+    assert "half the --learning_rate (5)" in str(code)
+
+
+@pytest.mark.parametrize("attention", [sees_everything, sees_one_token_ahead])
+def test_a_network_that_sees_the_future_is_not_called_sound(corpus, attention):
+    argv = ["--data_dir", str(corpus), "--no-use_gpu", *TINY, *LEARNS]
+    with pytest.raises(UserError, match="but the network sees the tokens that it is to predict") as caught:
+        train.main(argv, Parts(attention=attention))
+    assert caught.value.code == Exit.DIVERGED
+
+
+def test_parameters_that_get_no_gradient_are_named(corpus):
+    """Without attention a token and its position are not enough."""
+    argv = ["--data_dir", str(corpus), "--no-use_gpu", *TINY, *LEARNS, "--no-bias", "--max_steps", "60"]
+    with pytest.raises(UserError, match=r"transformer.h.0.ln_1.weight and 2 others never changed: no gradient"):
+        train.main(argv, Parts(attention=sees_nothing))
+
+
+def test_a_loss_that_is_never_finite_is_told(run, monkeypatch):
+    step = train.train_step
+
+    def broken(*args):
+        loss, norm = step(*args)
+        args[0].optimizer.found_inf = torch.ones(())
+        return loss * math.nan, norm
+
+    monkeypatch.setattr(train, "train_step", broken)
+    code, _ = run(*LEARNS)
+    assert code.code == Exit.DIVERGED
+    assert "not finite in 10 steps in a row up to step 10" in str(code)
+
+
+def test_a_batch_of_one_id_proves_nothing_and_is_refused(corpus, run):
+    folder = shutil.copytree(corpus, run.folder / "zeros")
+    np.zeros(400, "<i2").tofile(folder / "train.bin")
+    code, _ = run(*LEARNS, "--bin_file", str(folder / "train.bin"), "--vocab_size", "300")
+    assert code.code == Exit.DATA
+    assert "all 36 tokens of the batches are the id 0" in str(code)
+
+
+def test_more_batches_than_there_are_are_refused(run):
+    code, _ = run("--overfit", "1000")
+    assert code.code == Exit.FLAGS
+    assert "--overfit 1,000: the corpus has 24 batches of 4 sequences" in str(code)
+
+
+def test_steps_that_are_too_few_are_told_from_a_loss_that_has_stopped_falling(run):
+    code, _ = run(*LEARNS, "--max_steps", "15")
+    assert "It still falls. Give --max_steps 30, or fewer batches." in str(code)
+
+
+@pytest.mark.parametrize("other", [["--resume_from", "auto"], ["--patience", "2"], ["--dry_run"], ["--check"],
+                                   ["--max_minutes", "3"]], ids=" ".join)
+def test_flags_that_contradict_it_are_answered(other):
+    with pytest.raises(UserError, match="--overfit: begins at step 0 and writes nothing") as caught:
+        train.read_flags(["--overfit", "2", *other])
+    assert caught.value.code == Exit.FLAGS
+
+
+# ---------------------------------------------------------------- what the losses are compared with
+
+
+def test_the_windows_of_a_few_batches_come_again_and_again():
+    windows: Any = types.SimpleNamespace(seq_length=8, dtype="int16", windows_per_epoch=50, may_wait_for_disk=True,
+                                    rows=lambda first, num: np.arange(first, first + num))
+    few = few_windows(windows, 3, recipe(batch_size=2, accumulation=2))
+    assert isinstance(few, FewWindows)
+    assert [few.rows(first, 2).tolist() for first in (0, 10, 12, 22)] == [[0, 1], [10, 11], [0, 1], [10, 11]]
+
+
+def test_tables_of_counts_are_those_worked_out_by_hand():
+    """Targets 1 2 and 1 3: each begins with 0; after 0 1 the two differ."""
+    tables = Tables.of(np.array([[0, 1, 2], [0, 1, 3]]))
+    assert tables.num_ids == 4
+    assert tables.by_frequency == pytest.approx(-(0.5 * math.log(0.5) + 0.5 * math.log(0.25)))
+    assert tables.by_pairs == pytest.approx(math.log(2) / 2)
+    assert tables.least == pytest.approx(math.log(2) / 2)
+
+
+def test_each_table_knows_more_than_the_one_before_and_the_last_one_all():
+    rows = np.random.default_rng(0).integers(0, 5, (20, 30))
+    tables = Tables.of(rows)
+    assert math.log(5) > tables.by_frequency > tables.by_pairs > tables.least > 0
+    by_prefix = 0.0
+    for t in range(1, rows.shape[1]):
+        for row in rows:
+            alike = [other[t] for other in rows if (other[:t] == row[:t]).all()]
+            by_prefix -= math.log(alike.count(row[t]) / len(alike))
+    assert tables.least == pytest.approx(by_prefix / rows[:, 1:].size)
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def course_of(losses, num_batches=1, most_steps=1000) -> Course:
+    course = Course(Tables(50, 4.0, 1.0, 0.01), num_batches, most_steps)
+    for number, loss in enumerate(losses, 1):
+        course.add(10 * number, [loss] * num_batches)
+    return course
+
+
+def test_a_course_ends_near_the_least_that_is_possible_or_where_nothing_is_gained():
+    assert course_of([5.0, 0.01 + 0.99 * NEAR]).is_learned
+    assert not course_of([5.0, 0.01 + 1.01 * NEAR]).is_over
+    assert not course_of([5.0, 3.0, *[2.99] * 19]).is_over
+    assert course_of([5.0, 3.0, *[2.99] * 20]).is_stuck
+    assert not course_of([5.0, 3.0, *[2.99] * 20], num_batches=20).is_over
+    assert course_of([5.0, 3.0], most_steps=20).is_over
+
+
+@pytest.mark.parametrize(("losses", "rate", "still", "words"), [
+    ([5.0, *[4.02] * 40], 1e-3, [], "That is what the frequencies of the ids would give"),
+    ([5.0, *[1.05] * 40], 1e-3, [], "Look at attention and positions"),
+    ([5.0, *[2.0] * 40], 1e-3, [], "It has stopped falling. Try half the --learning_rate (0.0005)"),
+    ([5.0, *[5.0] * 40], 1e-3, [], "It hardly fell"),
+    ([5.0, *[6.0] * 40], 1e-3, [], "It rose. Try half"),
+    ([5.0, *[2.0] * 40], 1e-3, ["a", "b"], "a and 1 other never changed"),
+    ([5.0, *[4.99] * 40], 1e-5, ["a"], "far below the default of this run, 0.001"),
+    ([5.0, 4.0, 3.0], 1e-3, [], "It still falls"),
+])
+def test_what_failed_says_what_to_look_at(losses, rate, still, words):
+    said = explain(course_of(losses), recipe(learning_rate=rate), still)
+    assert words in said
+    assert said.startswith("the loss did not come near 0.0600: 5.0000 at first, ")

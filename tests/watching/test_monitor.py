@@ -1,0 +1,282 @@
+"""What a run says and records while it trains."""
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import train
+from checkpoint.find import resolve
+from machine.device import Machine
+from machine.timing import Gauge, Mark, TrainingClock
+from tests.helpers.checkpoints import no_warning
+from tests.helpers.machines import CPU
+from tests.helpers.terminals import drawn, terminal
+from tests.helpers.training import QUIET, TINY, metrics_of
+from training.state import TrainState
+from training.validation import ValidationLoss
+from watching.curve import LossCurve
+from watching.monitor import Monitor
+from watching.trackers import MetricsFile
+
+ROOT = Path(train.__file__).parent
+
+
+def test_tensorboard_is_told_what_metrics_jsonl_is(run):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run("--max_steps", "4", "--log_interval", "1", "--tensorboard", "--checkpoint_every_steps", "2")
+    run("--max_steps", "6", "--log_interval", "1", "--tensorboard", "--resume_from", "auto", "--epochs", "9")
+    events = accumulator.EventAccumulator(str(run.folder / "out/tensorboard")).Reload()
+    told = {event.step: event.value for event in events.Scalars("loss")}
+    lines = metrics_of(run.folder / "out")
+    assert told == pytest.approx({line["step"]: line["loss"] for line in lines if "loss" in line})
+    assert {event.step for event in events.Scalars("val_loss")} == {4, 6}
+    assert {"tokens_per_second", "memory_bytes"} <= set(events.Tags()["scalars"])
+    assert "time" not in events.Tags()["scalars"], "every event has its own"
+
+
+def test_spikes_and_advice_are_told(run, monkeypatch):
+    monkeypatch.setattr(LossCurve, "add", lambda self, step, loss: f"spike {step}" if step == 3 else None)
+    monkeypatch.setattr(LossCurve, "advice", lambda *_: "the loss explodes: so")
+    _, text = run("--max_steps", "6", "--log_interval", "2", "--epochs", "9")
+    assert text.count("warning: spike 3\n") == 1
+    assert text.count("the loss explodes") == 1
+
+
+@pytest.mark.slow
+def test_a_process_that_stood_still_does_not_spoil_the_seconds(corpus, tmp_path):
+    argv = ["--no-use_gpu", "--data_dir", str(corpus), "--output_dir", str(tmp_path), *TINY, *QUIET, "--log_interval",
+            "1", "--epochs", "999999", "--max_steps", "100000", "--checkpoint_interval", "999999"]
+    with subprocess.Popen([sys.executable, str(ROOT / "train.py"), *argv], stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(metrics_lines(tmp_path)) > 5)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        process.send_signal(signal.SIGCONT)
+        stopped_after = len(metrics_lines(tmp_path))
+        wait_for(lambda: len(metrics_lines(tmp_path)) > stopped_after + 50)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert max(json.loads(line)["seconds"] for line in metrics_lines(tmp_path) if '"seconds"' in line) < 4
+
+
+def metrics_lines(folder: Path) -> list[str]:
+    path = folder / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for(what) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+BOWL = [5.0, 4.0, 3.5, 3.3, 3.4, 3.6, 3.9, 4.2, 4.5, 4.8]  # the best at the fourth validation
+
+
+def falling(step: int) -> float:
+    """A training loss that goes on falling."""
+    return 4.0 - 0.1 * step
+
+
+@pytest.fixture
+def overfitting(run, monkeypatch):
+    """A function: a run of 10 validations that overfits from the fourth on."""
+    taken = iter(())
+    log_step = Monitor.log_step
+
+    def log(monitor, logged):
+        first = logged.step - len(logged.losses) + 1
+        log_step(monitor, replace(logged, losses=[falling(step) for step in range(first, logged.step + 1)]))
+
+    monkeypatch.setattr(Monitor, "log_step", log)
+    monkeypatch.setattr("training.validation.evaluate", lambda *_: ValidationLoss(next(taken), None))
+
+    def start(*flags, first=0, out="out"):
+        nonlocal taken
+        taken = iter(BOWL[first:])
+        return run("--epochs", "9", "--log_interval", "1", "--eval_interval", "2", *flags, out=out)
+
+    start.folder = run.folder  # type: ignore[attr-defined]
+    return start
+
+
+def test_overfitting_is_said_once_with_the_step_the_figures_and_the_cures(overfitting):
+    code, text = overfitting("--max_steps", "20")
+    assert code == 0
+    assert re.findall(r"warning: (overfitting.*)", text) == [
+        "overfitting since step 8: the validation loss rose from 3.3000 to 4.2000 while the training loss fell from "
+        f"3.2500 to 2.4500. The best checkpoint is kept: --ckpt {overfitting.folder}/out/best. What helps the next "
+        "run: more text, --dropout 0.2 or --patience 3."]
+    assert resolve(overfitting.folder / "out/best", no_warning).name == "checkpoint-8"
+    assert resolve(overfitting.folder / "out/last", no_warning).name == "checkpoint-20"
+    _, text = overfitting("--max_steps", "20", "--dropout", "0.3", "--patience", "9", out="b")
+    assert "What helps the next run: more text.\n" in text
+
+
+def test_a_resumed_run_remembers_that_overfitting_was_said_or_that_it_was_not(overfitting):
+    for steps, first, said in ((14, 0, 0), (16, 7, 1), (20, 8, 0)):
+        code, text = overfitting("--max_steps", str(steps), "--no-use_lr_scheduler", "--resume_from", "auto",
+                                 first=first)
+        assert code == 0
+        assert text.count("overfitting since step 8") == said, steps
+
+
+def test_the_closing_line_names_best_and_last_where_they_differ(overfitting, monkeypatch):
+    monkeypatch.chdir(overfitting.folder)
+    _, text = overfitting("--max_steps", "20", out="my run")
+    folder = f"'{overfitting.folder}/my run"
+    assert ("\nbest: step 8, validation loss 3.3000; last: step 20, validation loss 4.8000\n"
+            f"next: python generate.py --ckpt {folder}/best'\n"
+            f"or:   python generate.py --ckpt {folder}/last'\n") in text
+    _, text = overfitting("--max_steps", "8", out="rising")
+    assert f"\nnext: python generate.py --ckpt {overfitting.folder}/rising\n" in text
+    assert "or:" not in text
+
+
+def test_the_commands_to_type_next_are_one_printable_line_each_whatever_the_folder_is_called(run):
+    code, text = run("--max_steps", "2", out="a\n\x1b[31mb")
+    assert code == 0
+    assert f"\nnext: python generate.py --ckpt $'{run.folder}/a\\n\\033[31mb'\n" in text
+    assert "\x1b" not in text
+
+
+# ---------------------------------------------------------------- what is recorded
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in metrics_lines(folder)]
+
+
+def test_a_logged_step_is_recorded_with_time_speed_mfu_memory_and_gpu(run, monkeypatch):
+    before = time.time()
+    run("--max_steps", "2", "--log_interval", "1", out="cpu")
+    steps = [row for row in rows_of(run.folder / "cpu") if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    for row in steps:
+        assert before < row["time"] < time.time()
+        assert row["tokens_per_second"] == pytest.approx(4 * 8 / row["seconds"])
+        assert row["memory_bytes"] > 2**20
+        assert (row["mfu"], row["gpu"]) == (None, None), "a processor's peak is not known"
+    assert all("time" in row for row in rows_of(run.folder / "cpu"))
+
+    monkeypatch.setattr(Machine, "peak_flops", property(lambda self: 1e12))
+    _, text = run("--max_steps", "1", out="known")
+    row = rows_of(run.folder / "known")[0]
+    assert 0 < row["mfu"] < 1
+    assert f"mfu {row['mfu']:.1%}" in text
+
+
+def test_samples_warnings_and_advice_are_recorded_and_cut_back_with_the_steps(run, monkeypatch):
+    monkeypatch.setattr(LossCurve, "add", lambda self, step, loss: f"spike {step}" if step in (3, 5) else None)
+    monkeypatch.setattr(LossCurve, "advice", lambda *_: "the loss explodes: so")
+    _, text = run("--max_steps", "6", "--log_interval", "1", "--sample_interval", "2", "--checkpoint_every_steps", "4",
+                  "--epochs", "9")
+    rows = rows_of(run.folder / "out")
+    assert [row["step"] for row in rows if "sample" in row] == [2, 4, 6]
+    advice = [(row["step"], row["advice"]) for row in rows if "advice" in row]
+    assert advice == [(1, "advice at step 1: the loss explodes: so"), (3, "spike 3"), (5, "spike 5")]
+    sample = next(row["sample"] for row in rows if "sample" in row)
+    assert "\n  | ".join(["sample at step 2", *sample.split("\n")]) in text
+
+    resumed = MetricsFile(run.folder / "out/metrics.jsonl", TrainState(step=4))
+    assert [row["step"] for row in resumed.rows if "sample" in row] == [2, 4]
+    assert [row["step"] for row in resumed.rows if "advice" in row] == [1, 3]
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_at_80_columns_a_run_shows_the_time_left_its_speed_and_memory(run, monkeypatch, in_notebook):
+    with terminal(80, monkeypatch, in_notebook) as opened:
+        monkeypatch.setattr(sys, "stdout", opened.stream)
+        code, _ = run("--max_steps", "6", "--log_interval", "2", "--sample_interval", "6")
+        monkeypatch.undo()
+        lines = drawn(opened.close())
+    assert code == 0
+    steps = [line.rstrip() for line in lines if " s left | loss " in line]
+    begin = r"step [1246]/6 \| " if in_notebook else r"[ \d]+% \| "
+    assert len(steps) >= (4 if in_notebook else 1), "a bar is drawn ten times a second at most"
+    for line in steps:
+        assert re.match(begin + r"\d+ s left \| loss [\d.]+ \| [\d,]+ tok/s \| mfu n/a \| [\d.]+ GiB", line)
+    wide = [line for line in lines if len(line.rstrip()) > 80 and not line.startswith("  | ")]  # a sample is as it is
+    assert [line for line in wide if str(run.folder.parent) not in line and "python " not in line] == []
+
+
+# ---------------------------------------------------------------- who waits for whom
+
+
+class Busy(Gauge):
+    """A gauge of a GPU that has work a third of the time and waits for data a tenth."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.readings = [(33, 100.0)] * 3
+
+    def lap(self, seconds):
+        self.trained += 60
+        self.waited["data"] += 6
+
+
+def test_what_holds_the_device_back_is_said_once(run, monkeypatch):
+    _, text = run("--max_steps", "4", out="idle")
+    assert re.search(r"^data_wait: [\d.]+% of the steps' time$", text, re.MULTILINE)
+    assert "holds the device back" not in text
+    monkeypatch.setattr("training.state.Gauge", Busy)
+    code, text = run("--max_steps", "6", "--log_interval", "1", out="busy")
+    assert code == 0
+    assert text.count("the loader holds the device back: 10% of the time") == 1
+    assert "gpu: 33% busy, 100 W, the mean of 3 readings" in text
+    assert "the GPU waits" not in text  # this is a CPU
+
+
+# ---------------------------------------------------------------- figures of a GPU
+
+
+class SlowMark(Mark):
+    """A mark that notes who waited for it."""
+
+    waited: ClassVar[list[float]] = []
+
+    def wait(self):
+        self.waited.append(self.host)
+
+
+def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkeypatch):
+    state, steps = TrainState(), itertools.count(1)
+    clock = TrainingClock(CPU)
+    monkeypatch.setattr(clock, "mark", lambda: SlowMark(float(next(steps)), None, 0.0))
+    monkeypatch.setattr(SlowMark, "waited", [])
+
+    def monitor_on(kind: str) -> Monitor:
+        machine = replace(CPU, device=torch.device(kind))
+        runtime: Any = SimpleNamespace(machine=machine, out=None, clock=clock, gauge=Gauge(machine))
+        args: Any = SimpleNamespace()
+        recipe: Any = SimpleNamespace(usual_learning_rate=1.0)
+        config: Any = SimpleNamespace(vocab_size=9)
+        trackers: Any = SimpleNamespace(rows=[])
+        return Monitor(args, recipe, config, state, trackers, runtime)
+
+    skipped, seen = torch.zeros(()), []
+    on_gpu, on_cpu = monitor_on("cuda"), monitor_on("cpu")
+    for step in (1, 2, 3, 4):
+        state.step = step
+        skipped += step == 2
+        for monitor in (on_gpu, on_cpu):
+            monitor.note([torch.tensor(float(step))], torch.tensor(0.5), skipped, skipped, 7)
+        skipped.zero_()
+        assert [logged.step for logged in on_cpu.arrived(at_once=False)] == [step]
+        SlowMark.waited.clear()
+        seen.append([(logged.step, logged.losses, logged.skipped, logged.norm, logged.batch_size)
+                     for logged in on_gpu.arrived(at_once=step == 4)])
+        assert len(set(SlowMark.waited)) == len(seen[-1])
+    assert seen == [[], [(1, [1.0], 0, 0.5, 7)], [(2, [2.0], 1, 0.5, 7)],
+                    [(3, [3.0], 0, 0.5, 7), (4, [4.0], 0, 0.5, 7)]]

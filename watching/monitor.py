@@ -1,0 +1,308 @@
+"""What a run prints and records while it trains: the line of a logged step, advice, the closing block."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from architectures.table import ModelConfig
+from common.words import duration, percent, printable, shell_word, size
+from machine.memory import peak_memory
+from machine.pinned import to_host
+from machine.timing import Mark
+from planning.recipe import Recipe
+from planning.schedules import learning_rate_at
+from training.state import Runtime, TrainState
+from training.validation import ValidationLoss
+from watching.curve import LossCurve
+from watching.history import BITS_OF, VAL_LOSS_OF
+from watching.overfitting import Overfit, OverfittingWatch
+from watching.trackers import Fields, Trackers
+
+SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
+PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 60.0, 5.0  # for trackers, at the end of a run
+WATCHED_SECONDS = 10  # of training, before anything is said about who waits for whom
+# The parts of a step's line for where there is no room for all of them.
+BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
+
+
+def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> float | None:
+    """The model FLOPs utilization of all devices together (Chowdhery et al. 2022, PaLM, section 4.1).
+
+    None where the peak is unknown.
+    """
+    peak = runtime.machine.peak_flops
+    return tokens_per_second * config.flops_per_token / (peak * runtime.processes.world_size) if peak else None
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The figures of a logged step: the losses, skipped steps and seconds are of all steps since the last one."""
+
+    step: int
+    samples_seen: int
+    losses: Sequence[float]
+    norm: float
+    skipped: int
+    skipped_in_a_row: int
+    batch_size: int  # the micro-batch in use
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _OnTheWay:
+    """Figures of a step, which are on the host once the device has reached the mark."""
+
+    numbers: torch.Tensor
+    step: int
+    samples_seen: int
+    batch_size: int
+    end: Mark
+
+
+class Monitor:
+    """Prints and records a run; every warning and every piece of advice once."""
+
+    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, state: TrainState,
+                 trackers: Trackers, runtime: Runtime):
+        self.state = state
+        self._args, self._recipe, self._config = args, recipe, config
+        self._trackers, self._runtime = trackers, runtime
+        self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
+        self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
+        self._curve = LossCurve(math.log(config.vocab_size), recipe.usual_learning_rate)
+        self._overfitting = OverfittingWatch()
+        self._last_val_loss: float | None = None
+        self._first_step = self._last_logged = state.step
+        self._last_loss = math.nan
+        self._on_the_way: deque[_OnTheWay] = deque()  # oldest first
+        self._said: set[str] = set()
+        self._recall(trackers.rows)
+
+    def __enter__(self) -> Monitor:
+        self._out.on_warning = self._record_warning
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_trackers(is_done=False)
+        self._out.on_warning = None
+
+    def _close_trackers(self, is_done: bool) -> None:
+        """Ends the run for all trackers, with some patience, but not after a signal."""
+        began, signals = time.monotonic(), self._runtime.signals
+        self._trackers.close(is_done, lambda: began + (
+            PATIENCE_SECONDS if signals.number is None else PATIENCE_AFTER_SIGNAL))
+
+    # ---- steps
+
+    def show_bar(self) -> None:
+        """Shows the bar, on a terminal."""
+        self._out.bar(self._recipe.total_steps, self.state.step, "step")
+
+    def is_logged(self, step: int) -> bool:
+        """True for the steps that are logged: the same ones whether the run was resumed or not."""
+        return step % self._recipe.log_interval == 0 or step in (1, self._recipe.total_steps)
+
+    def note(self, losses: Sequence[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor,
+             skipped_in_a_row: torch.Tensor, batch_size: int) -> None:
+        """Takes the figures of the step just done, to be logged once arrived() has them; nobody waits for the device.
+
+        losses are those of the steps since the last noted one, batch_size is the micro-batch in use.
+        """
+        numbers = to_host(torch.stack([*losses, norm, skipped, skipped_in_a_row]))
+        self._on_the_way.append(_OnTheWay(numbers, self.state.step, self.state.samples_seen, batch_size,
+                                          self._clock.mark()))
+
+    def arrived(self, at_once: bool) -> Iterator[Logged]:
+        """The noted steps that are to be logged now: all, but with CUDA those before the last step.
+
+        Then the device has the next step to do while the host reads. at_once waits for all of them. It is the only
+        place in the loop where the host waits for the device.
+        """
+        is_late = at_once or self._machine.device.type != "cuda"
+        while self._on_the_way and (is_late or self._on_the_way[0].step < self.state.step):
+            noted = self._on_the_way.popleft()
+            with self._gauge.waiting("device"):
+                noted.end.wait()
+            *losses, norm, skipped, in_a_row = noted.numbers.tolist()
+            yield Logged(noted.step, noted.samples_seen, losses, norm, int(skipped), int(in_a_row), noted.batch_size,
+                         self._clock.lap(noted.end))
+
+    def log_step(self, logged: Logged) -> None:
+        """Prints and records the figures of the steps since the last logged one, and says what they show."""
+        num_steps = logged.step - self._last_logged
+        self._last_loss = logged.losses[-1]
+        self._log(logged, logged.seconds / num_steps)
+        self._watch(logged.seconds, logged.seconds / num_steps, logged.batch_size)
+        self._read_curve(logged)
+        self._last_logged = logged.step
+
+    def _log(self, logged: Logged, seconds: float) -> None:
+        """Prints the line of a logged step and records it; seconds are those of one step."""
+        step, recipe, T = logged.step, self._recipe, self._config.seq_length
+        lr = learning_rate_at(step, recipe)
+        tokens_per_second = recipe.samples_per_step * T / seconds
+        share, held = mfu(tokens_per_second, self._config, self._runtime), peak_memory(self._machine)
+        self._trackers.log(step, time=time.time(), loss=self._last_loss, lr=lr, grad_norm=logged.norm,
+                           tokens=logged.samples_seen * T, seconds=seconds, tokens_per_second=tokens_per_second,
+                           mfu=share, memory_bytes=held, gpu=self._gpu, **self._gauge.last_reading())
+
+        epochs = min(recipe.epochs, math.ceil(recipe.passes))
+        epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
+        per_step = (time.perf_counter() - self._clock.began) / (step - self._first_step)
+        said = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
+                "loss": f"loss {self._last_loss:.4f}", "lr": f"lr {lr:.2e}", "norm": f"norm {logged.norm:.2f}",
+                "time": f"{seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
+                "mfu": f"mfu {percent(share)}", "memory": f"{held / 2**30:.1f} GiB",
+                "left": f"{duration(per_step * (recipe.total_steps - step))} left"}
+        if self.state.skipped_steps:
+            said["skipped"] = f"{self.state.skipped_steps} skipped"
+        self._out.at(step, " | ".join(said.values()), [said[name] for name in BY_IMPORTANCE if name in said])
+
+    # ---- warnings and advice
+
+    def warn_once(self, kind: str, message: str) -> None:
+        """Prints a warning unless one of its kind was printed before."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self.warn(message)
+
+    def warn(self, message: str) -> None:
+        """Prints a warning or a piece of advice, which is recorded as every warning is."""
+        self._out.warn(message)
+
+    def _record_warning(self, message: str) -> None:
+        """Records what was printed as a warning, by whichever part of the program, in whichever thread."""
+        self._trackers.log(self.state.step, time=time.time(), advice=message)
+
+    def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
+        """Says what holds the device back, after `seconds` more of training."""
+        gauge = self._gauge
+        gauge.lap(seconds)
+        if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
+            self.warn_once("loader", f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent "
+                                     "waiting for data. Give --preload ram, or put the tokens on a faster disk.")
+
+        busy = gauge.utilisation
+        micro_seconds = step_seconds * batch_size / self._recipe.samples_per_step
+        is_short = micro_seconds < SHORT_MICRO_BATCH and gauge.trained > WATCHED_SECONDS
+        is_idle = is_short and gauge.host_is_late if busy is None else busy < 50
+        if is_idle and self._machine.device.type == "cuda":
+            sign = f"a micro-batch takes {1000 * micro_seconds:.1f} ms" if busy is None else (
+                f"it is busy {busy:.0f}% of the time")
+            self.warn_once("batch", f"the GPU waits for the host: {sign}. Give more than --batch_size {batch_size}, or "
+                                    "--batch_size auto.")
+
+    def _recall(self, rows: Sequence[Fields]) -> None:
+        """Takes in what a resumed run has recorded; what was said of it then is not said again."""
+        for row in rows:
+            loss, val_loss = row.get("loss"), row.get("val_loss")
+            if isinstance(loss, float):
+                self._overfitting.add_losses([loss])
+            if isinstance(val_loss, float):
+                self._last_val_loss = val_loss
+                if self._overfitting.add_validation(row["step"], val_loss):
+                    self._said.add("overfitting")
+
+    def _read_curve(self, logged: Logged) -> None:
+        """Says what the losses of the steps since the last logged one show."""
+        self._overfitting.add_losses(logged.losses)
+        for step, loss in enumerate(logged.losses, self._last_logged + 1):
+            if spike := self._curve.add(step, loss):
+                self.warn(spike)
+        peak = self._recipe.learning_rate
+        advice = self._curve.advice(peak, learning_rate_at(logged.step, self._recipe) / peak)
+        if advice:
+            kind = advice.partition(":")[0]  # 'the loss explodes', for example
+            self.warn_once(kind, f"advice at step {logged.step:,}: {advice}")
+
+    # ---- between steps
+
+    def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
+        """Prints and records a validation."""
+        step, bits = self.state.step, loss.bits_per_byte
+        shares = {f"{VAL_LOSS_OF}{name}": share.nats for name, share in loss.shares.items()}
+        shares |= {f"{BITS_OF}{name}": share.bits_per_byte for name, share in loss.shares.items()}
+        self._trackers.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
+                           **shares)
+        self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
+                      f"per byte {'n/a' if bits is None else f'{bits:.4f}'}"
+                      + "".join(f" | {name} {share.nats:.4f}" for name, share in loss.shares.items())
+                      + " | best so far" * is_best)
+        self._last_val_loss = loss.nats
+        if found := self._overfitting.add_validation(step, loss.nats):
+            self.warn_once("overfitting", self._about_overfitting(found))
+
+    def _about_overfitting(self, found: Overfit) -> str:
+        cures = ["more text", *(["--dropout 0.2"] if self._args.dropout < 0.2 else []),
+                 *([] if self._args.patience else ["--patience 3"])]
+        is_kept = found.step == self.state.best_step
+        kept = f"The best checkpoint is kept: --ckpt {self._path('best')}. " if is_kept else ""
+        return (f"overfitting since step {found.step:,}: the validation loss rose from {found.best_val_loss:.4f} to "
+                f"{found.val_loss:.4f} while the training loss fell from {found.loss_then:.4f} to {found.loss:.4f}. "
+                f"{kept}What helps the next run: {', '.join(cures[:-1])}{' or ' if cures[1:] else ''}{cures[-1]}.")
+
+    def _path(self, name: str) -> str:
+        """The checkpoint best or last of the output folder, as one types it."""
+        return shell_word(f"{self._args.output_dir}/{name}")
+
+    def show_sample(self, text: str | None) -> None:
+        """Prints and records a sample of the model's text, if there is one."""
+        if text is not None:
+            self._trackers.log(self.state.step, time=time.time(), sample=text)
+            lines = text.replace("\n", "\n  | ")
+            self._out.say(f"sample at step {self.state.step:,}\n  | {lines}")
+
+    # ---- the end
+
+    @property
+    def seconds(self) -> float:
+        """Since the first step began, everything included."""
+        return time.perf_counter() - self._clock.began
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Of this start, everything included."""
+        return self.seconds / max(1, self.state.step - self._first_step)
+
+    def close(self, seconds: float, compile_seconds: float | None, is_saved: bool) -> None:
+        """Ends the bar and prints the closing block."""
+        state, machine = self.state, self._machine
+        self._out.end_bar()
+        self._close_trackers(is_done=self._runtime.signals.number is None)
+        self._out.close()
+        checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
+        closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,
+                   "loss": "n/a" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step "
+                   f"{self._last_logged}", "best_val_loss": state.best,
+                   "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
+                   **({} if compile_seconds is None else {"compile_seconds": f"{compile_seconds:.1f}"}),
+                   "peak_memory": size(peak_memory(machine)), "peak_memory_bytes": peak_memory(machine),
+                   **self._gauge.describe(), "checkpoint": checkpoint}
+        self._out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
+
+    def say_what_next(self, best_step: int) -> None:
+        """Prints the command to type next: to generate, or after a signal to continue.
+
+        best_step is that of the best checkpoint by validation on the disk, 0 where there is none.
+        """
+        signals, state, folder = self._runtime.signals, self.state, shell_word(self._args.output_dir)
+        if signals.number is not None and not state.step:
+            self._out.say(f"stopped by {signals.name} before the first step was done; nothing was lost")
+        elif signals.number is not None:
+            self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
+        elif state.best_val_loss is None or best_step in (0, state.step):
+            self._out.say(f"next: python generate.py --ckpt {folder}")
+        else:
+            is_validated = state.validated_step == state.step
+            last = f"validation loss {self._last_val_loss:.4f}" if is_validated else "not validated"
+            self._out.say(f"best: step {best_step:,}, validation loss {state.best_val_loss:.4f}; last: step "
+                          f"{state.step:,}, {last}\n"
+                          f"next: python generate.py --ckpt {self._path('best')}\n"
+                          f"or:   python generate.py --ckpt {self._path('last')}")
