@@ -53,7 +53,7 @@ def prepare(data_dir: str, folder: str, half: str, model_size: str, seq_length: 
     metadata = read_metadata(Path(data_dir) / "metadata.json")
     if metadata.get("layout", "native") != "native":
         raise UserError(Exit.DATA, f"--data_dir {shown} has tokens in another program's layout, and the ladder writes "
-                                   "a half of them anew. Run pretokenize.py without --format.")
+                                   "a half of them anew. Run pretokenize.py on the text.")
     tokens = data.Tokens(corpus.val, "mmap", torch.device("cpu"))
     cut = middle_of(tokens.length, open_tokens(Path(data_dir), corpus.vocab_size).ends)
     first, last = (0, cut) if half == TUNING else (cut, tokens.length)

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.answers import Done
 from benchmarks.ladder import SEED
 from common.files import write_whole
-from tokens.layouts import LAYOUTS
+from tokens.layouts import native_dtype
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 
 ROWS = 1024  # texts that are drawn side by side
@@ -21,7 +21,7 @@ def synthesise(folder: str, vocab_size: int, num_tokens: int) -> Done:
 
     Frequencies follow Zipf's law, and every other token is determined by the one before it.
     """
-    dtype = LAYOUTS["native"].dtype_for(vocab_size)
+    dtype = native_dtype(vocab_size)
     columns = -(-num_tokens // ROWS)
     rng = np.random.default_rng(SEED)
     # Log-uniform: the frequency of an id is as 1 / rank.

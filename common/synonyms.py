@@ -80,7 +80,6 @@ CALLED = {
         "--document_separator": "separator delimiter doc_separator sep split_on document_delimiter",
         "--num_workers": "workers num_proc nproc n_workers num_processes threads n_jobs jobs preprocessing_num_workers",
         "--overwrite": "force overwrite_cache",
-        "--shard_tokens": "shard_size chunk_size",
         "--train_sample_bytes": "max_chars sample_bytes max_bytes",
         "--min_frequency": "min_freq",
         "--strict_utf8": "strict",

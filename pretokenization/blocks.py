@@ -1,7 +1,7 @@
 """What all kinds of input share: blocks, the findings of reading one, and the places where text may be cut.
 
 A block is a few megabytes of one source: whole lines of JSON, whole documents of a text file, rows of a table, or a
-part of a document that is too long for one block. Blocks depend on the text alone, never on which process reads them
+part of a document whose end is kept for validation. Blocks depend on the text alone, never on which process reads them
 or on how many there are. Blocks of a plain file hold no text, only the place where it lies.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from pretokenization.files import MARK, Feed, Source
+from common.errors import Exit, UserError
+from common.words import size
+from pretokenization.files import Feed, Source
 
 # GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
 # Latin letter, digit, kana or Chinese character and a punctuation mark (scripts without spaces need the latter).
@@ -36,8 +37,8 @@ class Limits:
     block_bytes: int = 2**22
     part_bytes: int = 2**20  # a longer document is cut into parts, each ending where the cut changes no id
     window_bytes: int = 2**16  # read at a time when looking for the end of a line or document
-    long_line_bytes: int = 2**25  # a longer line of JSON is never held in memory as a whole
-    span_bytes: int = 2**26  # the largest stretch of a file that is given to one shard as a whole
+    document_bytes: int = 2**30  # of a document that is held whole: a line of JSON, or one that its hash sorts
+    survey_bytes: int = 2**25  # smaller files are read once before they are encoded with a given tokenizer
     fast_sample_bytes: int = 10_000_000  # the smallest sample of which gigatoken trains a tokenizer
     journal_seconds: float = 2.0  # between two notes of how far the encoding has come
 
@@ -54,7 +55,6 @@ class Reading:
     strict: bool = False  # stop at bytes that are not UTF-8
     min_chars: int = 0
     any_tokenizer: bool = False  # the tokenizer may split text at other places than GPT-2's
-    scratch: Path | None = None  # a folder for what is too long to hold; None: the system's
     limits: Limits = LIMITS
 
     @property
@@ -71,17 +71,11 @@ class TextBlock:
     offset: int
     length: int
     content: Any = None  # bytes, or a list of rows; None: the bytes lie in the file
+    on_disk: int = 0  # bytes of the source's file that are done with this block
     is_part: bool = False
     first: bool = True  # of a part: the document begins with it
     last: bool = True  # of a part: the document ends with it
-    in_val: bool | None = None  # of a part: whether the document is for validation; None: its hash will tell
-    on_disk: int = 0  # bytes of the source's file that are done with this block
-    fault: str = ""  # why a long line of JSON holds no document
-
-    @property
-    def is_incomplete(self) -> bool:
-        """True if the block is not the whole of its document."""
-        return self.is_part and not (self.first and self.last)
+    in_val: bool | None = None  # whether the document is for validation; None: its hash decides
 
 
 @dataclass
@@ -131,81 +125,62 @@ class FirstLook:
     head: bytes  # the first bytes of the text, unpacked
 
 
-class Kind(Protocol):
-    """A kind of input. A new one is a class with these members in a file of its own, and an entry in sources.KINDS."""
+class Kind:
+    """A kind of input. A new one is a subclass in a file of its own, and an entry in sources.KINDS."""
 
-    @property
-    def endings(self) -> tuple[str, ...]:
-        """The endings of the names that are taken from a folder."""
-        ...
-
-    @property
-    def is_text(self) -> bool:
-        """True if a file must be UTF-8: then UTF-16, pictures, archives and the like are refused."""
-        ...
-
-    @property
-    def has_fields(self) -> bool:
-        """True if --text_field names where a document lies."""
-        ...
+    endings: tuple[str, ...] = ()  # of the names that are taken from a folder
+    is_text = True  # a file must be UTF-8: then UTF-16, pictures, archives and the like are refused
+    has_fields = True  # --text_field names where a document lies
 
     def recognises(self, look: FirstLook) -> bool:
         """True for a file of this kind. Raises UserError (exit 3) for one that is broken."""
-        ...
+        raise NotImplementedError
 
     def is_in_folder(self, name: str, is_packed: bool) -> bool:
         """True for a name, in lower case and without a packed file's ending, that is taken from a folder."""
-        ...
+        return name.endswith(self.endings)
 
     def text_fields(self, source: Source) -> list[str]:
         """The fields that hold text in the first document of a file; none for a kind without fields."""
-        ...
-
-    def ending(self, reading: Reading) -> bytes:
-        """The bytes after which the next document begins, wherever they stand; none if shards cannot share a file."""
-        ...
+        return []
 
     def is_single_document(self, reading: Reading) -> bool:
         """True if a file is one document whatever it holds, so that its end can be kept for validation."""
-        ...
+        return False
 
-    def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[TextBlock]:
-        """The blocks whose documents begin from byte start on and before stop.
-
-        cut is for a text that is a single document: the byte from which on it is kept for validation.
-        """
-        ...
+    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
+        """The blocks of a source; cut is for a single document: the byte from which on it is for validation."""
+        raise NotImplementedError
 
     def documents(self, block: TextBlock, content: Any, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
         """The documents of a block as text and as UTF-8; of a part of a document, its text alone."""
-        ...
+        raise NotImplementedError
 
 
-# ---------------------------------------------------------------- finding places in a source
+def end_after(feed: Feed, what: bytes, start: int, at: int, reading: Reading) -> int:
+    """Where the first what that begins from place at on ends, or the text; start is that of the document.
 
-
-def after(feed: Feed, what: bytes, at: int, window_bytes: int, limit: int | None = None) -> tuple[int, bool]:
-    """Where the first what that begins from place at on ends, and True; else where the search ended, and False."""
-    length = window_bytes + len(what)
+    Raises UserError (exit 3) if the document is too long to be held in memory.
+    """
+    length = reading.limits.window_bytes + len(what)
     while True:
         window = feed.window(at, length)
         found = window.find(what)
         if found >= 0:
-            return at + found + len(what), True
+            return at + found + len(what)
         if len(window) < length:
-            return at + len(window), False
+            return at + len(window)
         at += len(window) - len(what) + 1
-        if limit is not None and at >= limit:
-            return at, False
+        refuse_long(feed.source, start, at - start, reading)
 
 
-def first_document(feed: Feed, ending: bytes, start: int, window_bytes: int) -> int:
-    """Where the first document begins from byte start on; at the front after the byte order mark, if there is one."""
-    if start:
-        return after(feed, ending, max(0, start - len(ending)), window_bytes)[0]
-    return len(MARK) if feed.window(0, len(MARK)) == MARK else 0
+def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) -> None:
+    """Raises UserError (exit 3) for a document of so many bytes that is too long to be held in memory."""
+    most = reading.limits.document_bytes
+    if num_bytes > most:
+        raise UserError(Exit.DATA, f"{source.shown}: from byte {start:,} on there is a document of more than "
+                                   f"{size(most)}, too long for one process to hold. Cut it into several.")
 
 
 # ---------------------------------------------------------------- cutting a long document
@@ -239,12 +214,7 @@ def last_place(content: bytes, places: re.Pattern[str] = SAFE_PLACE) -> int:
 
 
 def part_end(content: bytes, places: re.Pattern[str]) -> int:
-    """Where a part ends that begins with this content, as long as a part may be: at the last safe place.
-
-    Without a safe place the cut is hard, between two characters. As a part begins at the last safe place or hard cut
-    before it, a run without a safe place is cut at multiples of the part's length counted from the beginning of the
-    run, wherever in the document it stands.
-    """
+    """Where a part that begins with this content ends: at the last safe place, else between two characters."""
     return last_place(content, places) or len(content) - begun_character(content)
 
 

@@ -205,6 +205,11 @@ class Feed:
             self._refuse_bomb()
         return bytes(self._held[start - self._held_from:start - self._held_from + length])
 
+    @property
+    def after_mark(self) -> int:
+        """Where the text begins: after the byte order mark, if there is one."""
+        return len(MARK) if self.window(0, len(MARK)) == MARK else 0
+
     def forget(self, before: int) -> None:
         """Drops all bytes before this place from memory."""
         if self._stream is not None:

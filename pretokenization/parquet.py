@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import Exit, UserError, optional
 from common.words import printable
-from pretokenization.blocks import Findings, FirstLook, Reading, TextBlock
+from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.files import Source
 
 MAGIC = b"PAR1"
@@ -15,12 +15,11 @@ ROWS_AT_ONCE = 64
 TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary")
 
 
-class Parquet:
-    """A Parquet file: each row is a document."""
+class Parquet(Kind):
+    """A Parquet file: each row is a document; a row without one is counted."""
 
     endings = (".parquet",)
     is_text = False
-    has_fields = True
 
     def recognises(self, look: FirstLook) -> bool:
         has_magic = look.raw.startswith(MAGIC)
@@ -39,14 +38,7 @@ class Parquet:
             raise damaged(source, error) from error
         return [field.name for field in schema if str(field.type) in TEXT_TYPES]
 
-    def ending(self, reading: Reading) -> bytes:
-        return b""
-
-    def is_single_document(self, reading: Reading) -> bool:
-        return False
-
-    def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[TextBlock]:
+    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
         parquet = optional("pyarrow.parquet", source.shown)
         try:
@@ -63,7 +55,18 @@ class Parquet:
                   found: Findings) -> tuple[list[str], list[bytes]]:
         found.unit = "row"
         found.newlines = len(content)
-        texts = list(texts_of(content, reading, found))
+        texts: list[str] = []
+        for number, value in enumerate(content):
+            if isinstance(value, bytes):
+                try:
+                    value = value.decode()
+                except UnicodeDecodeError as error:
+                    value = found.replace(value, error, 0, number)
+            if isinstance(value, str):
+                texts.append(value)
+            else:
+                what = "null" if value is None else type(value).__name__
+                found.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
         return texts, [text.encode(errors="replace") for text in texts]
 
 
@@ -80,7 +83,7 @@ def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Itera
 
     def block() -> TextBlock:
         done = source.num_bytes * num_rows // total
-        return TextBlock(index, num_rows - len(held), len(held), held, on_disk=done)
+        return TextBlock(index, num_rows - len(held), len(held), held, done)
 
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
         for value in batch.column(0).to_pylist():
@@ -91,18 +94,3 @@ def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Itera
                 yield block()
                 held, held_bytes = [], 0
     yield block()
-
-
-def texts_of(rows: list[Any], reading: Reading, found: Findings) -> Iterator[str]:
-    """The documents of rows; a row without one is counted."""
-    for number, value in enumerate(rows):
-        if isinstance(value, bytes):
-            try:
-                value = value.decode()
-            except UnicodeDecodeError as error:
-                value = found.replace(value, error, 0, number)
-        if isinstance(value, str):
-            yield value
-        else:
-            what = "null" if value is None else type(value).__name__
-            found.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")

@@ -1,4 +1,4 @@
-"""One run: what it reads and how far it is, the parts of a document that are split at a byte, and the encoding.
+"""One run: what it reads and how far it is, documents that come in parts, and the encoding.
 
 Worker processes read the blocks and answer for each; this process puts the answers together, in order.
 """
@@ -6,7 +6,6 @@ Worker processes read the blocks and answer for each; this process puts the answ
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,14 +17,14 @@ from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
 from common.words import duration, printable, several
-from pretokenization.blocks import Findings, Reading, TextBlock
+from pretokenization.blocks import Reading, TextBlock
 from pretokenization.engines import Differs, choose_engine, could_be_faster, fence_ranges
-from pretokenization.files import MARK, Feed, Source, refuse_changed
+from pretokenization.files import Source, refuse_changed
 from pretokenization.report import Report
-from pretokenization.sources import KINDS, Span, blocks_of, described, documents_of
-from pretokenization.split import FEW_FILES, Split, split_of_few, split_of_one
+from pretokenization.sources import KINDS, blocks_of
+from pretokenization.split import Split
 from pretokenization.store import DOCUMENT, SPLITS, Folder, Journal, TokenWriter
-from pretokenization.workers import Answer, Reader, Setup, Task, Workers, hash_of, is_heavy
+from pretokenization.workers import Answer, Reader, Setup, Task, Workers, is_heavy
 from tokens.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -73,16 +72,15 @@ class Meter:
 
 @dataclass(frozen=True)
 class Text:
-    """What is read, and how: the files, the spans of them that this run reads, and what the flags say about them."""
+    """What is read, and how: the files, and what the flags say about them."""
 
     sources: list[Source]
-    spans: list[Span]
     reading: Reading
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the files on the disk, of this shard."""
-        return sum(self._bytes_of(span) for span in self.spans)
+        """Bytes of the files on the disk."""
+        return sum(source.num_bytes for source in self.sources)
 
     @property
     def is_single_document(self) -> bool:
@@ -100,17 +98,12 @@ class Text:
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
     def blocks(self, split: Split) -> Iterator[TextBlock]:
-        """All blocks, in order; on_disk counts from the first byte of the first span."""
+        """All blocks, in order; on_disk counts from the first byte of the first file."""
         before = 0
-        for span in self.spans:
-            source = self.sources[span.source]
-            for block in blocks_of(span.source, source, self.reading, span.start, span.stop,
-                                   split.cut_of(span.source)):
-                yield replace(block, on_disk=before + block.on_disk - span.start)
-            before += self._bytes_of(span)
-
-    def _bytes_of(self, span: Span) -> int:
-        return (span.stop or self.sources[span.source].num_bytes) - span.start
+        for index, source in enumerate(self.sources):
+            for block in blocks_of(index, source, self.reading, split.cut_of(index)):
+                yield replace(block, on_disk=before + block.on_disk)
+            before += source.num_bytes
 
 
 @dataclass
@@ -119,7 +112,6 @@ class Job:
 
     args: Namespace
     text: Text
-    val_fraction: float | None  # None: by the size of the text
     split: Split
     folder: Folder
     journal: Journal
@@ -127,13 +119,6 @@ class Job:
     signals: Signals
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    found: Report | None = None  # the report on a text in which only one document was found
-
-    @property
-    def num_documents(self) -> int:
-        """The documents that were encoded."""
-        assert self.journal.encoded is not None
-        return sum(state["documents"] for state in self.journal.encoded["splits"].values())
 
     def setup(self, task: Task, **more: Any) -> Setup:
         """What the workers must know."""
@@ -172,85 +157,33 @@ class Job:
             refuse_changed(sources)
 
 
-class LongDocument:
-    """A document that comes in several parts: its hash, and whether it is kept. state is kept in the journal."""
+class CutDocument:
+    """A document that comes in parts, because the end of its file is for validation; it is not left out if it is long.
 
-    def __init__(self, text: Text, state: Mapping[str, Any] | None = None):
-        self.text = text
-        self.digest = hashlib.sha256()
-        self.state: dict[str, Any] = {"bytes": 0, "characters": 0, "is_blank": True, **(state or {})}
+    Its ids are held back until it is certain that it is neither blank nor too short.
+    """
 
-    def add(self, block: TextBlock, answer: Answer) -> None:
-        """Counts the next part, and hashes it if the hash decides where the document belongs."""
-        self.state["characters"] += answer.characters
-        self.state["is_blank"] = self.state["is_blank"] and answer.is_blank
-        self.state["bytes"] += int(sum(documents["bytes"].sum() for documents in answer.documents.values()))
-        if block.in_val is None:
-            _, contents = documents_of(block, self.text.sources, self.text.reading, Findings())
-            self.digest.update(contents[0])
+    def __init__(self, job: Job, block: TextBlock):
+        self.is_kept = bool(block.in_val) and len(job.text.sources) == 1  # the end of the only file may be blank
+        self.least = max(1, job.text.reading.min_chars)
+        self.characters = self.num_bytes = 0
+        self.is_blank = True
+        self.ids: list[np.ndarray] = []
 
-    @property
-    def is_kept(self) -> bool:
-        """False for a document that is blank or too short."""
-        return not self.state["is_blank"] and self.state["characters"] >= self.text.reading.min_chars
+    def add(self, answer: Answer) -> list[np.ndarray]:
+        """Counts the next part. Returns the ids that need no longer be held back."""
+        self.characters += answer.characters
+        self.is_blank = self.is_blank and answer.is_blank
+        self.num_bytes += sum(int(documents["bytes"].sum()) for documents in answer.documents.values())
+        self.is_kept = self.is_kept or (not self.is_blank and self.characters >= self.least)
+        self.ids += answer.ids.values()
+        ids, self.ids = (self.ids, []) if self.is_kept else ([], self.ids)
+        return ids
 
     @property
     def record(self) -> np.ndarray:
-        """Its DOCUMENT record, in an array of one."""
-        return np.array([(hash_of(self.digest), self.state["bytes"])], DOCUMENT)
-
-
-# ---------------------------------------------------------------- the end of a document for validation
-
-
-def measure(job: Job) -> None:
-    """Sets the split of a text that is a single document, for which its length must be known."""
-    with job.reading("measuring"):
-        num_bytes, last = unpacked_bytes(job.text.sources[0], job.meter("measured"))
-    job.split = split_of_one(num_bytes, job.val_fraction, last)
-
-
-def measure_few(job: Job) -> None:
-    """Sets the split of a few text files: whole documents by hash would be far too much text for validation, or none.
-
-    Not where the flags name a share, or leave out whole documents.
-    """
-    args, sources = job.args, job.text.sources
-    is_fit = job.val_fraction is None and not args.dedup and not args.min_document_chars and job.text.is_document_each
-    if is_fit and 1 < len(sources) < FEW_FILES:
-        with job.reading("measuring"):
-            sizes = [unpacked_bytes(source, job.meter("measured"))[0] for source in sources]
-        job.split = split_of_few(sizes) or job.split
-
-
-def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
-    """The bytes of a source's text, without a byte order mark, and those of its last character."""
-    with Feed(source) as feed:
-        mark = len(MARK) if feed.window(0, len(MARK)) == MARK else 0
-        end = 0 if source.is_stream else max(0, source.num_bytes - 4)
-        tail = b""
-        while block := feed.window(end, 2**20):
-            end, tail = end + len(block), (tail + block)[-4:]
-            feed.forget(end)
-            meter.at(feed.on_disk)
-    last = next((back for back in range(1, len(tail)) if tail[-back] & 0xC0 != 0x80), 1)
-    return end - mark, last
-
-
-def take_only_document(job: Job, found: Report | None) -> None:
-    """Makes the only document of a text that might have held several a file of its own, to be split at a byte.
-
-    found is the report on that text.
-    """
-    job.found = found
-    path = job.folder.work / "only"
-    with (job.folder.writing(), job.reading("reading"), path.open("wb") as file,
-          Workers(1, Reader, job.setup(Task.JOIN), job.signals) as workers):
-        for _, answer in workers.answers(job.text.blocks(job.split), is_heavy):
-            file.write(answer.text)
-    source = described(path, job.text.sources[0].shown, path.stat())
-    job.text = Text([source], [Span(0)], replace(job.text.reading, separator=None))
-    measure(job)
+        """Its DOCUMENT record, in an array of one; of none if it is left out."""
+        return np.array([(0, self.num_bytes)] if self.is_kept and self.num_bytes else [], DOCUMENT)
 
 
 # ---------------------------------------------------------------- encoding
@@ -260,13 +193,15 @@ class Encoding:
     """The ids of each split while they are written, and how far that is: what the journal records."""
 
     def __init__(self, job: Job, dtype: str):
-        state = job.journal.encoded or {"blocks": 0, "splits": {}, "document": None}
+        state = job.journal.encoded or {"blocks": 0, "splits": {}}
         self.job = job
         self.num_blocks = state["blocks"]
         self.report = job.report(state.get("report"))
-        self.document = LongDocument(job.text, state["document"])
+        self.document: CutDocument | None = None
         self.writers = {split: TokenWriter(job.folder.work, split, dtype, state["splits"].get(split))
                         for split in SPLITS}
+        self.seen = {number for writer in self.writers.values() for number in writer.hashes().tolist()}
+        self.num_duplicates = state.get("duplicates", 0)
         self.saved = time.monotonic()
 
     def blocks_left(self) -> Iterator[TextBlock]:
@@ -282,51 +217,43 @@ class Encoding:
         """Writes the ids of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
         self.report.add(block, answer.found)
         self.num_blocks += 1
-        if not block.is_incomplete:
-            for split, ids in answer.ids.items():
-                self.writers[split].add(ids, answer.ends[split], answer.documents[split])
+        if block.is_part:
+            self._add_part(block, answer)
             return
+        for split, ids in answer.ids.items():
+            ends, documents = answer.ends[split], answer.documents[split]
+            if self.job.args.dedup:
+                keep = np.array([not (number in self.seen or self.seen.add(number))
+                                 for number in documents["hash"].tolist()], bool)
+                self.num_duplicates += int((~keep).sum())
+                lengths = np.diff(ends, prepend=0)
+                ids, ends, documents = ids[np.repeat(keep, lengths)], np.cumsum(lengths[keep]), documents[keep]
+            self.writers[split].add(ids, ends, documents)
 
-        home = self.writers[SPLITS[bool(block.in_val)]]
-        if block.first:
-            self.document = LongDocument(self.job.text, {"before": dict(home.state)})
-        self.document.add(block, answer)
-        for ids in answer.ids.values():
-            home.add(ids, NO_ENDS, NO_DOCUMENTS)
+    def _add_part(self, block: TextBlock, answer: Answer) -> None:
+        writer = self.writers[SPLITS[bool(block.in_val)]]
+        document = self.document = CutDocument(self.job, block) if block.first else self.document
+        assert document is not None
+        for ids in document.add(answer):
+            writer.add(ids, NO_ENDS, NO_DOCUMENTS)
         if block.last:
-            self._end_document(home)
-
-    def _end_document(self, home: TokenWriter) -> None:
-        """After a long document's last part its hash and its length say where it belongs, if anywhere."""
-        document, split = self.document, self.job.split
-        belongs: TokenWriter | None = home
-        if not split.cuts and int(document.record["hash"][0]) < split.threshold:
-            belongs = self.writers["val"]
-        if not document.is_kept:
-            belongs = None
-            self.report.short_documents += 1
-        if belongs is not home:
-            home.take_back(document.state["before"], belongs)
-        if belongs is not None:
-            belongs.add(np.zeros(0, belongs.dtype), np.zeros(1, np.int64), document.record)
+            record = document.record
+            self.report.short_documents += not len(record)
+            writer.add(np.zeros(0, writer.dtype), np.zeros(len(record), np.int64), record)
+            self.document = None
 
     def record(self) -> None:
         """Puts how far the encoding has come into the journal."""
         self.job.journal.encoded = {
             "blocks": self.num_blocks,
             "splits": {split: writer.state for split, writer in self.writers.items()},
-            "document": self.document.state,
+            "duplicates": self.num_duplicates,
             "report": self.report.state(),
         }
 
-    def save_now_and_then(self, block: TextBlock) -> None:
-        """Every few seconds all that was written is synced to the disk, and then the journal.
-
-        Not within a document whose hash decides where it belongs: the hash of a part cannot be recorded. A run that is
-        killed begins such a document again.
-        """
-        can_save = not block.is_incomplete or block.last or block.in_val is not None
-        if can_save and time.monotonic() - self.saved > self.job.text.reading.limits.journal_seconds:
+    def save_now_and_then(self) -> None:
+        """Every few seconds, between documents, syncs all that was written to the disk, and then the journal."""
+        if self.document is None and time.monotonic() - self.saved > self.job.text.reading.limits.journal_seconds:
             for writer in self.writers.values():
                 writer.sync()
             self.record()
@@ -357,22 +284,15 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
                     raise Differs(answer.difference)
                 encoding.add(block, answer)
                 meter.at(block.on_disk)
-                encoding.save_now_and_then(block)
+                encoding.save_now_and_then()
         encoding.report.end_source()
         encoding.record()  # it reaches the disk with the commit
     finally:
         encoding.close()
         job.progress.end_bar()
+    if job.args.dedup:
+        job.progress.say(f"duplicates left out: {several(encoding.num_duplicates, 'document')}")
     return encoding.report
-
-
-def encode_only_document(job: Job, found: Report, vocabulary: Vocabulary, dtype: str) -> None:
-    """Encodes again a text that turned out to be one document, now with its end kept for validation."""
-    take_only_document(job, found)
-    job.journal.encoded = None
-    job.journal.only = True
-    job.journal.found = found.state()
-    encode_text(job, vocabulary, dtype)
 
 
 def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:

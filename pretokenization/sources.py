@@ -1,4 +1,4 @@
-"""Which files are read: found by name, recognised by their first bytes, cut into blocks, shared out among shards.
+"""Which files are read: found by name, recognised by their first bytes, cut into blocks.
 
 KINDS is the table of the kinds of input.
 """
@@ -10,7 +10,7 @@ import os
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -249,15 +249,13 @@ def refuse_controls(look: FirstLook) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def blocks_of(index: int, source: Source, reading: Reading, start: int = 0, stop: int | None = None,
-              cut: int | None = None) -> Iterator[TextBlock]:
-    """The blocks of a source; with start and stop those whose lines or documents begin between these bytes.
+def blocks_of(index: int, source: Source, reading: Reading, cut: int | None = None) -> Iterator[TextBlock]:
+    """The blocks of a source; cut is for a single document: the byte from which on it is kept for validation.
 
-    cut is for a text that is a single document: the byte from which on it is kept for validation.
     Raises UserError (exit 3) for what cannot be read.
     """
     try:
-        yield from KINDS[source.kind].blocks(index, source, reading, start, stop, cut)
+        yield from KINDS[source.kind].blocks(index, source, reading, cut)
     except OSError as error:
         raise unreadable(source, error) from error
 
@@ -287,39 +285,3 @@ def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
             raise UserError(Exit.DATA, f"{source.shown} became shorter while it was read. Run the command again when "
                                        "nothing writes to the file.")
     return KINDS[source.kind].documents(block, content, reading, found)
-
-
-# ---------------------------------------------------------------- shares of the work
-
-
-@dataclass(frozen=True)
-class Span:
-    """A share of a source: the lines or documents that begin between these bytes; stop None: to its end."""
-
-    source: int
-    start: int = 0
-    stop: int | None = None
-
-
-def spans_of(sources: Sequence[Source], reading: Reading, shard: int = 0, num_shards: int = 1) -> list[Span]:
-    """The spans of one of several shards: contiguous, of even size as far as sources can be cut, the same everywhere.
-
-    Lines of JSON can be cut, and text with a separator that cannot overlap itself; archives and tables cannot.
-    """
-    num_bytes = sum(source.num_bytes for source in sources)
-    longest = min(reading.limits.span_bytes, max(2**20, num_bytes // (8 * num_shards)))
-    spans: list[tuple[Span, int]] = []
-    for index, source in enumerate(sources):
-        can_cut = not source.is_stream and KINDS[source.kind].ending(reading) != b""
-        step = longest if can_cut and num_shards > 1 else max(1, source.num_bytes)
-        for start in range(0, max(1, source.num_bytes), step):
-            stop = start + step if start + step < source.num_bytes else None
-            spans.append((Span(index, start, stop), min(step, source.num_bytes - start)))
-
-    total = max(1, sum(num_bytes for _, num_bytes in spans))
-    before, chosen = 0, []
-    for span, num_bytes in spans:
-        if min(num_shards - 1, (2 * before + num_bytes) * num_shards // (2 * total)) == shard:
-            chosen.append(span)
-        before += num_bytes
-    return chosen

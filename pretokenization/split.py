@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 VAL_FRACTION = 0.005
 LEAST_VAL_BYTES = 2**16  # with less, the validation loss of a small text is mostly chance
 MOST_VAL_FRACTION = 0.1  # of a text for which that would be too much
-SMALL_BYTES = int(LEAST_VAL_BYTES / VAL_FRACTION)  # from 13 MB on the share is always VAL_FRACTION
 FEW_FILES = 100  # of fewer text files each gives its end: whole ones would be far too much, or too little
 LEAST_TAIL_BYTES = 32  # of a shorter file's end nothing is kept
 
@@ -27,17 +26,12 @@ class Split:
 
     @staticmethod
     def of(recorded: Mapping[str, Any]) -> Split:
-        """The split that a journal holds; an older one has a single cut."""
-        cut = recorded.get("cut_byte")
-        cuts = recorded.get("cuts") or ([] if cut is None else [cut])
-        return Split(recorded["rule"], recorded["threshold"], tuple(cuts))
+        """The split that a journal holds."""
+        return Split(recorded["rule"], recorded["threshold"], tuple(recorded["cuts"]))
 
     def cut_of(self, source: int) -> int | None:
         """The byte of a source from which on it is kept for validation; None if its hash decides, or nothing is."""
         return self.cuts[source] if self.cuts else None
-
-
-UNDECIDED = Split("decided by --finalize, which knows how much text all shards hold")
 
 
 def default_fraction(num_bytes: int) -> float:
@@ -45,37 +39,22 @@ def default_fraction(num_bytes: int) -> float:
     return max(VAL_FRACTION, min(MOST_VAL_FRACTION, LEAST_VAL_BYTES / max(1, num_bytes)))
 
 
-def settled(val_fraction: float | None, num_bytes: int, lowest: int, highest: int) -> Split:
-    """The split by hash of documents of so many bytes, whose lowest and highest hash are known."""
-    fraction = default_fraction(num_bytes) if val_fraction is None else val_fraction
-    return adjusted(split_by_hash(fraction), lowest, highest)
+def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:
+    """Whole documents by hash: the same for each document whatever other documents there are.
 
-
-def split_by_hash(val_fraction: float) -> Split:
-    """Whole documents by hash: the same for each document whatever other documents there are."""
+    lowest and highest are the hashes' bounds where they are known: then neither part is empty while two documents
+    differ.
+    """
     if val_fraction == 0:
         return Split("none, as requested")
-    return Split(f"the documents whose sha256 is among the lowest {100 * val_fraction:.3g}% of all values",
-                 int(val_fraction * 2**64))
-
-
-def adjusted(split: Split, lowest: int, highest: int) -> Split:
-    """The split once the hashes of all documents are known: neither part is empty while two documents differ.
-
-    lowest and highest are the hashes' bounds; highest is -1 if there is no document.
-    """
-    if not split.threshold or highest < 0:
-        return split
-    share = f"the lowest {100 * split.threshold / 2**64:.3g}% of all values"
+    threshold, share = int(val_fraction * 2**64), f"among the lowest {100 * val_fraction:.3g}% of all values"
     if lowest == highest:
-        return replace(split, rule="none, the documents are all the same", threshold=0)
-    if lowest >= split.threshold:
-        return replace(split, rule=f"the document with the lowest sha256, because none is among {share}",
-                       threshold=lowest + 1)
-    if highest < split.threshold:
-        return replace(split, rule=f"all documents but the one with the highest sha256, because all are among {share}",
-                       threshold=highest)
-    return split
+        return Split("none, there are no two different documents")
+    if lowest >= threshold:
+        return Split(f"the document with the lowest sha256, because none is {share}", lowest + 1)
+    if highest < threshold:
+        return Split(f"all documents but the one with the highest sha256, because all are {share}", highest)
+    return Split(f"the documents whose sha256 is {share}", threshold)
 
 
 def split_of_one(num_bytes: int, val_fraction: float | None, last_character_bytes: int = 1) -> Split:

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +19,15 @@ from common.files import write_whole
 from common.words import printable
 from pretokenization.blocks import Findings
 from pretokenization.engines import Encoder, Fence, fence_ranges
-from pretokenization.passes import Job, take_only_document
+from pretokenization.passes import Job
 from pretokenization.sources import documents_of
-from pretokenization.split import Split
-from pretokenization.survey import Survey, survey, write_sample
+from pretokenization.survey import Survey, write_sample
 from pretokenization.workers import SEPARATOR, in_child
 from tokens.faithful import NOT_NFC, probes_of, refuse_changes, refuse_uncertain_ids
 from tokens.tokenizer import (
     END_OF_TEXT,
     Vocabulary,
     byte_alphabet,
-    load_tokenizer,
     load_with_size,
     parse,
     vocabulary_of,
@@ -70,37 +68,11 @@ def refuse_on_this_text(job: Job, vocabulary: Vocabulary) -> None:
         job.progress.warn(f"{job.text.sources[block.source].shown} holds such characters: its text is changed.")
 
 
-def trained_vocabulary(job: Job) -> Vocabulary:
-    """The new tokenizer: the one that an earlier run of the same command trained, or one trained now."""
-    trained, path = job.journal.trained, job.folder.work / "tokenizer.json"
-    if trained is not None and path.is_file():
-        job.progress.say("the tokenizer was trained by an earlier run")
-        split = Split.of(trained["split"])
-        if split.cuts and not job.split.cuts:
-            take_only_document(job, job.report(trained["report"]))
-        job.split = split
-        return vocabulary_of(load_tokenizer(path))
-
-    known = surveyed(job)
-    if known.num_bytes < 2:
-        raise known.report.nothing_there()
-    return new_vocabulary(job, known)
-
-
-def surveyed(job: Job) -> Survey:
-    """The text is read once, and the split settled. A text that turns out to be one document is split at a byte."""
-    with job.reading("reading"):
-        known = survey(job)
-    if known.num_documents == 1 and not job.split.cuts and job.split.threshold:
-        take_only_document(job, known.report)
-        train_bytes = job.split.cuts[0] or known.num_bytes
-        known = replace(known, long_hashes=[], train_bytes=train_bytes)
-    return known
-
-
 def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
     """A tokenizer trained on a sample of the training part; it is then tokenizer.json in the work folder."""
     args, progress = job.args, job.progress
+    if known.num_bytes < 2:
+        raise known.report.nothing_there()
     train_bytes = known.train_bytes
     sample_bytes = min(train_bytes, args.train_sample_bytes)
     requested = args.vocab_size
@@ -113,7 +85,7 @@ def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
 
     path = job.folder.work / "sample"
     with job.folder.writing(), job.reading("sampling"):
-        sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes), known.long_hashes)
+        sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes))
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
     with job.stage("training the tokenizer"):
         content = ""
@@ -131,8 +103,6 @@ def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
                      f"{args.min_frequency:,} times")
     with job.folder.writing():
         write_whole(job.folder.work / "tokenizer.json", content)
-        job.journal.trained = {"split": asdict(job.split), "report": known.report.state()}
-        job.folder.write_journal(job.journal)
     return vocabulary
 
 

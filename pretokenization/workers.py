@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -42,12 +42,6 @@ IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 # ---------------------------------------------------------------- processes that answer questions
 
 
-class Answers(Protocol):
-    """What a worker does: made once in its process, asked many times."""
-
-    def answer(self, question: Any, /) -> Any: ...
-
-
 def context() -> Any:
     """How processes are started: forked where that is safe, which spares them their imports."""
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -56,7 +50,7 @@ def context() -> Any:
 class Workers:
     """Processes that answer questions; a single one is this process itself. A context manager."""
 
-    def __init__(self, number: int, make: Callable[[Any], Answers], setup: Any, signals: Signals):
+    def __init__(self, number: int, make: Callable[[Any], Any], setup: Any, signals: Signals):
         self.make = make
         self.setup = setup
         self.signals = signals
@@ -148,12 +142,12 @@ class Workers:
                                        "it continues where it was.")
 
 
-def _serve(questions: Any, answers: Any, make: Callable[[Any], Answers], setup: Any, not_ours: Sequence[Any]) -> None:
+def _serve(questions: Any, answers: Any, make: Callable[[Any], Any], setup: Any, not_ours: Sequence[Any]) -> None:
     """A worker process: answers questions until their pipe is closed."""
     _leave_signals_to_the_parent()
     for other in not_ours:  # if this process held them open it would not end with the parent
         other.close()
-    worker: Answers | None = None
+    worker = None
     try:
         while True:
             number, question = questions.recv()
@@ -199,7 +193,6 @@ class Task(enum.Enum):
 
     SURVEY = "survey"  # the documents' hashes and sizes
     SAMPLE = "sample"  # a share of the training text, for the tokenizer
-    JOIN = "join"  # the documents' text as it is, to make a file of the only one
     ENCODE = "encode"  # the ids
 
 
@@ -244,49 +237,35 @@ class Reader:
     def answer(self, block: TextBlock) -> Answer:
         """Reads a block and does the task."""
         setup, answer = self.setup, Answer(Findings())
-        contents = self._contents(block, answer)
+        texts, contents = documents_of(block, setup.sources, setup.reading, answer.found)
+        if block.is_part:
+            answer.characters, answer.is_blank = len(texts[0]), texts[0].isspace() or not texts[0]
+        else:
+            least = max(1, setup.reading.min_chars)
+            contents = [content for text, content in zip(texts, contents, strict=True)
+                        if len(text) >= least and not text.isspace()]
+            answer.found.short_documents = len(texts) - len(contents)
+
         documents = np.zeros(len(contents), DOCUMENT)
         documents["bytes"] = [len(content) for content in contents]
-        if not block.is_incomplete and block.in_val is None:
-            documents["hash"] = [hash_of(hashlib.sha256(content)) for content in contents]
+        in_val = np.full(len(contents), bool(block.in_val))
+        if not block.is_part:
+            documents["hash"] = [int.from_bytes(hashlib.sha256(content).digest()[:8], "big") for content in contents]
             in_val = documents["hash"] < np.uint64(setup.threshold)
-        else:
-            in_val = np.full(len(contents), bool(block.in_val))
         answer.documents = {"train": documents[~in_val], "val": documents[in_val]}
 
-        if setup.task == Task.JOIN:
-            answer.text = b"".join(contents)
-        elif setup.task == Task.SAMPLE:
+        if setup.task == Task.SAMPLE:
             training = [content for content, is_val in zip(contents, in_val, strict=True) if not is_val]
             answer.text = sample_of(training, setup.share, setup.reading)
         elif setup.task == Task.ENCODE:
             self._encode(block, contents, in_val, answer)
         return answer
 
-    def _contents(self, block: TextBlock, answer: Answer) -> list[bytes]:
-        """The documents of a block that are not too short, in UTF-8; or the text of a part."""
-        reading, found = self.setup.reading, answer.found
-        is_tail = block.in_val and len(self.setup.sources) == 1  # of a single document: it may be blank
-        texts, contents = documents_of(block, self.setup.sources, reading, found)
-        if block.is_incomplete:
-            answer.characters = len(texts[0])
-            answer.is_blank = not texts[0].strip() and not is_tail
-        elif is_tail:
-            contents = [content for content in contents if content]
-        else:
-            least = max(1, reading.min_chars)
-            contents = [content for text, content in zip(texts, contents, strict=True)
-                        if len(text) >= least and not text.isspace()]
-            found.short_documents = len(texts) - len(contents)
-        return contents
-
     def _encode(self, block: TextBlock, contents: list[bytes], in_val: np.ndarray, answer: Answer) -> None:
         """Encodes the documents and sorts their ids by split."""
         assert self.encoder is not None
-        if block.is_incomplete:
-            pieces, lasts = contents, [block.last]
-        else:
-            pieces, lasts = pieces_of(contents, self.setup.reading)
+        pieces, lasts = pieces_of(contents, self.setup.reading)
+        lasts[-1:] = [block.last] * len(lasts[-1:])
         ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
         ids = ids.astype(DTYPES[self.setup.dtype])
         if not in_val.any() or in_val.all():
@@ -302,15 +281,8 @@ class Reader:
             answer.ends[split] = np.cumsum(lengths[mine])
 
 
-def hash_of(digest: Any) -> int:
-    """A document's hash, from its sha256 object: the first 8 bytes, big-endian."""
-    return int.from_bytes(digest.digest()[:8], "big")
-
-
 def pieces_of(contents: list[bytes], reading: Reading) -> tuple[list[bytes], list[bool]]:
     """Documents as pieces of at most limits.part_bytes, and which of the pieces end a document."""
-    if all(len(content) <= reading.limits.part_bytes for content in contents):
-        return contents, [True] * len(contents)
     pieces, lasts = [], []
     for content in contents:
         parts = parts_of(content, reading)
@@ -320,12 +292,16 @@ def pieces_of(contents: list[bytes], reading: Reading) -> tuple[list[bytes], lis
 
 
 def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:
-    """The first share of a block's training text: as blocks are small, all samples together are evenly spread."""
+    """The first share of a block's training text: as blocks are small, all samples together are evenly spread.
+
+    Of a document that is a block of its own, the first share of each part.
+    """
+    if len(contents) == 1 and len(parts := parts_of(contents[0], reading)) > 1:
+        return b"".join(sample_of([part], share, reading) for part in parts)
     owed, chosen = sum(map(len, contents)) * share, []
     for content in contents:
         if len(content) > owed:
-            content = content[:last_place(content[:int(owed)], reading.places)]
-            chosen.append(content)
+            chosen.append(content[:last_place(content[:int(owed)], reading.places)])
             break
         chosen.append(content)
         owed -= len(content)

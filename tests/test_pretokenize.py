@@ -19,7 +19,7 @@ import pretokenize
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from common.signals import Signals
-from pretokenization import assemble, store, vocabulary
+from pretokenization import commit, store, vocabulary
 from pretokenization.blocks import SAFE_PLACE, Limits, Reading, parts_of
 from pretokenization.split import split_of_one
 from pretokenization.store import Folder
@@ -211,16 +211,10 @@ def test_any_number_of_workers_and_any_sizes_give_what_tokenizers_gives_for_each
         ]
         for split in ("train", "val")
     }
-    sizes = [
-        (2**22, 2**20, 2**16, 2**25),
-        (500, 64, 64, 2**25),
-        (64, 500, 100, 300),
-        (64, 64, 64, 1),
-        (3000, 100, 7, 5000),
-    ]
+    sizes = [(2**22, 2**20, 2**16), (500, 64, 64), (64, 500, 100), (64, 64, 64), (3000, 100, 7)]
     argv = ("--document_separator", "<->", "--val_fraction", "0.2", "--tokenizer_file", str(tokenizer_file))
-    for number, (block, part, window, long_line) in enumerate(sizes):
-        limits = Limits(block_bytes=block, part_bytes=part, window_bytes=window, long_line_bytes=long_line)
+    for number, (block, part, window) in enumerate(sizes):
+        limits = Limits(block_bytes=block, part_bytes=part, window_bytes=window)
         for num_workers in ("1", "2", "3") if number == 4 else ("1",):
             for name in ("a.jsonl", "a.txt", "a.jsonl.gz"):
                 run(name, *argv, "--num_workers", num_workers, limits=limits)
@@ -270,7 +264,7 @@ def test_text_in_another_encoding_gives_the_ids_of_its_utf8(language, encoding, 
     write("a.txt", "<->".join(texts))
     write("a.jsonl", spelt_lines(texts))
     how = ("--document_separator", "<->", "--val_fraction", "0.3", "--tokenizer_file", str(tokenizer_file))
-    small = Limits(block_bytes=97, part_bytes=64, window_bytes=7, long_line_bytes=300)
+    small = Limits(block_bytes=97, part_bytes=64, window_bytes=7)
     for name, pack in (("a.txt", bytes), ("a.jsonl", gzip.compress)):
         metadata = run(name, *how, limits=small)
         assert "encoding" not in metadata
@@ -367,24 +361,6 @@ def test_blank_files_among_a_few_leave_no_blank_document(tokenizer_file):
     assert [len(documents(part)) for part in ("train", "val")] == [1, 1]
 
 
-def test_a_run_that_an_older_version_began_keeps_its_share(monkeypatch, tokenizer_file):
-    write("a.jsonl", lines([words(400, number) for number in range(300)]))
-    given = ("--tokenizer_file", str(tokenizer_file))
-    run("a.jsonl", *given, "--val_fraction", "0.005", output_dir="older")
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pretokenize, "finish", killed)
-        begun = ["a.jsonl", *given, "--val_fraction", "0.005", "--num_workers", "1"]
-        with pytest.raises(KeyboardInterrupt):
-            pretokenize.main(begun, Limits(journal_seconds=-1))
-    assert Path("data/.pretokenize/journal.json").exists()
-    pretokenize.main(["a.jsonl", *given, "--num_workers", "1"])
-    assert written() == written("older")
-
-
 @pytest.mark.parametrize(
     ("content", "fraction", "val"),
     [
@@ -394,19 +370,18 @@ def test_a_run_that_an_older_version_began_keeps_its_share(monkeypatch, tokenize
         ("a" * 99 + "\u00e9" * 2, "0.02", "\u00e9"),
     ],
 )
-@pytest.mark.parametrize("form", ["plain", "gzip", "line", "separated", "small parts"])
+@pytest.mark.parametrize("form", ["plain", "gzip", "separator not found", "small parts"])
 def test_a_single_document_gives_its_tail_cut_at_a_character(content, fraction, val, form, tokenizer_file):
     forms = {
         "plain": ("a.txt", content),
         "gzip": ("a.txt.gz", gzip.compress(b"\xef\xbb\xbf" + content.encode())),
-        "line": ("a.jsonl", lines(["", content, " "])),
-        "separated": ("b.txt", f"<->{content}<-> <->"),
-        "small parts": ("c.jsonl", lines(["", content])),
+        "separator not found": ("b.txt", content),
+        "small parts": ("c.txt", content),
     }
-    limits = Limits(block_bytes=50, part_bytes=50, long_line_bytes=50) if form == "small parts" else Limits()
+    limits = Limits(block_bytes=50, part_bytes=50) if form == "small parts" else Limits()
     write(*forms[form])
-    more = ("--document_separator", "<->") * (form == "separated")
-    is_trained_too = content.startswith("xx") and form != "separated"  # training takes a process each time
+    more = ("--document_separator", "<->") * (form == "separator not found")
+    is_trained_too = content.startswith("xx")  # training takes a process each time
     for how in [("--tokenizer_file", str(tokenizer_file)), ("--vocab_size", "300")][:1 + is_trained_too]:
         metadata = run(forms[form][0], "--val_fraction", fraction, *more, *how, limits=limits)
         assert documents("val") == [val]
@@ -441,6 +416,20 @@ def test_neither_part_is_ever_empty(is_trained, tokenizer_file):
         assert documents("val") == [content for content in texts if content in val]
         assert documents("train") == [content for content in texts if content not in val]
         assert ("the lowest sha256" if fraction == "1e-9" else "the highest sha256") in metadata["split_rule"]
+
+
+def test_of_a_large_text_the_threshold_is_kept_though_a_part_is_empty(tokenizer_file):
+    texts = [words(200, number) for number in range(6)]
+    write("a.jsonl", lines(texts))
+    given = ("a.jsonl", "--tokenizer_file", str(tokenizer_file))
+    metadata = run(*given, "--val_fraction", "1e-9", limits=Limits(survey_bytes=100))
+    assert documents("train") == texts
+    assert metadata["split_rule"] == ("none, because there are not the documents whose sha256 is among the lowest "
+                                      "1e-07% of all values")
+    refused(*given, "--val_fraction", "0.999999999", "--overwrite", limits=Limits(survey_bytes=100),
+            match="all 6 documents would be for validation. Give a smaller --val_fraction")
+    run(*given, "--val_fraction", "0.3", limits=Limits(survey_bytes=100))
+    assert documents("val") == [content for content in texts if hash_share(content) < 0.3]
 
 
 def test_documents_that_are_all_the_same_are_all_for_training(tokenizer_file):
@@ -492,7 +481,7 @@ def test_of_equal_documents_the_first_stays(tokenizer_file):
     once = list(dict.fromkeys(texts))
     argv = ("a.jsonl", "b.jsonl", "--dedup", "--val_fraction", "0.2")
     for block_bytes, part_bytes in ((2**22, 2**20), (64, 2**20), (64, 64)):
-        limits = Limits(block_bytes=block_bytes, part_bytes=part_bytes, long_line_bytes=part_bytes)
+        limits = Limits(block_bytes=block_bytes, part_bytes=part_bytes)
         for how in [("--tokenizer_file", str(tokenizer_file)), ("--vocab_size", "300")][:1 + (part_bytes == 64)]:
             run(*argv, *how, limits=limits)
             assert documents("train") == [content for content in once if hash_share(content) >= 0.2]
@@ -504,7 +493,7 @@ def test_short_documents_are_left_out(capsys, tokenizer_file):
     write("a.jsonl", lines(texts))
     write("a.txt", "<->".join(texts))
     for part_bytes in (2**20, 12):
-        limits = Limits(block_bytes=part_bytes, part_bytes=part_bytes, long_line_bytes=part_bytes)
+        limits = Limits(block_bytes=part_bytes, part_bytes=part_bytes)
         for name in ("a.jsonl", "a.txt"):
             argv = (name, "--document_separator", "<->", "--val_fraction", "0", "--tokenizer_file", str(tokenizer_file))
             run(*argv, "--min_document_chars", "10", limits=limits)
@@ -594,17 +583,6 @@ def test_a_tokenizer_made_here_gives_the_same_ids_again():
     assert written() == first
 
 
-def test_a_tokenizer_may_be_made_alone():
-    write("a.jsonl", lines(corpus()))
-    run("a.jsonl", "--val_fraction", "0.2", "--vocab_size", "400")
-    expected = written()
-    argv = ["a.jsonl", "--val_fraction", "0.2", "--vocab_size", "400", "--tokenizer_only", "--output_dir", "t"]
-    assert pretokenize.main([*argv, "--num_workers", "1"]) == 0
-    assert os.listdir("t") == ["tokenizer.json"]
-    run("a.jsonl", "--val_fraction", "0.2", "--tokenizer_file", "t/tokenizer.json")
-    assert written() == expected
-
-
 def test_gpt2s_pair_of_files_is_read_though_model_is_one_of_its_tokens():
     fields = json.loads(Path(big_tokenizer(400)).read_text())["model"]
     vocab = {"model" if token == "<unused 300>" else token: number for token, number in fields["vocab"].items()}
@@ -657,7 +635,7 @@ def test_lines_without_a_document_are_said_after_a_run_was_killed(capsys, monkey
     write("a.jsonl", '{broken\n' + lines(["the only document " * 20]))
     for how in (("--vocab_size", "300"), ("--tokenizer_file", str(tokenizer_file), "--val_fraction", "0.1")):
         with monkeypatch.context() as patch:
-            patch.setattr(pretokenize, "finish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(pretokenize, "commit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 pretokenize.main(["a.jsonl", *how, "--num_workers", "1"], Limits(journal_seconds=-1))
         capsys.readouterr()
@@ -739,12 +717,7 @@ def test_what_is_no_text_is_refused_by_name_and_leaves_nothing(name, content, re
             ["a.txt", "--tokenizer_file", "t.json", "--vocab_size", "300", "--min_frequency", "3"],
             ["--vocab_size: impossible", "--min_frequency: impossible"],
         ),
-        (["a.txt", "--shard", "3/3"], ["i/N"]),
-        (["a.txt", "--shard", "0/3"], ["needs a --tokenizer_file"]),
-        (["-", "--tokenizer_file", "t", "--shard", "0/3", "--dedup"], ["stdin", "--dedup belong"]),
-        (["a.txt", "--finalize"], ["takes no FILE"]),
         (["a.txt", "--verify", "data"], ["takes no FILE"]),
-        (["--finalize", "--shard", "0/2", "--tokenizer_file", "t"], ["impossible with --finalize"]),
     ],
 )
 def test_wrong_flags_are_reported_together_before_anything_is_read(argv, reasons):
@@ -787,8 +760,8 @@ def test_outputs_are_refused_without_overwrite_before_anything_is_read(tokenizer
     refused("missing.txt", match="--overwrite")
 
 
-@pytest.mark.parametrize(("module", "broken"), [(store, "write_whole"), (store, "sync"), (assemble, "sync"),
-                                              (assemble, "sha256_of")])
+@pytest.mark.parametrize(("module", "broken"), [(store, "write_whole"), (store, "sync"), (commit, "sync"),
+                                              (commit, "sha256_of")])
 def test_a_disk_that_is_full_at_the_end_leaves_the_old_set_or_none(monkeypatch, module, broken, tokenizer_file):
     write("a.txt", words(3000))
     given = ("--tokenizer_file", str(tokenizer_file))
@@ -812,7 +785,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_set_or_none(monkeypatch, 
 def test_leftovers_of_dead_runs_are_swept_and_strangers_stay(tokenizer_file):
     for name in (
         ".pretokenize/stdin",
-        ".pretokenize/new/train.bin",
+        ".pretokenize/train.bin",
         ".pretokenize/journal.json",
         ".mine.1.tmp",
         "notes.txt",
@@ -832,7 +805,7 @@ def test_a_folder_in_use_and_one_that_cannot_be_written_are_told_apart():
 
 def test_a_disk_too_small_is_found_before_reading(monkeypatch):
     write("a.txt", "some text")
-    monkeypatch.setattr(assemble.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(commit.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     refused("a.txt", code=Exit.MACHINE, match=r"1000 bytes are free, about 64\.0 MiB are needed")
 
 

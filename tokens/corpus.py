@@ -12,8 +12,8 @@ import numpy as np
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from common.words import printable
-from tokens.files import find_splits, validation_beside
-from tokens.layouts import LAYOUTS, Layout, Part, recognise
+from tokens.files import find_splits
+from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise
 from tokens.metadata import SPLITS, Fields, Metadata, read_metadata
 from tokens.stream import TokenStream, scan
 from tokens.tokenizer import end_of_text_id, load_with_size
@@ -84,26 +84,33 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these tokens says "
                                    f"{known_size:,} ids. Drop the flag: it is for tokens that have neither.")
     tokenizer_sha256 = _tokenizer_sha256(metadata, tokenizer_file)
-    opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, known_size), known_size, metadata.layout)
 
-    training = opener.open(train_files, "train")
-    notes = _notes_on(training, opener)
+    training = _open(train_files, "train", metadata, known_size)
+    notes = []
+    if not metadata.is_ours and training.layout is not LAYOUTS["nanogpt"]:
+        notes.append(training.in_words)
+    elif metadata.dtype is None:
+        notes.append(f"{training.stream.name}: no type recorded, read as raw {training.stream.dtype} (nanoGPT's "
+                     "layout)")
     if metadata_file and not metadata.is_of_tokens:
         notes.append(f"{printable(metadata_file.name)}: it is not used, as it records neither vocab_size nor dtype, "
                      "nor anything else of tokens that is known here")
     train_stream, val_stream, val_identity = training.stream, None, None
     if val_files:
-        validation = opener.open(val_files, "val")
-        if validation.stream.length >= 2:
-            val_stream, val_identity = validation.stream, validation.identity
+        validation = _open(val_files, "val", metadata, known_size)
+        if validation.layout.whose != training.layout.whose:
+            notes.append(validation.in_words)
         if validation.identity == training.identity:
             notes.append(f"{validation.stream.name}: the validation tokens are the training tokens, so overfitting "
                          "will not be seen")
-        notes += _notes_on_validation(validation, training)
+        if validation.stream.length >= 2:
+            val_stream, val_identity = validation.stream, validation.identity
+        else:
+            notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing to predict")
     elif (not metadata.is_ours or "val" in metadata.splits) and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
         # Our own metadata without a validation split means that the user wanted none.
         num = max(LEAST_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
-        notes.append(_note_on_tail(train, num, train_stream))
+        notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for validation")
         val_stream, val_identity = train_stream.slice(train_stream.length - num, num), training.identity
         train_stream = train_stream.slice(0, train_stream.length - num)
 
@@ -142,26 +149,20 @@ def open_tokens(place: Path, vocab_size: int) -> TokenSet:
     if (metadata.vocab_size or 0) > vocab_size:
         raise UserError(Exit.DATA, f"tokens {printable(str(place))}: {beside.name} says {metadata.vocab_size:,} ids, "
                                    f"the model has {vocab_size:,}. Give tokens made with the model's tokenizer.")
-    opener = _Opener(metadata, metadata.dtype or _assumed_dtype(metadata, vocab_size), vocab_size, metadata.layout)
-    opened = opener.open(files, split or "val")
+    opened = _open(files, split or "val", metadata, vocab_size)
     if opened.stream.length < 2:
         raise UserError(Exit.DATA, f"token file {printable(str(files[0]))} has 1 token, and measuring needs 2. Give "
                                    "another.")
-    tokenizer = folder / "tokenizer.json"
-    notes = () if metadata.is_ours else (f"{_in_words(opened)}",)
-    return TokenSet(opened.stream, _document_ends(opened), tokenizer if tokenizer.is_file() else None, notes)
-
-
-def _document_ends(opened: _Opened) -> np.ndarray | None:
-    """Where the documents of the files end, in tokens of the stream; None unless each file has an index."""
     ends, before = [], 0
     for part in opened.stream.parts:
         of_part = opened.layout.document_ends(part.path, part.length)
-        if of_part is None:
-            return None
-        ends.append(np.asarray(of_part).astype(np.int64) + before)
+        if of_part is not None:
+            ends.append(np.asarray(of_part).astype(np.int64) + before)
         before += part.length
-    return np.concatenate(ends)
+    are_complete = len(ends) == len(opened.stream.parts)
+    tokenizer = folder / "tokenizer.json"
+    return TokenSet(opened.stream, np.concatenate(ends) if are_complete else None,
+                    tokenizer if tokenizer.is_file() else None, () if metadata.is_ours else (opened.in_words,))
 
 
 # ---------------------------------------------------------------- vocabulary and type
@@ -205,13 +206,6 @@ def _tokenizer_sha256(metadata: Metadata, tokenizer_file: Path | None) -> str | 
     return found
 
 
-def _assumed_dtype(metadata: Metadata, vocab_size: int) -> str:
-    """The type of tokens of which no type is recorded: in files that others wrote, nanoGPT's if the ids fit it."""
-    if metadata.is_ours:
-        return LAYOUTS["native"].dtype_for(vocab_size)
-    return "uint16" if vocab_size <= 2**16 else "int32"
-
-
 # ---------------------------------------------------------------- files
 
 
@@ -252,107 +246,60 @@ class _Opened:
     layout: Layout
     identity: str
 
+    @property
+    def in_words(self) -> str:
+        return f"{self.stream.name}: {self.layout.whose} layout, {self.stream.dtype}, {self.stream.length:,} tokens"
 
-@dataclass(frozen=True)
-class _Opener:
-    """Opens the files of a split: those that our metadata names in the recorded layout, others as recognised.
 
-    dtype is the type of the tokens where the layout itself does not record it.
+def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int) -> _Opened:
+    """The files of a split as one checked stream. Raises UserError (exit 3).
+
+    Files that our metadata names have the recorded layout, others are recognised. Where nothing records the type of
+    the tokens it is nanoGPT's if the ids fit that.
     """
-
-    metadata: Metadata
-    dtype: str
-    vocab_size: int
-    layout: Layout | None
-
-    def open(self, files: Sequence[Path], split: str) -> _Opened:
-        """The files as one checked stream. Raises UserError (exit 3)."""
-        of_all = self.metadata.splits.get(split, {})
-        of_each = self.metadata.files_of(split)
-        records = [of_each.get(path.name, {}) if of_each else of_all for path in files]
-
-        layout = self._only_layout(files, records)
-        parts, digests = [], []
-        for path, record in zip(files, records, strict=True):
-            part = layout.read(path, self.dtype)
-            self._check_length(path, part.length, record)
-            parts.append(part)
-            digests.append(self._sha256(part, record))
-        stream = TokenStream(tuple(parts), self.vocab_size)
-        if len(files) == len(of_each):
-            self._check_length(files[0], stream.length, of_all)
-        if not self.metadata.is_ours and split == "train":
-            self._check_length(files[0], stream.length, self.metadata.fields)
-
-        identity = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-        return _Opened(stream, layout, identity)
-
-    def _only_layout(self, files: Sequence[Path], records: Sequence[Fields]) -> Layout:
-        """The layout of all files of a split. Raises UserError (exit 3) for files of two layouts."""
-        found = [self.layout if self.layout and record else recognise(path)
-                 for path, record in zip(files, records, strict=True)]
-        for path, layout in zip(files, found, strict=True):
-            if layout.whose != found[0].whose:
-                raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has "
-                                           f"{found[0].whose}, {printable(path.name)} {layout.whose}. One of them is "
-                                           "damaged or belongs elsewhere. Name the files with a narrower pattern.")
-        return found[0]
-
-    def _check_length(self, path: Path, length: int, record: Fields) -> None:
-        """Raises UserError (exit 3) if another number of tokens is recorded."""
-        expected = self.metadata.num_tokens(record)
-        if expected is not None and expected != length:
-            raise UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
-                                       f"{printable(str(self.metadata.path))} says {expected:,}. Run pretokenize.py "
-                                       "again.")
-
-    def _sha256(self, part: Part, record: Fields) -> str:
-        """The recorded sha256 of a file whose recorded time still matches; any other file is read and checked.
-
-        Raises UserError (exit 3) for an id outside the vocabulary and for another sha256 than the recorded one.
-        """
-        recorded = self.metadata.sha256(record)
-        if recorded is not None and record.get("modified_ns") == part.path.stat().st_mtime_ns:
-            return recorded
-        found = scan(part, self.vocab_size)
-        if recorded is not None and found != recorded:
-            raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: its sha256 is not the one in "
-                                       f"{printable(self.metadata.path.name)} ({found[:12]}, recorded "
-                                       f"{recorded[:12]}), so its tokens are not those that pretokenize.py wrote. Run "
-                                       "pretokenize.py again.")
-        return found
+    assumed = native_dtype(vocab_size) if metadata.is_ours else "uint16" if vocab_size <= 2**16 else "int32"
+    of_all, of_each = metadata.splits.get(split, {}), metadata.files_of(split)
+    records = [of_each.get(path.name, {}) if of_each else of_all for path in files]
+    found = [metadata.layout if metadata.layout and record else recognise(path)
+             for path, record in zip(files, records, strict=True)]
+    parts, digests = [], []
+    for path, record, layout in zip(files, records, found, strict=True):
+        if layout.whose != found[0].whose:
+            raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has {found[0].whose}, "
+                                       f"{printable(path.name)} {layout.whose}. One of them is damaged or belongs "
+                                       "elsewhere. Name the files with a narrower pattern.")
+        part = layout.read(path, metadata.dtype or assumed)
+        _check_length(path, part.length, record, metadata)
+        parts.append(part)
+        digests.append(_checked_sha256(part, record, metadata, vocab_size))
+    stream = TokenStream(tuple(parts), vocab_size)
+    if len(files) == len(of_each):
+        _check_length(files[0], stream.length, of_all, metadata)
+    if not metadata.is_ours and split == "train":
+        _check_length(files[0], stream.length, metadata.fields, metadata)
+    identity = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return _Opened(stream, found[0], identity)
 
 
-# ---------------------------------------------------------------- notes
+def _check_length(path: Path, length: int, record: Fields, metadata: Metadata) -> None:
+    """Raises UserError (exit 3) if another number of tokens is recorded."""
+    expected = metadata.num_tokens(record)
+    if expected is not None and expected != length:
+        raise UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
+                                   f"{printable(str(metadata.path))} says {expected:,}. Run pretokenize.py again.")
 
 
-def _notes_on(training: _Opened, opener: _Opener) -> list[str]:
-    """What was assumed of the training files."""
-    metadata = opener.metadata
-    if not metadata.is_ours and training.layout is not LAYOUTS["nanogpt"]:
-        return [_in_words(training)]
-    if metadata.dtype is None:
-        return [f"{training.stream.name}: no type recorded, read as raw {opener.dtype} (nanoGPT's layout)"]
-    return []
+def _checked_sha256(part: Part, record: Fields, metadata: Metadata, vocab_size: int) -> str:
+    """The recorded sha256 of a file whose recorded time still matches; any other file is read and checked.
 
-
-def _notes_on_validation(validation: _Opened, training: _Opened) -> list[str]:
-    """What is unlike the training files, and whether there is too little to validate on."""
-    notes = []
-    if validation.layout.whose != training.layout.whose:
-        notes.append(_in_words(validation))
-    if validation.stream.length < 2:
-        notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing to predict")
-    return notes
-
-
-def _note_on_tail(train: Path, num_tokens: int, stream: TokenStream) -> str:
-    """That the last tokens are for validation, and which files beside them could be."""
-    beside = [f"; {printable(path.name)} beside it is for --val_bin_file" for path in validation_beside(train)]
-    return f"no validation file: the last {num_tokens:,} tokens of {stream.name} are kept for validation" + "".join(
-        beside[:1])
-
-
-def _in_words(opened: _Opened) -> str:
-    stream = opened.stream
-    return f"{stream.name}: {opened.layout.whose} layout, {stream.dtype}, {stream.length:,} tokens"
+    Raises UserError (exit 3) for an id outside the vocabulary and for another sha256 than the recorded one.
+    """
+    recorded = metadata.sha256(record)
+    if recorded is not None and record.get("modified_ns") == part.path.stat().st_mtime_ns:
+        return recorded
+    found = scan(part, vocab_size)
+    if recorded is not None and found != recorded:
+        raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: its sha256 is not the one in "
+                                   f"{printable(metadata.path.name)} ({found[:12]}, recorded {recorded[:12]}), so its "
+                                   "tokens are not those that pretokenize.py wrote. Run pretokenize.py again.")
+    return found

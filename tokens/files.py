@@ -12,8 +12,7 @@ from common.words import printable
 from tokens.layouts import LAYOUTS
 
 SUFFIXES = tuple(sorted({layout.suffix for layout in LAYOUTS.values()}))
-_WITH_SPLIT = sorted({re.escape(layout.suffix) for layout in LAYOUTS.values() if layout.has_split_in_name})
-_NAMED = re.compile(rf"(.*_)?(train|val)(_.*)?({'|'.join(_WITH_SPLIT)})")
+_NAMED = re.compile(r"(.*_)?(train|val)(_.*)?(\.bin|\.npy)")
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation)(?![a-z])", re.IGNORECASE)
 
 
@@ -40,16 +39,6 @@ def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
     return [path for path in found if path not in validation], validation
 
 
-def validation_beside(path: Path) -> list[Path]:
-    """The validation files in the folder of a training file, by their names: val.bin beside train.bin, for example."""
-    named = _NAMED.fullmatch(path.name)
-    if named is None or named[2] != "train" or not path.is_file():
-        return []
-    matches = ((other, _NAMED.fullmatch(other.name)) for other in path.parent.iterdir() if other.is_file())
-    return sorted(other for other, match in matches
-                  if match and (match[1], match[2], match[4]) == (named[1], "val", named[4]))
-
-
 def _only_set_in(folder: Path) -> list[Path]:
     """The files of the one set that a folder holds. Raises UserError (exit 3) for none and for several sets."""
     shown = printable(str(folder))
@@ -65,32 +54,36 @@ def _only_set_in(folder: Path) -> list[Path]:
 
 
 def _sets_in(folder: Path) -> dict[str, list[Path]]:
-    """The token files of a folder, those that belong together under the name of their set: 'x_train_*.bin', '*.ds'."""
+    """The token files of a folder, those that belong together under the name of their set: 'x_train_*.bin', '*.ds'.
+
+    Validation files join the training files of the same name; without these they are a set of their own.
+    """
     sets: dict[str, list[Path]] = {}
-    validation: dict[tuple[str, str], list[Path]] = {}  # by what stands before and after the split in the name
+    validation: list[tuple[str, str, Path]] = []  # what stands before and after the split in the name
     for path in sorted(folder.iterdir()):
-        if not path.is_file() or path.name.startswith("."):
+        if not path.is_file() or path.name.startswith(".") or _is_idle(path):
             continue
         if named := _NAMED.fullmatch(path.name):
             head, split, tail, suffix = named[1] or "", named[2], "_*" if named[3] else "", named[4]
             if split == "val":
-                validation.setdefault((head, suffix), []).append(path)
+                validation.append((head, suffix, path))
             else:
                 sets.setdefault(f"{head}train{tail}{suffix}", []).append(path)
-        elif not _is_idle(path):
-            names = (layout.set_of(path) for layout in LAYOUTS.values())
-            if name := next(filter(None, names), None):
-                sets.setdefault(name, []).append(path)
-
-    # Validation files join the training files of the same name; without these they are a set of their own.
-    for (head, suffix), paths in validation.items():
-        own = [name for name in sets if name in (f"{head}train{suffix}", f"{head}train_*{suffix}")]
-        sets.setdefault(own[0] if own else f"{head}val{suffix}", []).extend(paths)
+        elif path.suffix == ".ds":
+            sets.setdefault("*.ds", []).append(path)
+        elif path.suffix == ".bin" and LAYOUTS["megatron"].recognises(path, b""):
+            sets.setdefault("*.bin with .idx", []).append(path)
+    for head, suffix, path in validation:
+        own = (name for name in (f"{head}train{suffix}", f"{head}train_*{suffix}") if name in sets)
+        sets.setdefault(next(own, f"{head}val{suffix}"), []).append(path)
     return {printable(name): paths for name, paths in sets.items()}
 
 
 def _is_idle(path: Path) -> bool:
-    return any(layout.is_idle(path) for layout in LAYOUTS.values())
+    """True for an empty .ds that a worker of datatrove without input has left behind: that it has no tokens is right.
+    """
+    beside = (path.with_name(path.name + ending) for ending in (".metadata", ".index"))
+    return path.suffix == ".ds" and path.stat().st_size == 0 and any(file.exists() for file in beside)
 
 
 def _is_for_validation(path: Path) -> bool:

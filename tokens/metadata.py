@@ -11,7 +11,7 @@ from typing import Any
 from common.errors import Exit, UserError
 from common.files import read_text
 from common.words import printable
-from tokens.layouts import ITEM_BYTES, LAYOUTS, WRITTEN, Layout
+from tokens.layouts import ITEM_BYTES, LAYOUTS, Layout
 from tokens.tokenizer import MAX_VOCAB_SIZE
 
 METADATA_FORMAT = "gpt-tokens"
@@ -97,8 +97,8 @@ class Metadata:
         if not self.is_ours:
             return None
         name = self.fields.get("layout", "native")
-        if not isinstance(name, str) or name not in WRITTEN:
-            raise _invalid(self.path, f"layout is {_shown(name)}, not one of {', '.join(WRITTEN)}")
+        if not isinstance(name, str) or name not in LAYOUTS:
+            raise _invalid(self.path, f"layout is {_shown(name)}, not one of {', '.join(LAYOUTS)}")
         return LAYOUTS[name]
 
     @property
@@ -141,11 +141,10 @@ class Metadata:
             return {}
         if not isinstance(files, list) or not files:
             raise _invalid(self.path, f"splits.{split}.files is {_shown(files)}, not a list of files")
-        prefixes = "|".join({LAYOUTS[name].file_prefix for name in WRITTEN})
         records: dict[str, Fields] = {}
         for at, record in enumerate(files):
             name = record.get("name") if isinstance(record, dict) else None
-            if not isinstance(name, str) or not re.fullmatch(rf"({prefixes}){split}(_[0-9]{{6}})?\.bin", name):
+            if not isinstance(name, str) or not re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name):
                 raise _invalid(self.path, f"splits.{split}.files[{at}].name is {_shown(name)}, not a name like "
                                           f"{split}_000000.bin")
             if name in records:

@@ -48,8 +48,6 @@ def in_an_empty_folder(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None
     patch.chdir(folder)
     for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"):
         patch.setenv(name, "1")  # main sets them; this restores them
-    for name in ("ID", "COUNT", "MIN"):
-        patch.delenv(f"SLURM_ARRAY_TASK_{name}", raising=False)
     yield
     assert multiprocessing.active_children() == []
 

@@ -13,7 +13,7 @@ import pytest
 from pretokenization.blocks import LIMITS, Findings, Limits, Reading
 from pretokenization.files import Source
 from pretokenization.report import Report
-from pretokenization.sources import blocks_of, documents_of, examine, spans_of
+from pretokenization.sources import blocks_of, documents_of, examine
 
 MARK = b"\xef\xbb\xbf"
 ALPHABET = [
@@ -82,31 +82,18 @@ def sources_of(*names: str) -> list[Source]:
     return [examine(Path(name), name) for name in names]
 
 
-def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS, shards: int = 1,
-         ) -> tuple[list[str], Report]:
-    """All documents of some files, parts put together, and what was found."""
+def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS) -> tuple[list[str], Report]:
+    """All documents of some files, and what was found."""
     sources, reading = sources_of(*names), replace(reading or Reading(), limits=limits)
     report = Report(sources, reading)
     documents: list[str] = []
-    parts: list[str] = []
-    for shard in range(shards):
-        for span in spans_of(sources, reading, shard, shards):
-            for block in blocks_of(span.source, sources[span.source], reading, span.start, span.stop):
-                found = Findings()
-                texts, contents = documents_of(block, sources, reading, found)
-                assert [content.decode() for content in contents] == texts
-                report.add(block, found)
-                if not block.is_part:
-                    assert not parts
-                    documents += texts
-                    continue
-                assert bool(parts) != block.first
-                assert block.length <= limits.part_bytes + len(reading.separator or "") * 4
-                parts += texts
-                if block.last:
-                    documents.append("".join(parts))
-                    parts = []
-        assert not parts
+    for index, source in enumerate(sources):
+        for block in blocks_of(index, source, reading):
+            found = Findings()
+            texts, contents = documents_of(block, sources, reading, found)
+            assert [content.decode() for content in contents] == texts
+            report.add(block, found)
+            documents += texts
     report.end_source()
     return documents, report
 

@@ -1,5 +1,6 @@
-"""json_lines.py: a line is read as json.loads reads it, however long it is and wherever it is cut."""
+"""json_lines.py: a line is read as json.loads reads it, wherever blocks are cut."""
 
+import gzip
 import json
 import lzma
 import random
@@ -7,10 +8,10 @@ import re
 
 import pytest
 
-from common.errors import UserError
+from common.errors import Exit, UserError
 from pretokenization import report as report_module
 from pretokenization.blocks import Limits, Reading
-from tests.helpers.texts import ALPHABET, MARK, random_texts, read, spelt_lines, write
+from tests.helpers.texts import MARK, random_texts, read, spelt_lines, write
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,6 @@ from tests.helpers.texts import ALPHABET, MARK, random_texts, read, spelt_lines,
         {},
         {"block_bytes": 64, "part_bytes": 64, "window_bytes": 64},
         {"block_bytes": 97, "part_bytes": 90, "window_bytes": 1},
-        {"long_line_bytes": 200, "block_bytes": 90, "part_bytes": 70},
-        {"long_line_bytes": 1, "block_bytes": 64, "part_bytes": 64, "window_bytes": 32},
     ],
 )
 def test_lines_of_json_are_the_same_in_blocks_of_any_size(named):
@@ -108,82 +107,26 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("part_bytes", [12, 13, 64, 2**20])
 @pytest.mark.parametrize("ending", [b"", b"\n"])
-def test_a_line_too_long_to_hold_is_read_as_json_reads_it(part_bytes, ending, monkeypatch):
+def test_a_line_is_read_as_json_reads_it(ending, monkeypatch):
     monkeypatch.setattr(report_module, "refuse_undecodable", lambda *_: None)  # as if they were few among many
     for field in ("text", "b"):
         for line in LINES:
             write("a.jsonl", b'{"text": "before", "b": "before"}\n' + line + ending)
             expected = [t for t in ("before", reference(line, field)) if t is not None]
-            short = read("a.jsonl", reading=Reading(text_field=field))
-            assert short[0] == expected, line
-            limits = Limits(long_line_bytes=1, block_bytes=1, window_bytes=1, part_bytes=part_bytes)
-            found, report = read("a.jsonl", reading=Reading(text_field=field), limits=limits)
-            assert found == expected, line
-            assert report.bad_lines == short[1].bad_lines, line
-            assert report.now_lines == (2 if ending else report.now_lines), line
+            assert read("a.jsonl", reading=Reading(text_field=field))[0] == expected, line
 
 
-def test_random_lines_too_long_to_hold_are_read_as_json_reads_them():
-    rng = random.Random(7)
-
-    def value(depth: int):
-        if depth == 0 or rng.random() < 0.5:
-            return rng.choice([None, True, -3.5e-7, 12, *random_texts(rng, 3)])
-        if rng.random() < 0.5:
-            return [value(depth - 1) for _ in range(rng.randint(0, 3))]
-        return {rng.choice(["text", "a", '"', "\\"]): value(depth - 1) for _ in range(rng.randint(0, 3))}
-
-    def spelt(piece: str) -> str:
-        """A character as JSON may spell it."""
-        whole = json.dumps(piece, ensure_ascii=rng.random() < 0.5)[1:-1]
-        return rng.choice(
-            [
-                whole,
-                whole,
-                "".join(f"\\u{ord(c):04X}" for c in piece if ord(c) < 0x10000),
-                f"\\u{rng.randint(0xD800, 0xDFFF):04x}",
-                "\\\\",
-                '\\"',
-            ]
-        )
-
-    for _ in range(400):
-        part_bytes, window_bytes = rng.randint(12, 80), rng.randint(1, 80)
-        limits = Limits(long_line_bytes=1, block_bytes=1, part_bytes=part_bytes, window_bytes=window_bytes)
-        document = "".join(spelt(rng.choice(ALPHABET)) for _ in range(rng.randint(0, 60)))
-        members = [f'"text":"{document}"', *(f'"{rng.choice("ab")}" : {json.dumps(value(3))}' for _ in range(3))]
-        rng.shuffle(members)
-        raw = ("{" + " , ".join(members) + "}").encode()
-        if rng.random() < 0.5:  # damage
-            place = rng.randrange(len(raw))
-            raw = raw[:place] + rng.choice([b"", b"\xff", b"\\", b'"', b"}", b"\xe2\x82", b"\0"]) + raw[place + 1 :]
-        expected = reference(raw, "text")
-        write("a.jsonl", raw)
-        found, report = read("a.jsonl", limits=limits)
-        assert found == ([] if expected is None else [expected]), raw
-        assert report.bad_lines == (expected is None)
-
-
-def test_text_that_is_not_utf8_is_found_in_a_long_line_too():
-    limits = Limits(long_line_bytes=1, block_bytes=1)
-    for damage in (b"\xff", b"\\udc80"):
-        write("a.jsonl", b'{"text": "fine \xef\xbf\xbd"}\n{"text": "bad ' + damage + b'"}\n')
-        found, report = read("a.jsonl", limits=limits)
-        assert found == ["fine \ufffd", "bad \ufffd"]
-        assert report.replaced == 1
-        assert "line 2 of a.jsonl" in report.first_replaced
-        with pytest.raises(UserError, match=r"not UTF-8: .* line 2 of a\.jsonl"):
-            read("a.jsonl", reading=Reading(strict=True), limits=limits)
-
-
-def test_a_long_lines_document_keeps_what_looks_like_a_mark_or_a_separator():
-    limits = Limits(long_line_bytes=1, block_bytes=1, part_bytes=16)
-    write("a.jsonl", '{"text": "\ufeffone<->"}')
-    found, report = read("a.jsonl", reading=Reading(separator="<->"), limits=limits)
-    assert found == ["\ufeffone<->"]
-    assert not report.separators
+@pytest.mark.parametrize(("name", "content", "separator"), [
+    ("a.jsonl", '{"text": "' + "x" * 900 + '"}\n', None), ("a.txt", "short<->" + "x" * 900, "<->"),
+    ("a.txt.gz", gzip.compress(b"x" * 900), None), ("b.txt", "x" * 900, None)])
+def test_a_document_longer_than_memory_is_one_clear_error(name, content, separator):
+    write(name, content)
+    small = {"block_bytes": 50, "part_bytes": 50, "window_bytes": 20}
+    assert "x" * 900 in read(name, reading=Reading(separator=separator), limits=Limits(**small))[0]
+    with pytest.raises(UserError, match=r"a document of more than 500 bytes, .* Cut it into several") as caught:
+        read(name, reading=Reading(separator=separator), limits=Limits(**small, document_bytes=500))
+    assert caught.value.code == Exit.DATA
 
 
 def test_lines_without_a_document_are_counted_and_the_first_is_named():
@@ -196,7 +139,7 @@ def test_lines_without_a_document_are_counted_and_the_first_is_named():
         '{"other": "x"}',
         '{"body": "lone \\ud800"}',
     ]
-    for named in ({}, {"block_bytes": 8}, {"long_line_bytes": 1, "block_bytes": 1}):
+    for named in ({}, {"block_bytes": 8}):
         limits = Limits(**named)
         write("a.jsonl", "\ufeff" + "\r\n".join(content))
         found, report = read("a.jsonl", reading=Reading(text_field="body"), limits=limits)

@@ -1,10 +1,9 @@
-"""sources.py: files are found and recognised, cut into blocks, and shared out so that no document is lost."""
+"""sources.py: files are found and recognised, and cut into blocks."""
 
 import bz2
 import gzip
 import lzma
 import os
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from common.errors import Exit, UserError
 from hub.datasets import Fetched
 from pretokenization import sources
-from pretokenization.blocks import Findings, FirstLook, Limits, Reading, TextBlock
+from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.files import Source
 from pretokenization.sources import (
     DEMO_BYTES,
@@ -24,9 +23,8 @@ from pretokenization.sources import (
     documents_of,
     examine,
     find_sources,
-    spans_of,
 )
-from tests.helpers.texts import MARK, random_texts, read, sources_of, spelt_lines, write, zstandard
+from tests.helpers.texts import MARK, read, sources_of, spelt_lines, write, zstandard
 
 
 def test_folders_globs_and_files_are_found_in_order_and_once():
@@ -151,52 +149,6 @@ def test_the_demo_takes_python_sources_without_tests():
     assert not [source.shown for source in found if "test" in Path(source.shown).parts]
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 5, 9])
-def test_shards_hold_each_document_once_and_in_order(shards):
-    rng = random.Random(6)
-    for trial in range(12):
-        limits = Limits(span_bytes=rng.choice([5, 17, 64, 300]),
-            block_bytes=rng.choice([64, 200]),
-            part_bytes=100,
-            window_bytes=rng.choice([1, 50]),
-            long_line_bytes=rng.choice([150, 2**25]),
-        )
-        texts = random_texts(rng, rng.randint(1, 30), rng.choice([3, 30, 300]))
-        ending = rng.choice(["", "\n", "\r\n", "\n\n\n"])
-        write("a.jsonl", spelt_lines(texts).replace("\n", rng.choice(["\n", "\r\n", "\n\n"])) + ending)
-        write("b.jsonl.gz", gzip.compress(spelt_lines(["packed 1", "packed 2"]).encode()))
-        separator = rng.choice(["\n", "<->", "\u00e9\u6f22 ", "ab"])
-        write("c.txt", separator.join(texts) + rng.choice(["", separator]))
-        write("d.txt", "")
-        reading, names = Reading(separator=separator), ("a.jsonl", "b.jsonl.gz", "c.txt", "d.txt", "a.jsonl")
-        names = names[trial % 3 :]
-        expected = read(*names, reading=reading, limits=limits)[0]
-        assert expected
-        assert read(*names, reading=reading, shards=shards, limits=limits)[0] == expected
-        small, files = replace(reading, limits=limits), sources_of(*names)
-        spans = [span for shard in range(shards) for span in spans_of(files, small, shard, shards)]
-        assert spans == sorted(set(spans), key=lambda span: (span.source, span.start))
-
-
-def test_shards_are_of_even_size_and_what_cannot_be_cut_stays_whole():
-    limits = Limits(span_bytes=100)
-    plain, packed = (
-        Source(Path("a"), "a", 10_050, kind="lines"),
-        Source(Path("b"), "b", 10_050, packing="gzip", kind="lines"),
-    )
-    shares = [
-        sum((span.stop or 10_050) - span.start for span in spans_of([plain], Reading(limits=limits), shard, 7))
-        for shard in range(7)
-    ]
-    assert sum(shares) == 10_050
-    assert max(shares) - min(shares) <= 100
-    assert [len(spans_of([packed], Reading(limits=limits), shard, 2)) for shard in range(2)] == [0, 1]
-    whole = Source(Path("c"), "c", 10_050)
-    for separator, can_cut in ((None, False), ("ab", True), ("aa", False), ("aba", False), ("\n\n\t", True)):
-        spans = spans_of([whole], Reading(separator=separator, limits=limits), 0, 2)
-        assert (len(spans) > 1) == can_cut
-
-
 def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
     write("a.jsonl", spelt_lines(["one", "two"]))
     files = sources_of("a.jsonl")
@@ -207,30 +159,15 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
     assert caught.value.code == Exit.DATA
 
 
-class Csv:
+class Csv(Kind):
     """A kind of input that the program does not have: each line of a file is a document in quotes."""
 
     endings = (".csv",)
-    is_text = True
-    has_fields = False
 
     def recognises(self, look: FirstLook) -> bool:
         return look.bare_name.endswith(".csv")
 
-    def is_in_folder(self, name: str, is_packed: bool) -> bool:
-        return name.endswith(".csv")
-
-    def text_fields(self, source: Source) -> list[str]:
-        return []
-
-    def ending(self, reading: Reading) -> bytes:
-        return b""
-
-    def is_single_document(self, reading: Reading) -> bool:
-        return False
-
-    def blocks(self, index: int, source: Source, reading: Reading, start: int, stop: int | None,
-               cut: int | None) -> Iterator[TextBlock]:
+    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         yield TextBlock(index, 0, source.num_bytes, on_disk=source.num_bytes)
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,

@@ -4,13 +4,15 @@ import pytest
 
 from pretokenization.split import (
     LEAST_VAL_BYTES,
-    SMALL_BYTES,
+    VAL_FRACTION,
     Split,
     default_fraction,
-    settled,
+    split_by_hash,
     split_of_few,
     split_of_one,
 )
+
+SMALL_BYTES = int(LEAST_VAL_BYTES / VAL_FRACTION)  # a larger text has always the same share
 
 
 def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
@@ -24,7 +26,7 @@ def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
 def test_a_share_that_is_given_means_what_it_says_whatever_the_size():
     for num_bytes in (100, 10**6, 10**9):
         assert split_of_one(num_bytes, 0.2).cuts == (int(num_bytes * 0.8),)
-        assert settled(0.2, num_bytes, 0, 2**64 - 1).threshold == int(0.2 * 2**64)
+        assert split_by_hash(0.2).threshold == int(0.2 * 2**64)
 
 
 def test_of_a_few_files_each_gives_its_end():
@@ -40,17 +42,11 @@ def test_of_a_few_files_each_gives_its_end():
 
 def test_neither_part_is_empty_and_the_words_say_why():
     tenth = int(0.1 * 2**64)
-    few, all_low = settled(0.1, 999, tenth + 5, 2**64 - 1), settled(0.1, 999, 3, tenth - 5)
+    few, all_low = split_by_hash(0.1, tenth + 5, 2**64 - 1), split_by_hash(0.1, 3, tenth - 5)
     assert few.threshold == tenth + 6
     assert few.rule == "the document with the lowest sha256, because none is among the lowest 10% of all values"
     assert all_low.threshold == tenth - 5
     assert all_low.rule.startswith("all documents but the one with the highest sha256")
-    assert settled(0.1, 999, 7, 7) == Split("none, the documents are all the same")
-    assert settled(0.1, 999, 7, tenth).rule == "the documents whose sha256 is among the lowest 10% of all values"
-    assert settled(0, 999, 7, tenth).rule == "none, as requested"
-
-
-def test_the_split_in_an_older_journal_is_understood():
-    assert Split.of({"rule": "the tail", "threshold": 0, "cut_byte": 17}).cuts == (17,)
-    assert Split.of({"rule": "documents", "threshold": 5, "cut_byte": None}) == Split("documents", 5)
-    assert Split.of({"rule": "r", "threshold": 0, "cuts": [1, None]}).cuts == (1, None)
+    assert split_by_hash(0.1, 7, 7) == Split("none, there are no two different documents")
+    assert split_by_hash(0.1, 7, tenth).rule == "the documents whose sha256 is among the lowest 10% of all values"
+    assert split_by_hash(0, 7, tenth).rule == "none, as requested"

@@ -5,25 +5,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import pretokenize
 from tests.helpers.pretokenize import corpus, hash_share, metadata_of, refused, run, written
 from tests.helpers.texts import lines, write
 
-LAYOUTS = [
-    ("native",),
-    ("native", "--shard_tokens", "900"),
-    ("nanogpt",),
-    ("llmc", "--shard_tokens", "900"),
-    ("megatron",),
-]
 
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_finished_folder_is_verified_and_what_changed_is_named(layout, tokenizer_file, capsys):
+def test_a_finished_folder_is_verified_and_what_changed_is_named(tokenizer_file, capsys):
     write("a.jsonl", lines(corpus(20)))
-    run("a.jsonl", "--val_fraction", "0.2", "--tokenizer_file", str(tokenizer_file), "--format", *layout)
+    run("a.jsonl", "--val_fraction", "0.2", "--tokenizer_file", str(tokenizer_file))
     assert pretokenize.main(["--verify", "data"]) == 0
     said = capsys.readouterr().out
     for split, told in metadata_of()["splits"].items():
@@ -45,10 +34,9 @@ def test_a_finished_folder_is_verified_and_what_changed_is_named(layout, tokeniz
     assert pretokenize.main(["--verify", "data"]) == 0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_metadata_with_other_numbers_is_found(layout, tokenizer_file):
+def test_metadata_with_other_numbers_is_found(tokenizer_file):
     write("a.jsonl", lines(corpus(20)))
-    run("a.jsonl", "--val_fraction", "0.2", "--tokenizer_file", str(tokenizer_file), "--format", *layout)
+    run("a.jsonl", "--val_fraction", "0.2", "--tokenizer_file", str(tokenizer_file))
     whole = metadata_of()
 
     def changed(*keys: str | int, value: object) -> None:
@@ -63,31 +51,21 @@ def test_metadata_with_other_numbers_is_found(layout, tokenizer_file):
     for split in ("train", "val"):
         changed("splits", split, "tokens", value=whole["splits"][split]["tokens"] + 1)
         changed("splits", split, value=5)
-        if layout[0] in ("native", "megatron"):
-            changed("splits", split, "documents", value=whole["splits"][split]["documents"] - 1)
-        if "files" in whole["splits"][split]:
-            changed("splits", split, "files", 0, "sha256", value="0" * 64)
-            changed("splits", split, "files", value=[])
-            changed("splits", split, "files", value=[5])
-        else:
-            changed("splits", split, "sha256", value="0" * 64)
+        changed("splits", split, "documents", value=whole["splits"][split]["documents"] - 1)
+        changed("splits", split, "sha256", value="0" * 64)
     changed("tokenizer", "sha256", value="0" * 64)
     changed("tokenizer", value=None)
     changed("vocab_size", value=whole["vocab_size"] + 1)
-    if layout[0] in ("native", "nanogpt"):  # the others' files say it themselves
-        changed("dtype", value="int32")
+    changed("dtype", value="int32")
     changed("layout", value="other")
     write("data/metadata.json", json.dumps(whole))
     assert pretokenize.main(["--verify", "data"]) == 0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_documents_are_shown_whatever_the_layout(layout, tokenizer_file, capsys):
+def test_documents_are_shown(tokenizer_file, capsys):
     texts = [f"document {number}" for number in range(30)] + ["ends\x1b[31m here"]
     write("a.jsonl", lines(texts[::-1]))
-    shard_tokens = ("--shard_tokens", "200") if layout[1:] else ()
-    run("a.jsonl", "--val_fraction", "0.1", "--tokenizer_file", str(tokenizer_file), "--format", layout[0],
-        *shard_tokens)
+    run("a.jsonl", "--val_fraction", "0.1", "--tokenizer_file", str(tokenizer_file))
     kept = [content for content in texts[::-1] if hash_share(content) >= 0.1]
     capsys.readouterr()
     for argv in (["--peek", "5"], ["--verify", "data", "--peek", "5"]):

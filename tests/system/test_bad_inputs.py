@@ -616,15 +616,11 @@ PRETOKENIZE_FLAGS = [
     ("pairs seen never", "text.txt --min_frequency 0", "--min_frequency '0'"),
     ("a sample beyond floating point", "text.txt --train_sample_bytes 1e999", "--train_sample_bytes '1e999'"),
     ("no workers", "text.txt --num_workers 0", "--num_workers '0'"),
-    ("a share of the work that is not", "text.txt --shard 3/3", "--shard '3/3': must be i/N"),
-    ("a share without a tokenizer", "text.txt --shard 0/2", "--shard: needs a --tokenizer_file"),
-    ("an unknown layout", "text.txt --format zip", "--format 'zip': must be one of native"),
     ("a misspelt flag", "text.txt --vocabsize 300", "Did you mean --vocab_size?"),
     ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
     ("a corpus beside the demonstration", "--corpus tinystories --demo", "--demo: takes no --corpus beside it"),
     ("a corpus beside text", "text.txt --corpus tinystories", "--corpus: takes no FILE beside it"),
     ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: is a model"),
-    ("text to be finalized", "text.txt --finalize", "--finalize: takes no FILE"),
     ("an empty name", "''", "FILE '': must be text"),
     ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: impossible with"),
     ("a separator of nothing", "text.txt --document_separator ''", "--document_separator ''"),
@@ -635,7 +631,7 @@ PRETOKENIZE_FLAGS = [
     ("no encoding", "text.txt --encoding ''", "--encoding '': must be"),
     ("strictness twice", "text.txt --encoding cp1251 --strict_utf8", "--strict_utf8: impossible with --encoding"),
     ("an encoding of Python's own sources", "--demo --encoding cp1251", "--encoding: has no effect with --demo"),
-    ("six wrong flags at once", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers -1 --peek 0 --shard 9",
+    ("six wrong flags at once", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers -1 --peek 0 --engine 9",
      "and 2 more: "),
 ]
 
@@ -742,33 +738,6 @@ CORPORA = [
 ]
 
 
-def shards(**changes: Any) -> Setup:
-    """A folder of one shard, spoilt; it has a tokenizer but no tokens."""
-    fields = {"format": "gpt-token-shard", "version": 2, "plan": "p", "shard": 0, "num_shards": 1, "dtype": "int16",
-              "val_fraction": 0.1, "files": {}, "splits": {}, "num_sources": 1, "sources": ["a"], **changes}
-    kept = {key: value for key, value in fields.items() if value is not GONE}
-    return both(write("new/shard-00000-of-00001/shard.json", json.dumps(kept)),
-                lambda place: shutil.copy(place / "corpus/tokenizer.json", place / "new/shard-00000-of-00001"))
-
-
-SHARDS = [
-    ("no shards", "holds no shard", both()),
-    ("a shard of another version", "was not written by this version", shards(version=1)),
-    ("a plan that is a list", "plan is []", shards(plan=[])),
-    ("a number of shards in text", "num_shards is 'x'", shards(num_shards="x")),
-    ("10^30 shards", "num_shards is 1000000000", shards(num_shards=10**30)),
-    ("a shard's number that is null", "shard is None", shards(shard=None)),
-    ("files that are a list", "files is []", shards(files=[])),
-    ("a file that is a number", "files is ", shards(files={"train.bin": 5})),
-    ("a file that is not there", "is not what was written", shards(files={"train.bin": {"file_bytes": 3}})),
-    ("no type", "dtype is None", shards(dtype=GONE)),
-    ("a share for validation in text", "val_fraction is 'x'", shards(val_fraction="x")),
-    ("sources that are a number", "sources is 5", shards(sources=5)),
-    ("one shard of two", "lacks 1 of 2 shards: 1", shards(num_shards=2)),
-    ("a shard without its tokens", "train.bin", shards()),
-]
-
-
 def verified(**changes: Any) -> Setup:
     """corpus/metadata.json with fields of its training part changed."""
     return both(*(put(META, f"splits.train.{key}", value) for key, value in changes.items()))
@@ -845,8 +814,6 @@ def pretokenize_rows() -> list[Row]:
           for what, flags, says, setup in CORPORA),
         *(Row(f"pretokenize.py tokenizer: {what}", f"{GIVEN} x.json", data, says, write("x.json", content))
           for what, says, content in TOKENIZERS),
-        *(Row(f"pretokenize.py finalizes: {what}", "pretokenize.py --finalize --output_dir new", data, says, setup)
-          for what, says, setup in SHARDS),
         *(Row(f"pretokenize.py verifies: {what}", f"pretokenize.py --verify {name}", data, says, setup)
           for what, name, says, setup in VERIFIED),
         Row("pretokenize.py: no tokenizer", f"{GIVEN} none.json", data, "tokenizer none.json: No such file"),

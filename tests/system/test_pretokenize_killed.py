@@ -57,7 +57,7 @@ sys.path.insert(0, {root!r})
 import pretokenize
 from common.errors import guard
 from pretokenization.blocks import Limits
-limits = Limits(journal_seconds=0.05, fast_sample_bytes=0, block_bytes=2**19, span_bytes=2**19)
+limits = Limits(journal_seconds=0.05, fast_sample_bytes=0, block_bytes=2**19)
 guard(lambda argv: pretokenize.main(argv, limits))
 """
 
@@ -157,31 +157,3 @@ def test_a_command_killed_at_any_instant_continues_and_writes_the_same_bytes(wha
         gone_on += "an earlier run" in Path("shown").read_text()
         shutil.rmtree("data")
     tally.add("kills of pretokenize.py", runs=rounds, kills=kills, went_on=gone_on, wrong=0)
-
-
-@pytest.mark.slow
-@pytest.mark.kills
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("engine_name", ENGINES)
-def test_shards_killed_at_any_instant_give_the_same_set(engine_name, tokenizer_file, tally):
-    large_corpus()
-    argv = ("mixed", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0.1", "--engine", engine_name)
-    assert start(*argv, "--output_dir", "whole").wait() == 0, Path("shown").read_text()
-    expected, rng, kills = hashes("whole"), random.Random(engine_name), 0
-    for shard in range(3):
-        share = (*argv, "--shard", f"{shard}/3", "--num_workers", "2")
-        began = time.monotonic()
-        assert start(*share, "--output_dir", "timed").wait() == 0, Path("shown").read_text()
-        seconds = time.monotonic() - began
-        for number in range(3):
-            kills += killed_after(rng.uniform(0, seconds), number % 2 == 0, *share, "--overwrite")
-            assert not is_whole("data", expected)
-        assert start(*share, "--overwrite").wait() == 0, Path("shown").read_text()
-    finalize = ("--finalize", "--output_dir", "data")
-    for number in range(3):
-        kills += killed_after(rng.uniform(0, 1), number % 2 == 0, *finalize, "--overwrite")
-        is_whole("data", expected)
-    assert start(*finalize, "--overwrite").wait() == 0, Path("shown").read_text()
-    assert is_whole("data", expected)
-    tally.add("kills of pretokenize.py", runs=1, kills=kills, wrong=0)
-    assert kills >= 5

@@ -29,7 +29,6 @@ from tests.helpers.token_files import (
 from tests.helpers.training import metrics_of
 from tokens.corpus import Corpus, open_corpus
 from tokens.layouts import LAYOUTS
-from tokens.stream import DTYPES
 
 
 def open_folder(folder: Path) -> Corpus:
@@ -173,17 +172,17 @@ def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, case):
 
 
 def sharded(folder: Path, layout: str = "native", cuts: tuple[int, ...] = (400, 401)) -> Path:
-    """Turns a corpus folder into one of shards as pretokenize.py would write them."""
+    """Turns a corpus folder into one of shards as pretokenize.py once wrote them."""
     metadata = json.loads((folder / "metadata.json").read_text())
-    dtype = LAYOUTS[layout].dtype_for(metadata["vocab_size"])
+    dtype = "int16" if layout == "native" else "uint16"
     metadata |= {"layout": layout, "dtype": dtype}
     for split, record in metadata["splits"].items():
-        values = np.fromfile(folder / f"{split}.bin", "<i2").astype(DTYPES[dtype])
+        values = np.fromfile(folder / f"{split}.bin", "<i2")
         (folder / f"{split}.bin").unlink()
         files = []
         for at, piece in enumerate(np.split(values, cuts if split == "train" else ())):
-            path = folder / LAYOUTS[layout].file_name(split, at)
-            path.write_bytes(LAYOUTS[layout].header(len(piece), dtype) + piece.tobytes())
+            path = folder / f"{'tokens_' * (layout == 'llmc')}{split}_{at:06}.bin"
+            (write_raw if layout == "native" else write_llmc)(path, piece, dtype)
             files.append({"name": path.name, "tokens": len(piece), "file_bytes": path.stat().st_size,
                           "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)})
         metadata["splits"][split] = {"tokens": record["tokens"], "files": files}
@@ -256,9 +255,9 @@ BAD_SHARDS = {
     "a shard is shorter": (write("train_000002.bin", tokens([1] * 598)), "train_000002.bin holds 598 tokens"),
     "a large id": (write("train_000002.bin", tokens([1] * 598 + [400])), "train_000002.bin: id 400 at position 598"),
     "val is missing": (lambda folder: (folder / "val_000000.bin").unlink(), "val_000000.bin is missing"),
-    "layout": (lambda folder: change(folder, layout="zip"), "layout is 'zip', not one of native, nanogpt, llmc, "),
+    "layout": (lambda folder: change(folder, layout="zip"), "layout is 'zip', not one of native, nanogpt, "),
     "layout list": (lambda folder: change(folder, layout=["native"]), "layout is \\['native'\\]"),
-    "layout of others": (lambda folder: change(folder, layout="llmc"), "has 800 bytes. llm.c's header alone takes"),
+    "layout of others": (lambda folder: change(folder, layout="llmc"), "llm.c's header begins with"),
 }
 
 
@@ -347,8 +346,7 @@ def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation
     corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
     assert corpus.train == raw_stream(corpus_folder / "train.bin", "uint16", 968)
     assert corpus.val == raw_stream(corpus_folder / "train.bin", "uint16", 32, 968)
-    assert corpus.notes[1] == ("no validation file: the last 32 tokens of train.bin are kept for validation; val.bin "
-                               "beside it is for --val_bin_file")
+    assert corpus.notes[1] == ("no validation file: the last 32 tokens of train.bin are kept for validation")
     big = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300, val_fraction=0.2)
     assert big.val == raw_stream(corpus_folder / "train.bin", "uint16", 200, 800)
 
