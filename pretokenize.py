@@ -266,12 +266,13 @@ def refuse_nothing(job: Job, report: Report) -> None:
     """Raises UserError (exit 3) if nothing is left for training; without validation the rule of the split says so."""
     assert job.journal.encoded is not None
     train, val = job.journal.encoded["splits"]["train"], job.journal.encoded["splits"]["val"]
-    if train["bytes"] + val["bytes"] < 2 or not (train["documents"] or val["documents"]):
+    is_sorted = bool(job.split.threshold)  # by the hashes of documents
+    if train["bytes"] + val["bytes"] < 2 or not (train["documents"] or (val["documents"] and is_sorted)):
         raise report.nothing_there()
     if not train["documents"]:
         raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would be for validation. Give a "
                                    "smaller --val_fraction.")
-    if job.split.threshold and not val["documents"]:
+    if is_sorted and not val["documents"]:
         job.split = Split(f"none, because there are not {job.split.rule}")
 
 
