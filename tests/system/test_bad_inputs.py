@@ -287,7 +287,7 @@ TRAIN_FLAGS = [
     ("no tokens at all", "--check --tokens 0.1", "--tokens '0.1': must be a number from 1 to"),
     ("tokens for a machine check that is not requested", "--tokens 2.6B", "--tokens: has no effect without --check"),
     ("figures of a machine check that is not requested", "--json x.json", "--json: has no effect without --check"),
-    ("six wrong flags at once", "--batch_size 0 --epochs x --seed y --dropout 2 --beta1 nan --grad_clip -1",
+    ("six wrong flags", "--batch_size 0 --epochs x --seed y --dropout 2 --beta1 nan --grad_clip -1",
      "and 2 more: --beta1, --grad_clip"),
 ]
 
@@ -631,7 +631,7 @@ PRETOKENIZE_FLAGS = [
     ("no encoding", "text.txt --encoding ''", "--encoding '': must be"),
     ("strictness twice", "text.txt --encoding cp1251 --strict_utf8", "--strict_utf8: impossible with --encoding"),
     ("an encoding of Python's own sources", "--demo --encoding cp1251", "--encoding: has no effect with --demo"),
-    ("six wrong flags at once", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers -1 --peek 0 --engine 9",
+    ("six wrong flags", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers 0 --peek 0 --engine 9",
      "and 2 more: "),
 ]
 
