@@ -182,7 +182,7 @@ def with_nanogpt_here(args: argparse.Namespace, target: Path, held: contextlib.E
         except (OSError, SafetensorError) as error:
             raise cannot_write("--output", str(target), error) from error
     out.say(f"{printable(args.from_nanogpt)}: {found}")
-    return argparse.Namespace(**{**vars(args), "ckpt": str(folder)})
+    return flags.having(args, ckpt=str(folder))
 
 
 def pruned_tensors(args: argparse.Namespace, source: Path, signals: Signals, out: Progress,

@@ -30,7 +30,7 @@ TRIAL = "trial"  # the first word of the command by which --batch_size auto and 
 # ---------------------------------------------------------------- flags
 
 
-def read_flags(argv: Sequence[str]) -> argparse.Namespace:
+def read_flags(argv: Sequence[str]) -> flags.Flags:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
     parser = flags.Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.")
@@ -82,7 +82,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "no limit")
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
 
-    g = parser.group("optimizer: decay on matrices and embeddings only")
+    g = parser.group("optimizer: decay on matrices and embeddings only", "updates")
     g.flag("--optimizer", one_of("auto", "adamw", "muon", "adamw8bit"), "auto", "muon: the matrices inside blocks by "
            "Muon, all else by AdamW; adamw8bit: AdamW whose moments take 2 bytes a parameter, not 8; auto: muon for "
            "steps of many tokens, adamw for trained weights and where --learning_rate, --beta1 or --beta2 is given")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import copy
 import difflib
 import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from common.config import Layer, Origin, changes, laid_over, read_toml
 from common.errors import MESSAGE_LINES, Exit, UserError
@@ -191,15 +192,61 @@ def encoding() -> ValueKind:
     return ValueKind(parse, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
 
 
+# ---------------------------------------------------------------- the flags, all of them and by groups
+
+
+class Flags(argparse.Namespace):
+    """The flags of a command by name, args.epochs, and by the groups of --help, args.horizon.epochs: one storage."""
+
+    __slots__ = ("_groups",)  # not in vars(), which holds flags alone
+
+    def __init__(self, groups: Mapping[str, frozenset[str]], values: Mapping[str, Any]):
+        super().__init__(**values)
+        self._groups = groups
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._groups:
+            raise AttributeError(f"no flag or group of flags is called {name}")
+        return FlagsOfGroup(self, name, self._groups[name])
+
+
+class FlagsOfGroup:
+    """The flags of one group: a view. A flag of another group is an AttributeError."""
+
+    def __init__(self, flags: Flags, title: str, names: frozenset[str]):
+        vars(self).update(_flags=flags, _title=title, _names=names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._names:
+            raise AttributeError(f"--{name} is not a flag of the group {self._title}")
+        return getattr(self._flags, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._names:
+            raise AttributeError(f"--{name} is not a flag of the group {self._title}")
+        setattr(self._flags, name, value)
+
+
+Args = TypeVar("Args", bound=argparse.Namespace)
+
+
+def having(args: Args, **values: Any) -> Args:
+    """A copy of the flags with other values of some."""
+    changed = copy.copy(args)
+    vars(changed).update(values)
+    return changed
+
+
 # ---------------------------------------------------------------- the parser
 
 
 class Group:
     """Flags that stand together in --help."""
 
-    def __init__(self, parser: Parser, group: argparse._ArgumentGroup):
+    def __init__(self, parser: Parser, group: argparse._ArgumentGroup, names: set[str]):
         self.parser = parser
         self.group = group
+        self.names = names
 
     def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "") -> None:
         """Declares a flag with a value. unset is shown as the default where there is none: what happens then."""
@@ -214,6 +261,7 @@ class Group:
 
         shown_default = unset if default is None else default
         self.parser.defaults[name[2:]] = default
+        self.names.add(name[2:])
         several: dict[str, Any] = {}
         if kind.has_several:
             several = {"nargs": "+", "action": _AddingUp if kind.adds_up else _OneOrSeveral}
@@ -227,6 +275,7 @@ class Group:
         action: Any = "store_true" if default is False else argparse.BooleanOptionalAction
         # Given the default, argparse before Python 3.13 would add it to the help text once more.
         self.parser.defaults[name[2:]] = default
+        self.names.add(name[2:])
         self.group.add_argument(name, action=action, default=None, help=_help(words, shown_default))
         if default is False:  # a file may have turned it on
             self.group.add_argument(f"--no-{name[2:]}", action="store_false", dest=name[2:], help=argparse.SUPPRESS)
@@ -250,15 +299,17 @@ class Parser(argparse.ArgumentParser):
         self.command = prog.removesuffix(".py")
         self.kinds: dict[str, ValueKind] = {}
         self.defaults: dict[str, Any] = {}
-        Group(self, self._optionals).flag("--config", text("FILE"), None, "TOML file of flags, name = value on each "
-                                          "line; the command line wins", "none")
+        self.groups: dict[str, set[str]] = {}  # the names of the flags, by group
+        own = Group(self, self._optionals, set())
+        own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line wins",
+                 "none")
 
-    def group(self, title: str) -> Group:
-        """A new group of flags."""
-        return Group(self, self.add_argument_group(title))
+    def group(self, title: str, name: str = "") -> Group:
+        """A new group of flags; name, or else title, is the attribute of the parsed flags that holds the group."""
+        return Group(self, self.add_argument_group(title), self.groups.setdefault(name or title, set()))
 
     def read(self, argv: Sequence[str], check: Callable[[argparse.Namespace], list[str]],
-             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda asked: None) -> argparse.Namespace:
+             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda asked: None) -> Flags:
         """Parses argv and the file of --config, then asks check(args) for combinations that are not possible.
 
         recorded(values) finds the flags of the run that these values want to resume. The command line wins over the
@@ -280,7 +331,8 @@ class Parser(argparse.ArgumentParser):
             settled = laid_over(there, asked)
             origin = Origin(frozenset(settled.given), there.source, changes(there, asked))
 
-        args = argparse.Namespace(**{**defaults, **vars(line), **settled.values, "config": origin})
+        groups = {title: frozenset(names) for title, names in self.groups.items()}
+        args = Flags(groups, {**defaults, **vars(line), **settled.values, "config": origin})
         if not self.problems:
             self.problems = [_with_place(problem, settled.places) for problem in check(args)]
         if self.problems:

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import NamedTuple
 
+from common.flags import having
 from common.words import duration, shell_word
 from hub.names import DATASET, parse_name
 
@@ -63,7 +64,7 @@ def with_corpus(args: Namespace) -> Namespace:
     if args.corpus is None:
         return args
     corpus = CORPORA[args.corpus]
-    return Namespace(**{**vars(args), "files": [corpus.word], "text_field": corpus.text_field})
+    return having(args, files=[corpus.word], text_field=corpus.text_field)
 
 
 def introduce(name: str, data_dir: str, say: Callable[[str], None]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.files import read_text
+from common.flags import having
 from common.progress import Progress
 from common.words import printable
 from hub.files import fetch
@@ -29,7 +30,7 @@ def with_models_here(args: Namespace, flags: Sequence[str], out: Progress,
     """
     fetched = {flag: str(fetch_model(f"--{flag}", vars(args)[flag], out, look))
                for flag in flags if is_on_hub(vars(args)[flag])}
-    return Namespace(**{**vars(args), **fetched}) if fetched else args
+    return having(args, **fetched) if fetched else args
 
 
 def with_tokenizer_here(args: Namespace, out: Progress, look: Callable[[], None]) -> Namespace:
@@ -37,7 +38,7 @@ def with_tokenizer_here(args: Namespace, out: Progress, look: Callable[[], None]
     if not is_on_hub(args.tokenizer_file):
         return args
     path = fetch_tokenizer("--tokenizer_file", args.tokenizer_file, out, look)
-    return Namespace(**{**vars(args), "tokenizer_file": str(path)})
+    return having(args, tokenizer_file=str(path))
 
 
 def fetch_model(flag: str, word: str, out: Progress, look: Callable[[], None] = lambda: None) -> Path:

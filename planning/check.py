@@ -25,6 +25,7 @@ from architectures.table import ModelConfig
 from common.children import script_environment
 from common.errors import Exit, UserError
 from common.files import cache_folder
+from common.flags import having
 from common.outputs import requested
 from common.progress import Progress
 from common.signals import Signals
@@ -119,7 +120,7 @@ def models_of(args: argparse.Namespace) -> dict[str, ModelConfig]:
     """
     vocab_size, seq_length = args.vocab_size or VOCAB_SIZE, args.seq_length or DEFAULT_SEQ_LENGTH
     if NAMES_A_SIZE & args.config.given:
-        without_weights = argparse.Namespace(**{**vars(args), "init_from": None})
+        without_weights = having(args, init_from=None)
         config = choose_config(without_weights, vocab_size, 2**62)
         layers_heads_width = (config.n_layer, config.n_head, config.n_embd)
         return {next((name for name, shape in SIZES.items() if shape == layers_heads_width), OWN_SHAPE): config}

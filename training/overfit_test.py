@@ -18,6 +18,7 @@ import torch
 
 import data
 from common.errors import Exit, UserError
+from common.flags import having
 from common.words import duration, several
 from machine.device import Machine
 from ops.loss import IGNORED
@@ -45,7 +46,7 @@ ROUNDING, ROUNDING_FP8 = 1e-3, 0.05  # nats; in 8 bits all tokens share one scal
 
 def without_noise(args: argparse.Namespace) -> argparse.Namespace:
     """The flags without what keeps a training loss away from zero on purpose."""
-    return argparse.Namespace(**{**vars(args), "dropout": 0.0, "label_smoothing": 0.0})
+    return having(args, dropout=0.0, label_smoothing=0.0)
 
 
 class FewWindows:

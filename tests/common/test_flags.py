@@ -1,6 +1,8 @@
 """Flags: each message says what is wrong with which value, and all problems are reported together."""
 
 import argparse
+import copy
+import pickle
 
 import pytest
 
@@ -157,3 +159,19 @@ def test_a_quantity_may_be_written_in_thousands_millions_billions_and_trillions(
 def test_a_quantity_that_is_no_number_or_out_of_its_range_is_refused(text):
     with pytest.raises(ValueError, match=r".*"):
         flags.quantity(1, 10**15).parse(text)
+
+
+def test_the_flags_of_a_group_are_a_view_of_all_flags() -> None:
+    parser = flags.Parser("train.py", "")
+    parser.group("data").flag("--bin_file", flags.text(), None, "tokens")
+    parser.group("optimizer: AdamW", "updates").flag("--beta1", flags.real(0, 1), 0.9, "decay")
+    args = parser.read(["--beta1", "0.5"], lambda args: [])
+    args.updates.beta1 += 0.25
+    for same in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), flags.having(args, bin_file=None)):
+        assert (same.updates.beta1, same.beta1, same.data.bin_file) == (0.75, 0.75, None)
+        assert same == args
+        assert set(vars(same)) == {"bin_file", "beta1", "config"}
+    with pytest.raises(AttributeError):
+        args.data.beta1  # noqa: B018
+    with pytest.raises(AttributeError):
+        args.data.beta1 = 1.0
