@@ -242,7 +242,6 @@ from planning.schedules import learning_rate_at
 from planning.sharing import Sharing
 from planning.shortage import what_fits
 from planning.sizing import Sizing, choose_sizing
-from planning.together import say_processes
 from planning.trial import measure_trial
 from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words
@@ -441,7 +440,6 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
     if not args.overfit:
         say_rest(args, plan, pace, sizing, corpus, state, runtime)
-        say_processes(args, plan, pace, runtime)
 
     # The start: random weights, those of --init_from, or a checkpoint.
     validator = Validator(args, recipe, config, corpus, runtime, learner.parallel.decisions.stops_now)

@@ -13,7 +13,6 @@ standard library is used, and nothing of the program is imported: sources are pa
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -198,23 +197,6 @@ def flags(root: Path = ROOT) -> str:
                                             for command in COMMANDS)])
 
 
-def distributed(root: Path = ROOT) -> str:
-    """docs/distributed.md with its tables as the formulas have them now; a test compares them, not --check."""
-    return _on_paper("docs/distributed.md", "## Sized on paper", root)
-
-
-def performance(root: Path = ROOT) -> str:
-    """docs/performance.md with its table of cards, likewise."""
-    return _on_paper("docs/performance.md", "## What each card gets", root, "cards")
-
-
-def _on_paper(name: str, heading: str, root: Path, *words: str) -> str:
-    page = (root / name).read_text(encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "planning.on_paper", *words], cwd=root, capture_output=True, text=True,
-                          check=True)
-    return with_section(page, heading, done.stdout.strip())
-
-
 def addressed(name: str, root: Path = ROOT) -> str:
     """A file with the repository's address where one of GitHub's stands."""
     address = r"(\bgithub(?:\.com)?/)[\w.-]+/[\w.-]+?(?=/blob/|[\\\")`\s])"
@@ -229,8 +211,6 @@ def main(argv: list[str]) -> int:
     outdated = []
     pages = [("docs/flags.md", flags()), ("docs/architecture.md", architecture())]
     pages += [(name, addressed(name)) for name in WITH_ITS_ADDRESS]
-    if not argv and importlib.util.find_spec("torch"):
-        pages += [("docs/distributed.md", distributed()), ("docs/performance.md", performance())]
     for name, content in pages:
         path = ROOT / name
         if not path.exists() or path.read_text(encoding="utf-8") != content:

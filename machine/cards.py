@@ -92,20 +92,3 @@ def find_card(name: str) -> Card | None:
     if re.search(VARIANTS, name, re.IGNORECASE):
         return None
     return next((card for card in CARDS if re.search(rf"\b{card.pattern}\b", name)), None)
-
-
-# GB/s that a card can send to others in its machine: half of the data sheet's sum of both directions. NVLink on boards
-# that have it for all cards; otherwise PCI Express with 16 lanes, generation 4 where this table has no entry.
-LINKS_GBS = {"GB200": 900, "B200": 900, "H200 NVL": 450, "H200": 450, "H100 NVL": 300, "H100 PCIe": 64, "H100": 450,
-             "A100 80GB PCIe": 32, "A100-SXM4-80GB": 300, "A100": 300, "V100-SXM2": 150, "P100-SXM2": 80,
-             "RTX 5090": 64, "RTX 5080": 64, "RTX 4060": 16, "T4": 16, "V100S-PCIE": 16, "V100-PCIE": 16,
-             "P100-PCIE": 16}
-PCIE_4_GBS = 32
-# What an exchange is assumed to reach of that: on PCI Express bytes often pass through the host's memory.
-SHARE_OF_NVLINK, SHARE_OF_PCIE = 0.75, 0.5
-
-
-def link_bytes(card: Card) -> float:
-    """Bytes a second that a card is assumed to send to others in its machine."""
-    speed = LINKS_GBS.get(card.pattern, PCIE_4_GBS)
-    return 1e9 * speed * (SHARE_OF_PCIE if speed <= 64 else SHARE_OF_NVLINK)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import shlex
 import shutil
+import sys
 from dataclasses import dataclass, replace
 
 import torch
 
 import data
 from architectures.table import ModelConfig, architecture_of
+from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine, name_of_dtype
 from machine.memory import peak_memory, total_memory
+from machine.processes import Processes
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
-from planning.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts
+from planning.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts, predicted_peak
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
 from planning.sizing import Sizing, describe_misfit
@@ -108,6 +113,8 @@ def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | 
     if not args.dry_run:
         runtime.out.say(describe_time(args, plan, pace, state.step))
         runtime.out.say(describe_disk(args, plan.saving))
+    for line in (*describe_processes(plan, runtime.processes), *describe_idle_gpus(runtime)):
+        runtime.out.say(line)
     for line in doubts(args, plan, sizing, corpus):
         runtime.out.warn(line)
 
@@ -158,6 +165,26 @@ def describe_disk(args: argparse.Namespace, saving: SavingPlan) -> str:
     free = shutil.disk_usage(args.output_dir).free
     return (f"disk        {size(saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
             f"{several(saving.num_checkpoints, 'checkpoint')}; {size(free)} free")
+
+
+def describe_processes(plan: Plan, processes: Processes) -> list[str]:
+    """How several processes share the model, and what each holds; one process has nothing to say."""
+    if processes.world_size == 1:
+        return []
+    where = f" on {several(processes.num_machines, 'machine')}" if processes.num_machines > 1 else ""
+    held = predicted_peak(plan.config, plan.at_a_time, plan.memory)
+    return [f"processes   {processes.world_size}{where}, {plan.memory.sharing.way}: {plan.why_way}; each takes "
+            f"{size(held)}"]
+
+
+def describe_idle_gpus(runtime: Runtime) -> list[str]:
+    """The command that would use all GPUs of this machine, where one process uses one of several."""
+    if runtime.machine.device.type != "cuda" or runtime.processes.world_size > 1 or is_one_of_several():
+        return []
+    num_gpus = torch.cuda.device_count()
+    script, *flags = sys.argv
+    command = shlex.join(["torchrun", "--nproc_per_node", str(num_gpus), os.path.relpath(script), *flags])
+    return [f"GPUs        1 of {num_gpus} is used. All, by: {command}"] if num_gpus > 1 else []
 
 
 def describe_finished(args: argparse.Namespace, state: TrainState, recipe: Recipe) -> str:

@@ -1,15 +1,24 @@
 """The printed plan, its doubts, the dry run."""
 
 import re
+import shlex
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import train
+from machine.processes import ALONE, Processes
 from model import SIZES, GPTConfig
-from planning.plan import verdict
+from planning.memory import MemorySetting
+from planning.plan import describe_idle_gpus, describe_processes, verdict
+from planning.sharing import Sharing
 from planning.sizing import describe_misfit
+from tests.helpers.machines import CPU
 
 
 def test_a_dry_run_writes_nothing(run):
@@ -109,3 +118,32 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
     _, text = run("--epochs", "9", "--batch_size", "50", "--keep_epochs", "3", "--verbose", out="three")
     assert "up to 8 checkpoints (3 at ends of epochs)" in text
     assert "Free some space.\n" in text
+
+
+@pytest.mark.parametrize(("way", "local_world_size", "words"), [
+    ("ddp", 4, "processes   4, ddp: asked for; each takes 6.2 GiB"),
+    ("hsdp", 2, "processes   4 on 2 machines, hsdp: asked for; each takes 5.2 GiB")])
+def test_a_line_says_how_processes_share_and_what_each_holds(way, local_world_size, words):
+    processes = Processes(0, 4, 0, local_world_size)
+    setting = MemorySetting("cuda", torch.float16, True, sharing=Sharing.of(way, processes))
+    plan: Any = SimpleNamespace(config=GPTConfig(), memory=setting, at_a_time=8, why_way="asked for")
+    assert describe_processes(plan, processes) == [words]
+    assert describe_processes(plan, ALONE) == []
+
+
+def test_gpus_that_are_idle_are_said_with_the_command_that_uses_them(monkeypatch):
+    gpu = replace(CPU, device=torch.device("cuda"))
+    idle = {(machine.device.type, num_gpus, processes.world_size): _idle(monkeypatch, machine, num_gpus, processes)
+            for machine in (CPU, gpu) for num_gpus in (1, 2) for processes in (ALONE, Processes(0, 2, 0, 2))}
+    (line,) = idle.pop(("cuda", 2, 1))
+    assert not any(idle.values())
+    found = re.fullmatch(r"GPUs        1 of 2 is used\. All, by: (.*)", line)
+    assert found
+    assert shlex.split(found[1]) == ["torchrun", "--nproc_per_node", "2", *sys.argv]
+
+
+def _idle(monkeypatch, machine, num_gpus, processes):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data_dir", "my data", "--use_gpu"])
+    runtime: Any = SimpleNamespace(machine=machine, processes=processes)
+    return describe_idle_gpus(runtime)
