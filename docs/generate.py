@@ -32,7 +32,7 @@ FLOORS = (
     ("benchmarks",),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("reports",),
-    ("training", "evaluation"),
+    ("planning", "training", "watching", "evaluation"),
     ("checkpoint", "generation", "pretokenization", "trackers"),
     ("data",),
     ("tokens",),
