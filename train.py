@@ -166,7 +166,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size as it is when the run begins", "off")
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
-    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "mlflow", "none"), adds_up=True),
+    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "none"), adds_up=True),
            None, "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
            "none")
     g.switch("--tensorboard", False, "the same as --tracker tensorboard")

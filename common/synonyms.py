@@ -249,7 +249,7 @@ VALUES = {
     "--preload": {"mmap": "memmap disk file", "ram": "cpu memory host", "gpu": "cuda vram device"},
     "--compile_mode": {"max-autotune-no-cudagraphs": "max_autotune autotune",
                        "reduce-overhead": "reduce_overhead cudagraphs cuda_graphs"},
-    "--tracker": {"tensorboard": "tb tensorboardx", "wandb": "weights_and_biases w&b", "mlflow": "ml_flow",
+    "--tracker": {"tensorboard": "tb tensorboardx", "wandb": "weights_and_biases w&b",
                   "none": "no off false null"},
     "--format": {"huggingface": "hf safetensors transformers folder", "gguf": "ggml llama.cpp llamacpp"},
     "--dtype": {"f32": "float32 fp32", "f16": "float16 fp16 half", "bf16": "bfloat16"},

@@ -1,7 +1,6 @@
-"""Trackers: what is recorded of a run, step by step, goes to TensorBoard, Weights & Biases, trackio or MLflow too.
+"""Trackers: what metrics.jsonl records of a run goes to TensorBoard, Weights & Biases or trackio too.
 
-A tracker's library runs in a child process of its own, so that its imports, its network and its errors are nothing to
-the training. feed is the trainer's end: a queue, a thread, a pipe. child is the other end, which gives each record to
-one recorder. start is what a recorder is told when a run begins. Each library has one file: tensorboard_events,
-wandb_run, trackio_run, mlflow_run.
+A tracker's library runs in a child process of its own, which reads metrics.jsonl as it grows: its imports, its network
+and its errors cannot hurt the training, and it can be as slow as it likes. tracker has the trainer's end, follow the
+child, libraries the calls of each library.
 """

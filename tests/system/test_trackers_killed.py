@@ -34,15 +34,6 @@ losses, validations = ([[row["step"], row[name]] for row in rows if name in row]
 samples = [row["step"] for row in rows if "sample" in row]
 assert run.config["seq_length"] == 8
 """,
-    "mlflow": """
-import mlflow
-client = mlflow.MlflowClient("sqlite:///" + folder + "/mlflow/mlflow.db")
-run, = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-losses, validations = ([[metric.step, metric.value] for metric in client.get_metric_history(run.info.run_id, name)]
-                       for name in ("loss", "val_loss"))
-samples = [int(file.path[-11:-4]) for file in client.list_artifacts(run.info.run_id, "sample")]
-assert (run.info.status, run.data.params["seq_length"], run.data.metrics["loss"]) == ("FINISHED", "8", losses[-1][1])
-""",
     # wandb has no reader in Python any more: its messages in the log format of LevelDB, as its own programs read them.
     "wandb": """
 import glob, struct
