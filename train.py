@@ -172,16 +172,13 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.switch("--tensorboard", False, "the same as --tracker tensorboard")
 
     g = parser.group("plan")
-    g.switch("--check", False, "what this machine can do and what each size takes, here and on common cards; reads no "
-             "data, trains nothing")
-    g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens that the hours of --check are for, such as 2.6B",
-           "20 per parameter")
-    g.flag("--json", text("FILE"), None, "file for the figures of --check", "none")
+    g.switch("--check", False, "what this machine can do, and the hours of each size, here and on common cards; "
+             "reads no data, trains nothing")
     g.switch("--verbose", False, "print the whole plan, not only size, time and disk")
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--overfit", whole(1), None, "batches to learn again and again, without dropout, until their loss is near "
            "zero: can this set-up learn at all? exit 6 if not; writes nothing", "off")
-    g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of a GPU's hour, with --dry_run",
+    g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of a GPU's hour, with --dry_run or --check",
            "no cost shown")
     g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict")
     g.switch("--debug", False, "show the traceback of an error")

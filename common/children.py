@@ -7,14 +7,20 @@ does torch's compiler some of its own; and every nanoGPT folder has a model.py.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from common.ranks import on_its_own
-from common.signals import keyboard_held_back
+from common.signals import Signals, keyboard_held_back
+from common.words import printable
 
 PROGRAM = Path(__file__).resolve().parents[1]
 SAFE_PATH = "PYTHONSAFEPATH"  # Python knows it from 3.11 on
@@ -37,6 +43,45 @@ def leave_out_current_folder() -> None:
 def script_environment() -> dict[str, str]:
     """The environment of a child that runs a script of ours alone, whose own folder must be on its path."""
     return {name: value for name, value in on_its_own(os.environ).items() if name != SAFE_PATH}
+
+
+class Answer(NamedTuple):
+    """What a child process that was asked printed on stdout and stderr; code is None where it was given up."""
+
+    code: int | None
+    printed: str
+    complaints: str
+
+    @property
+    def reason(self) -> str:
+        """The last line of its complaints, or its exit code."""
+        return printable((self.complaints.strip().splitlines() or [f"exit code {self.code}"])[-1])[:300]
+
+
+def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
+        env: Mapping[str, str] = MappingProxyType({})) -> Answer:
+    """Runs a script of ours until it has answered or the seconds are over; then it is killed with all it has started.
+
+    Raises SystemExit after a signal. On Linux, if a process has to die where memory runs out, it is the child.
+    """
+    before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child behind
+    ends_at, is_over = time.monotonic() + seconds, False
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          errors="replace", env={**script_environment(), **env},
+                          start_new_session=os.name == "posix") as child:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                printed, complaints = child.communicate(timeout=0.2)
+                break
+            is_over = time.monotonic() > ends_at
+            if signals.number is not None or is_over:
+                os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
+    if signals.number is not None:
+        raise SystemExit(128 + signals.number)
+    signals.at_once = before
+    return Answer(None if is_over else child.returncode, printed, complaints)
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Memory of common cards, in GiB: the sizes for which a plan made on a CPU says what would fit.
-CARDS_GIB = (8, 12, 16, 24, 40, 48, 80, 141)
+# The memory that cards come with, in GB, for which plans say what would fit, and a common card that has it.
+TYPICAL = {8: "RTX 4060", 12: "RTX 3060", 16: "T4", 24: "RTX 4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200"}
 
 # Where the numbers come from, all by NVIDIA. White papers have a row "Peak FP16 Tensor TFLOPS with FP32 Accumulate".
 SHEET = "the card's data sheet, specifications; numbers with sparsity are halved"

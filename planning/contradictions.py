@@ -128,13 +128,12 @@ def _of_run(args: argparse.Namespace, given: Mapping[str, bool]) -> Table:
         "--reset_optimizer: has no effect without --resume_from": args.reset_optimizer and not resumes,
         "--allow_new_data: has no effect without --resume_from": args.allow_new_data and not resumes,
         "--eval_batches: not with --eval_tokens": given["eval_batches"] and given["eval_tokens"],
-        "--gpu_cost_per_hour: has no effect without --dry_run": given["gpu_cost_per_hour"] and not args.dry_run,
+        "--gpu_cost_per_hour: has no effect without --dry_run or --check": (
+            given["gpu_cost_per_hour"] and not (args.dry_run or args.check)),
         "--overfit: begins at step 0 and writes nothing; not with --check, --dry_run, --resume_from, --cooldown_from, "
         "--max_minutes or --patience": args.overfit and is_another_run,
         "--tracker none: not with the names of trackers": (
             isinstance(args.tracker, list) and "none" in args.tracker),
-        "--tokens: has no effect without --check": given["tokens"] and not args.check,
-        "--json: has no effect without --check": given["json"] and not args.check,
         "--budget: needs --gpu_cost_per_hour": given["budget"] and not given["gpu_cost_per_hour"],
         **_of_mirror(args),
     }

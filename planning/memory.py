@@ -6,13 +6,13 @@ N is a micro-batch's tokens (B T), C the width, P the padded vocabulary. All siz
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from architectures.table import ModelConfig, architecture_of
 from common.words import size
-from machine.cards import CARDS_GIB
+from machine.cards import TYPICAL
 from machine.device import Machine
 from machine.memory import total_memory
 from machine.processes import ALONE, Processes
@@ -246,8 +246,13 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: Mode
 
 
 def largest_on_cards(config: ModelConfig, setting: MemorySetting) -> dict[int, int]:
-    """The largest micro-batch for each of CARDS_GIB, 0 where not even one sequence fits."""
-    return {card: largest_micro_batch(config, setting, room_on_card(card)) for card in CARDS_GIB}
+    """The largest micro-batch for each typical memory in GB, 0 where not even one sequence fits."""
+    return {gigabytes: largest_micro_batch(config, setting, room_on_card(gigabytes)) for gigabytes in TYPICAL}
+
+
+def on_a_card(setting: MemorySetting, dtype: torch.dtype = torch.bfloat16) -> MemorySetting:
+    """The setting of the same run on a GPU with memory of its own, compiled, in this precision."""
+    return replace(setting, device_type="cuda", dtype=dtype, compiled=True)
 
 
 def room_on_card(gigabytes: int) -> float:

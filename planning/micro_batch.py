@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +17,10 @@ from pathlib import Path
 import torch
 
 from architectures.table import ModelConfig
-from common.children import script_environment
+from common.children import ask
 from common.errors import Exit, UserError
 from common.files import cache_folder, sha256_of, write_whole
+from common.signals import Signals
 from common.words import printable, several, size
 from machine.device import Machine, name_of_dtype
 from machine.memory import available_ram, free_memory, total_memory
@@ -115,7 +115,6 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
     UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
     """
     machine, signals, out = runtime.machine, runtime.signals, runtime.out
-    before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child process behind
     processes, free = runtime.processes, free_memory(machine)
     samples = recipe.samples_per_step // processes.world_size
     setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
@@ -138,10 +137,7 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
         tried.append(batch_size)
         with out.phase(f"trying --batch_size {batch_size}"):
             trial = [*command(batch_size, min(2, samples // batch_size)), *decided]
-            held = run_trial(trial, batch_size, lambda: signals.number is not None)
-        if signals.number is not None:
-            raise SystemExit(128 + signals.number)
-        return held
+            return run_trial(trial, batch_size, signals)
 
     known = MeasuredPeaks(cache_folder() / "peaks.json")
     try:
@@ -151,7 +147,6 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
         out.warn(f"--batch_size auto: {first} x {several(samples // first, 'micro-batch')} is computed, not tried: the "
                  "GPU serves one process at a time (compute mode EXCLUSIVE_PROCESS), and a trial is another one. To "
                  "have it tried, allow several with: sudo nvidia-smi -c DEFAULT.")
-        signals.at_once = before
         return first
     if found is None:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
@@ -163,7 +158,6 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
         why = f"more than {MOST_TOKENS:,} tokens would be no faster"
     source = f"{len(tried)} tried" if tried else f"remembered in {printable(str(known.file))}"
     out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(held)}; {why} ({source})")
-    signals.at_once = before
     return found
 
 
@@ -179,29 +173,19 @@ def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, sample
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def run_trial(command: Sequence[str], batch_size: int, stop: Callable[[], bool]) -> int | None:
-    """The bytes that the command prints; None if it ran out of memory or was killed. stop() ends it early.
+def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> int | None:
+    """The bytes that the command prints; None if it ran out of memory or was killed.
 
-    Raises HeldByAnother where the GPU lets no second process in, UserError (exit 5) if it fails otherwise.
+    Raises HeldByAnother where the GPU lets no second process in, UserError (exit 5) if it fails otherwise, SystemExit
+    after a signal.
     """
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, errors="replace", env=script_environment()) as child:
-        with contextlib.suppress(OSError):  # Linux: if a process has to die for want of memory, then the child
-            Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                printed, errors = child.communicate(timeout=0.5)
-                break
-            if stop():
-                child.kill()
-
-    if child.returncode in (OUT_OF_MEMORY, -9):
+    answer = ask(command, signals)
+    if answer.code in (OUT_OF_MEMORY, -9):
         return None
-    last = (printed.split() or [""])[-1]
-    if child.returncode == 0 and last.isdigit():
+    last = (answer.printed.split() or [""])[-1]
+    if answer.code == 0 and last.isdigit():
         return int(last)
-    if any(words in errors for words in HELD_BY_ANOTHER):
+    if any(words in answer.complaints for words in HELD_BY_ANOTHER):
         raise HeldByAnother
-    reason = (errors.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
-    raise UserError(Exit.MACHINE, f"--batch_size auto: the trial with {batch_size} failed: {printable(reason)[:300]}. "
-                                  "Give a number.")
+    raise UserError(Exit.MACHINE, f"--batch_size auto: the trial with {batch_size} failed: {answer.reason}. Give a "
+                                  "number.")

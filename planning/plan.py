@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -22,7 +22,14 @@ from machine.memory import peak_memory, total_memory
 from machine.processes import Processes
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
-from planning.memory import MemorySetting, describe_memory, largest_on_cards, memory_parts, predicted_peak
+from planning.memory import (
+    MemorySetting,
+    describe_memory,
+    largest_on_cards,
+    memory_parts,
+    on_a_card,
+    predicted_peak,
+)
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
 from planning.sizing import Sizing, describe_misfit
@@ -225,7 +232,7 @@ def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, c
                   ) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     config, recipe, setting = plan.config, plan.recipe, plan.memory
-    return [*device.describe(machine, total_memory(machine), _attention(args, config, machine), args.tf32),
+    return [*device.describe(machine, total_memory(machine), attention_in_words(args, config, machine), args.tf32),
             f"exactness   a resumed run's loss is {_exactness(args, machine)}",
             _activations(args, plan.options),
             _tokens(corpus, f"{plan.where}: {plan.why_there}"),
@@ -241,7 +248,8 @@ def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, c
             *([] if args.dry_run else [_output(args, plan.saving)])]
 
 
-def _attention(args: argparse.Namespace, config: ModelConfig, machine: Machine) -> str:
+def attention_in_words(args: argparse.Namespace, config: ModelConfig, machine: Machine) -> str:
+    """How attention is computed here."""
     if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
     n_kv_head, head_size = architecture_of(config).kv_heads(config)
@@ -385,7 +393,7 @@ def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: 
 def _largest_on_cards(plan: Plan, machine: Machine) -> str:
     setting = plan.memory
     if machine.device.type != "cuda":  # what a card would do without a flag
-        setting = replace(setting, device_type="cuda", dtype=torch.bfloat16, compiled=True)
+        setting = on_a_card(setting)
     cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
     return (f"{cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} precision, "
             f"{'compiled' if setting.compiled else 'eager'}")

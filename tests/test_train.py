@@ -243,8 +243,6 @@ VARIANTS = {
 ELSEWHERE = {
     "--config": "tested in common/test_config.py",
     "--check": "tested in training/test_check.py",
-    "--tokens": "tested in training/test_check.py",
-    "--json": "tested in training/test_check.py",
     "--model_size": "its shapes have tests of their own",
     "--allow_new_data": "makes a difference to a resumed run",
     "--overwrite": "makes a difference where another run's checkpoints are",

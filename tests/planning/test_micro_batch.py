@@ -8,6 +8,7 @@ import pytest
 
 import train
 from common.errors import Exit, UserError
+from common.signals import Signals
 from planning.micro_batch import HeldByAnother, MeasuredPeaks, divisors, find_largest, largest_that_fits, run_trial
 
 
@@ -75,7 +76,7 @@ def test_measured_peaks_are_remembered_and_a_failure_only_until_more_is_free(tmp
 def test_a_trial_that_fails_for_another_reason_is_an_error_with_the_cure():
     command = [sys.executable, train.__file__, train.TRIAL, "3", "1", "--data_dir", "/nonexistent"]
     with pytest.raises(UserError) as caught:
-        run_trial(command, 3, lambda: False)
+        run_trial(command, 3, Signals())
     assert caught.value.code == Exit.MACHINE
     assert "/nonexistent does not exist" in str(caught.value)
     assert "Give a number" in str(caught.value)
@@ -85,7 +86,7 @@ def test_where_the_gpu_serves_one_process_at_a_time_the_micro_batch_is_computed(
     refused = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\\nSearch."
     command = [sys.executable, "-S", "-c", f"import sys; sys.exit('{refused}')"]
     with pytest.raises(HeldByAnother):
-        run_trial(command, 3, lambda: False)
+        run_trial(command, 3, Signals())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("train.trial_command", lambda *_: command)
     monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 40)

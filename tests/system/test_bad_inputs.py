@@ -286,7 +286,6 @@ TRAIN_FLAGS = [
     ("a number of tokens with an unknown letter", "--check --tokens 2.6X", "--tokens '2.6X': must be a number from 1"),
     ("no tokens at all", "--check --tokens 0.1", "--tokens '0.1': must be a number from 1 to"),
     ("tokens for a machine check that is not requested", "--tokens 2.6B", "--tokens: has no effect without --check"),
-    ("figures of a machine check that is not requested", "--json x.json", "--json: has no effect without --check"),
     ("six wrong flags", "--batch_size 0 --epochs x --seed y --dropout 2 --beta1 nan --grad_clip -1",
      "and 2 more: --beta1, --grad_clip"),
 ]
