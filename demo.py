@@ -3,8 +3,9 @@
     python demo.py
 
 Installs what is needed in .venv, unless it runs in a virtual environment or finds all of it (in an image), then runs
-the three commands below. They write to demo/ beside this file, or in the current folder where that one is read-only.
-The text is Python's own standard library; nothing else is downloaded.
+the three commands below: two minutes on any machine, as the training has a budget of time. They write to demo/ beside
+this file, or in the current folder where that one is read-only. The text is Python's own standard library; nothing else
+is downloaded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HAS_PACKAGES = "from common.errors import PACKAGES, require; require(*PACKAGES)"
 THREE_COMMANDS = """
 python pretokenize.py --demo --output_dir demo/data --vocab_size 2048 --val_fraction 0.03 --overwrite
 python train.py --data_dir demo/data --output_dir demo/out --overwrite --model_size tiny --seq_length 128 \
-    --batch_size 8 --max_steps 1300 --learning_rate 3e-3 --eval_batches 30
+    --batch_size 8 --max_minutes 1.75 --learning_rate 3e-3 --eval_batches 30
 python generate.py --ckpt demo/out --prompt "def read_" --max_new_tokens 200
 """
 

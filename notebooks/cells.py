@@ -1,26 +1,22 @@
 """What the cells of train.ipynb call: the folders of a machine, commands with live output, a curve that grows.
 
-A command runs in a process of its own, as in a terminal of 80 columns. The stop button stops it as Ctrl-C does, and
-waits: a notebook's own "!" kills it half a second later, before the state of a large model is saved.
+A command runs in a process of its own. The stop button stops it as Ctrl-C does, and waits: a notebook's own "!" kills
+it half a second later, before the state of a large model is saved.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import ctypes
 import importlib
 import importlib.util
 import io
-import os
-import queue
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +28,6 @@ from common.errors import PACKAGES, UserError, require
 from hub.corpora import CORPORA
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS = 80
 CURVE_SECONDS = 20.0  # between two drawings of the curve
 MOST_OF_THE_TIME = 20  # a drawing takes at most one part in so many
 PR_SET_PDEATHSIG = 1
@@ -47,9 +42,6 @@ class CellFailed(Exception):
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
-
-
-# ---------------------------------------------------------------- the machine
 
 
 @dataclass(frozen=True)
@@ -74,10 +66,10 @@ def install(corpus: str = "") -> None:
         words += ["-r", str(ROOT / "requirements.txt")]
     if corpus in CORPORA or "hf://" in corpus:
         words += [name for name in HUB_PACKAGES if importlib.util.find_spec(name) is None]
-    if not words:
+    if words:
+        _run([sys.executable, "-m", "pip", "install", "-q", *words], "pip")
+    else:
         print("all packages are there")
-        return
-    _run([sys.executable, "-m", "pip", "install", "-q", *words], "pip")
 
 
 def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
@@ -87,7 +79,7 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
     """
     work = Path(work_in).expanduser() if work_in else ROOT
     kept = Path(keep_in).expanduser() if keep_in else None
-    if is_colab() and keep_in:
+    if "google.colab" in sys.modules and keep_in:
         importlib.import_module("google.colab.drive").mount(str(DRIVE))
         kept = DRIVE / "MyDrive" / keep_in
     elif KAGGLE.is_dir():
@@ -99,13 +91,6 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
     print(f"tokens       {place.tokens}\nrun          {out}\nkept in      {mirror or 'no other place: give keep_in'}\n"
           f"exported to  {place.exported}")
     return place
-
-
-def is_colab() -> bool:
-    """True in Google Colab."""
-    with contextlib.suppress(ImportError, ValueError):
-        return importlib.util.find_spec("google.colab") is not None
-    return False
 
 
 def words_of(corpus: str) -> list[str]:
@@ -124,9 +109,6 @@ def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: bool, m
             *(["--use_gpu"] if use_gpu else []), *shlex.split(more_flags)]
 
 
-# ---------------------------------------------------------------- commands
-
-
 def run(script: str, *words: object) -> None:
     """Runs one of the program's commands, its lines in the cell as they come. Raises CellFailed."""
     _run([sys.executable, str(ROOT / script), *map(str, words)], script)
@@ -142,92 +124,31 @@ def train(out: Path, *words: object) -> None:
 
 
 def _run(command: list[str], name: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    process = Process(command)
-    process.relay(lambda line: print(line, flush=True), meanwhile)
-    if process.is_stopped and process.code in STOPPED:
-        raise CellFailed(f"{name} was stopped. Run this cell again to go on.")
-    if process.code:
-        raise CellFailed(f"{name} ended with exit code {process.code}: the line that begins with 'error:' says why, "
-                         "and what to do.")
+    """Shows a command's lines until it ends, and calls meanwhile() after each.
 
-
-class Process:
-    """A command that believes to be in a terminal; code is its exit code, once relay() has returned."""
-
-    def __init__(self, command: list[str]):
-        self.code: int | None = None
-        self.is_stopped = False
-        self._read, written = _terminal()
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=written, stderr=written,
-                                         start_new_session=True, preexec_fn=_ends_with_the_kernel())
-        os.close(written)
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        # A thread reads: a terminal holds a few lines only, and a command must not wait while a curve is drawn.
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
-        with contextlib.suppress(OSError):  # how a terminal says that its last writer has ended
-            while block := os.read(self._read, 2**16):
-                *lines, text = (text + decoder.decode(block)).replace("\r\n", "\n").split("\n")
-                for line in lines:
-                    self._lines.put(line)
-        os.close(self._read)
-        if text:
-            self._lines.put(text)
-        self._lines.put(None)
-
-    def relay(self, show: Callable[[str], None], meanwhile: Callable[[], None]) -> None:
-        """Shows the lines until the command ends, and calls meanwhile() between them.
-
-        The stop button becomes the command's Ctrl-C, which it answers; pressed again, its second one.
-        """
-        while self.code is None:
-            try:
-                lines = self._lines_there()
-                if there := [line for line in lines if line is not None]:
-                    show("\n".join(there))
-                if None in lines:
-                    self.code = self._process.wait()
-                    return
+    The stop button becomes the command's Ctrl-C, which it answers; pressed again, its second one. On Linux the command
+    gets one too when the kernel ends, which nobody else would send.
+    """
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               encoding="utf-8", errors="replace", start_new_session=True,
+                               preexec_fn=library and (lambda: library.prctl(PR_SET_PDEATHSIG, signal.SIGINT)))
+    assert process.stdout
+    code, is_stopped = None, False
+    while code is None:
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
                 meanwhile()
-            except KeyboardInterrupt:
-                self.is_stopped = True
-                self._process.send_signal(signal.SIGINT)
-
-
-    def _lines_there(self) -> list[str | None]:
-        """The lines that have come, waited for a moment; None after the last one."""
-        lines = []
-        with contextlib.suppress(queue.Empty):
-            lines.append(self._lines.get(timeout=1))
-            while True:
-                lines.append(self._lines.get_nowait())
-        return lines
-
-
-def _ends_with_the_kernel() -> Callable[[], None] | None:
-    """What a new process does first on Linux: it asks for a Ctrl-C when the kernel is gone, which nobody else sends."""
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None)
-    return lambda: library.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
-
-
-def _terminal() -> tuple[int, int]:
-    """Both ends of a terminal of 80 columns; of a pipe where the system has none."""
-    try:
-        import fcntl
-        import struct
-        import termios
-    except ImportError:  # Windows
-        return os.pipe()
-    read, written = os.openpty()
-    fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    return read, written
-
-
-# ---------------------------------------------------------------- the curve
+            code = process.wait()
+        except KeyboardInterrupt:
+            is_stopped = True
+            process.send_signal(signal.SIGINT)
+    if is_stopped and code in STOPPED:
+        raise CellFailed(f"{name} was stopped. Run this cell again to go on.")
+    if code:
+        raise CellFailed(f"{name} ended with exit code {code}: the line that begins with 'error:' says why, and what "
+                         "to do.")
 
 
 class Curve:
@@ -239,33 +160,22 @@ class Curve:
         self._handle: Any = display({"text/plain": "the curve appears here with the first steps"}, raw=True,
                                     display_id=True)
         self._next = time.monotonic() + CURVE_SECONDS / 4
-        self._drawn = (0, 0)
 
     def draw_now_and_then(self) -> None:
-        """Draws, if it is time and there is something new."""
+        """Draws, if it is time."""
         if time.monotonic() >= self._next:
             began = time.monotonic()
             self.draw()
             self._next = time.monotonic() + max(CURVE_SECONDS, MOST_OF_THE_TIME * (time.monotonic() - began))
 
     def draw(self) -> None:
-        """Draws, if there is something new."""
-        with contextlib.suppress(OSError, UserError):
-            status = (self._out / "metrics.jsonl").stat()
-            if (status.st_size, status.st_mtime_ns) != self._drawn:
-                self._drawn = (status.st_size, status.st_mtime_ns)
-                data, metadata = picture_of(self._out)
-                self._handle.update(data, metadata=metadata, raw=True)
-
-
-def picture_of(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The curves of a run as what a notebook shows, and its metadata. Raises UserError where there is nothing yet."""
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        plot.main([str(out), "--text"])
-    if importlib.util.find_spec("matplotlib") is None:
-        return {"text/plain": text.getvalue()}, {}
-    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "curve.png"
-        plot.main([str(out), "--output", str(path)])
-        return {"text/plain": text.getvalue(), "image/png": path.read_bytes()}, {"image/png": {"width": 640}}
+        """Draws, if there is something to draw yet."""
+        text = io.StringIO()
+        with contextlib.suppress(OSError, UserError), contextlib.redirect_stdout(text):
+            plot.main([str(self._out), "--text"])
+            data: dict[str, Any] = {"text/plain": text.getvalue()}
+            if importlib.util.find_spec("matplotlib"):
+                with tempfile.TemporaryDirectory() as folder:
+                    plot.main([str(self._out), "--output", f"{folder}/curve.png"])
+                    data["image/png"] = Path(folder, "curve.png").read_bytes()
+            self._handle.update(data, metadata={"image/png": {"width": 640}} if len(data) > 1 else {}, raw=True)

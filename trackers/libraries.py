@@ -21,7 +21,8 @@ from common.words import shell_word
 from trackers.tracker import RecordedRun
 
 PROJECT = "language-models"  # under which the runs stand where the environment names no other
-Numbers, Texts = dict[str, float], dict[str, str]
+Numbers = dict[str, float]
+Texts = dict[str, str]
 
 
 class Recorder(NamedTuple):

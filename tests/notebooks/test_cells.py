@@ -21,49 +21,22 @@ def hear(number, frame):
     print("heard", count, flush=True)
     if count == 2: sys.exit(3)
 signal.signal(signal.SIGINT, hear)
-print("ready", sys.stdout.isatty(), flush=True)
+print("ready", flush=True)
 while True: time.sleep(0.05)
 """
 
 
-def lines_of(code: str, at=lambda line: None, meanwhile=lambda: None) -> tuple[cells.Process, list[str]]:
-    process, lines = cells.Process([sys.executable, "-c", code]), []
+def test_the_stop_button_is_the_commands_ctrl_c_and_a_second_one_its_second(capsys):
+    presses = ["ready", "heard 1"]
 
-    def show(block):
-        for line in block.split("\n"):
-            lines.append(line)
-            at(line)
-
-    process.relay(show, meanwhile)
-    return process, lines
-
-
-def test_lines_come_as_in_a_terminal_of_80_columns_whatever_they_hold():
-    process, lines = lines_of("import os; print(os.get_terminal_size().columns); print('caf\\u00e9 \\u4f60'); "
-                              "print('no end', end='')")
-    assert (process.code, lines) == (0, ["80", "caf\u00e9 \u4f60", "no end"])
-
-
-def test_the_stop_button_is_the_commands_ctrl_c_and_a_second_one_its_second():
-    def press(line):
-        if line.startswith(("ready", "heard 1")):
+    def press():
+        if presses:
+            presses.pop()
             raise KeyboardInterrupt
 
-    process, lines = lines_of(STUBBORN, press)
-    assert (process.code, process.is_stopped) == (3, True)
-    assert lines == ["ready True", "heard 1", "heard 2"]
-
-
-def test_what_draws_meanwhile_keeps_no_command_waiting():
-    """10,000 lines are far more than a terminal holds: they are taken while the drawing goes on."""
-
-    whole, lines = cells.Process([sys.executable, "-c", "for i in range(10000): print('line', i)"]), []
-
-    def draw():
-        whole._process.wait(60)  # would never end if the lines were not taken meanwhile
-
-    whole.relay(lambda block: lines.extend(block.split("\n")), draw)
-    assert (whole.code, lines[0], lines[-1], len(lines)) == (0, "line 0", "line 9999", 10000)
+    with pytest.raises(cells.CellFailed, match="ended with exit code 3"):
+        cells._run([sys.executable, "-c", STUBBORN], "train.py", press)
+    assert capsys.readouterr().out.splitlines() == ["ready", "heard 1", "heard 2"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a command outlives its kernel")
@@ -76,7 +49,7 @@ print("ready", flush=True)
 time.sleep(60)
 """
     kernel = ("import os, sys; from notebooks import cells\n"
-              f"cells.Process([sys.executable, '-c', {command!r}]).relay(lambda line: os._exit(7), lambda: None)")
+              f"cells._run([sys.executable, '-c', {command!r}], 'a command', lambda: os._exit(7))")
     done = subprocess.run([sys.executable, "-c", kernel], check=False,
                           env={**os.environ, "PYTHONPATH": str(cells.ROOT)})
     assert done.returncode == 7
@@ -103,7 +76,6 @@ def test_on_colab_the_drive_is_mounted_and_checkpoints_are_kept_there(monkeypatc
     drive.mount = mounted.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "google.colab.drive", drive)
     monkeypatch.setitem(sys.modules, "google.colab", colab)
-    monkeypatch.setattr(cells, "is_colab", lambda: True)
     place = cells.find_place("first", "/content/drive/MyDrive/my text.txt", "models", str(tmp_path))
     assert mounted == ["/content/drive"]
     assert place.mirror == Path("/content/drive/MyDrive/models/first")
@@ -113,7 +85,6 @@ def test_on_colab_the_drive_is_mounted_and_checkpoints_are_kept_there(monkeypatc
 
 
 def test_elsewhere_nothing_is_mounted_and_no_mirror_is_made_up(tmp_path, monkeypatch):
-    assert not cells.is_colab()
     place = cells.find_place("first", "demo", "", str(tmp_path))
     assert place.mirror is None
     assert "--mirror_to" not in cells.flags_of(place, "auto", 0, False, "")
@@ -144,7 +115,6 @@ def test_the_curve_of_a_run_that_has_just_begun_is_no_error(tmp_path, monkeypatc
     assert updates == []
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(
         {"step": step, "loss": 5 / step, "seconds": 0.1, "tokens": 10 * step}) + "\n" for step in range(1, 9)))
-    curve.draw()
     curve.draw()
     assert len(updates) == 1
     assert "loss in nats per token" in updates[0]["text/plain"]
