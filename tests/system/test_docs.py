@@ -101,11 +101,10 @@ def test_every_page_and_picture_is_linked_and_every_picture_is_small():
 
 
 @pytest.mark.slow
-def test_the_pictures_can_be_drawn_from_the_figures_in_the_documents(tmp_path):
+def test_the_picture_can_be_drawn_from_its_figures(tmp_path):
     pytest.importorskip("matplotlib")
     subprocess.run([sys.executable, str(ROOT / "docs/draw.py"), str(tmp_path)], check=True)
-    committed = {path.name for path in (ROOT / "docs/pictures").glob("*.png")}
-    assert {path.name for path in tmp_path.iterdir()} == committed
+    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
 
 
 def test_every_entry_of_the_log_has_a_question_a_command_one_table_and_an_outcome():
@@ -163,7 +162,7 @@ def test_the_demo_does_what_it_says(tmp_path, forks):
     outputs = []
     for script, *words in commands_in(ROOT / "demo.py"):
         words = ["corpus.txt" if word == "--demo" else word for word in words]
-        done = forks.run([script, *made_small(words, {"--max_steps": "40"})], cwd=tmp_path)
+        done = forks.run([script, *made_small(words, {"--max_minutes": "0.1"})], cwd=tmp_path)
         assert done.code == 0, done.stderr
         outputs.append(done)
     assert "next: python train.py" in outputs[0].stdout

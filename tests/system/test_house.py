@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
@@ -60,20 +59,6 @@ def test_no_file_imports_itself_over_others():
         for file in free:
             del graph[file]
     assert not graph, f"a cycle among {sorted(graph)}"
-
-
-def test_the_drawing_in_the_documentation_is_the_import_graph():
-    page = ROOT / "docs" / "architecture.md"
-    section = page.read_text(encoding="utf-8").split("\n## The import graph\n")[1].split("\n## ")[0]
-    drawn = {file: set(targets.split(", ")) - {"nothing"}
-             for file, targets in re.findall(r"^    (\S+) -> (.+)$", section, re.MULTILINE)}
-    assert drawn == import_graph(), "run: python docs/generate.py"
-
-
-def test_the_files_of_the_drawing_stand_from_the_roof_to_the_cellar():
-    section = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("\n## The import graph\n")[1]
-    floors = [floor_of(file) for file in re.findall(r"^    (\S+) -> ", section, re.MULTILINE)]
-    assert all(first >= second for first, second in pairwise(floors))
 
 
 def test_no_import_is_hidden_in_a_string():
