@@ -236,7 +236,6 @@ from planning.pace import Deadline, Pace, measure_pace, plan_until
 from planning.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from planning.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
 from planning.schedules import learning_rate_at
-from planning.sharing import Sharing
 from planning.shortage import what_fits
 from planning.sizing import Sizing, choose_sizing
 from planning.trial import measure_trial
@@ -511,7 +510,7 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
     saving = SavingPlan(**processes.agree(lambda: asdict(
         plan_saving(args, config, recipe, optimizer_bytes, held_bytes))))
-    setting = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, Sharing.of(way, processes))
+    setting = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, way, processes)
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(
             lambda: what_fits(Path(args.output_dir), recipe, config, setting, runtime.out)))

@@ -6,6 +6,7 @@ N is a micro-batch's tokens (B T), C the width, P the padded vocabulary. All siz
 from __future__ import annotations
 
 import argparse
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,6 @@ from machine.device import Machine
 from machine.memory import total_memory
 from machine.processes import ALONE, Processes
 from model import Options
-from planning.sharing import UNSHARED, Sharing, gathered_groups
 from planning.sizing import Sizing
 from training.optimizers import OPTIMIZERS
 
@@ -33,7 +33,7 @@ PROGRAM, COMPILER, COMPILED_BLOCK = 400 * 2**20, 55 * 2**20, 5 * 2**20
 COMPILED_HOLES, EAGER_HOLES, MOST_WITH_HOLES = 0.65, 0.35, 2**29
 WORKSPACES = 64 * 2**20  # PyTorch's on a GPU
 NCCL_BUFFERS = 2**29  # of several processes on GPUs, assumed
-LEAST_TOKENS = 4_096  # of a micro-batch that a copy of the whole model must leave room for, or the model is divided
+LEAST_TOKENS = 4_096  # of a micro-batch that a copy of the whole model must leave room for, or the model is sharded
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,33 @@ class MemorySetting:
     accumulates: bool = True  # more than one micro-batch a step
     residual_bytes: int = 4  # of an element of the residual stream
     logit_rows: int | None = None  # rows of logits that exist at a time; None: those of all N tokens
-    loss_kernel: bool = False  # gradients take the place of the logits
-    fp8_head: bool = False  # likewise, and there are others of a byte
     checkpointing: bool = False  # only the input of a block is kept for the backward pass
     copies: bool = False  # the state is copied to the RAM, to be saved from there
     optimizer_bytes: float = 8  # of optimizer state per parameter
-    sharing: Sharing = UNSHARED
+    strategy: str = "alone"  # by which processes share the model: alone, ddp, fsdp, hsdp
+    world_size: int = 1
+    shards: int = 1  # of each copy of the weights; every process holds one shard of one copy
 
     @staticmethod
     def of(machine: Machine, options: Options, accumulates: bool, copies: bool, optimizer_bytes: float,
-           sharing: Sharing = UNSHARED) -> MemorySetting:
-        """The setting of a run. Divided weights are gathered in the dtype of autocast, so all that follows has it."""
-        is_half = options.residual_dtype or (sharing.is_divided and machine.dtype != torch.float32)
-        return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates,
-                             2 if is_half else 4, options.loss_chunk or None, options.loss_kernel, options.fp8_head,
-                             options.recompute, copies, optimizer_bytes, sharing)
+           strategy: str = "alone", processes: Processes = ALONE) -> MemorySetting:
+        """The setting of a run. Sharded weights are gathered in the dtype of autocast, so all that follows has it."""
+        shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
+        is_sharded = strategy in ("fsdp", "hsdp") and processes.world_size > 1
+        is_half = options.residual_dtype or (is_sharded and machine.dtype != torch.float32)
+        return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates, 2 if is_half else 4,
+                             options.loss_chunk or None, options.recompute, copies, optimizer_bytes,
+                             strategy if processes.world_size > 1 else "alone", processes.world_size, shards)
+
+    @property
+    def is_sharded(self) -> bool:
+        """True where weights are gathered when they are needed."""
+        return self.strategy in ("fsdp", "hsdp")
 
     @property
     def keeps_gradients(self) -> bool:
         """True where gradients are there while activations come: of earlier micro-batches, or as DDP's buckets."""
-        return self.accumulates or self.sharing.way == "ddp"
+        return self.accumulates or self.strategy == "ddp"
 
 
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
@@ -81,31 +88,37 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     weights, optimizer = 4 * parameters, int(setting.optimizer_bytes * parameters)
     gradients = weights + (4 * table if config.tie_weights else 0)
     gathered = {}
-    if setting.sharing.is_divided:
-        gradients, gathered = _divided(config, setting, weights)
+    if setting.is_sharded:
+        gradients, gathered = _sharded(config, setting, weights)
 
     logits = _logit_bytes(config, batch_size, setting, table)
     activations = _activation_bytes(config, batch_size, setting, table, logits)
     copies_here = setting.copies and setting.device_type != "cuda"
-    shards = setting.sharing.shards
-    return {"weights": weights // shards, "optimizer": optimizer // shards,
+    return {"weights": weights // setting.shards, "optimizer": optimizer // setting.shards,
             **({"copy": weights + optimizer} if copies_here else {}), "gradients": gradients, **gathered,
             "activations": activations, "logits": logits,
-            "program": _program_bytes(config, setting, weights // shards, activations + logits)}
+            "program": _program_bytes(config, setting, weights // setting.shards, activations + logits)}
 
 
-def _divided(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple[int, dict[str, int]]:
-    """Gradients, and what is gathered, where weights are divided.
+def _sharded(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple[int, dict[str, int]]:
+    """Gradients, and what is gathered, where weights are sharded.
 
     Gathered are the root's weights and those of two blocks, the one that is computed and the next. Gradients are
-    divided as they come, group by group, the root's last; but those of several micro-batches are added up whole, as
+    sharded as they come, group by group, the root's last; but those of several micro-batches are added up whole, as
     they are exchanged in the last one alone.
     """
-    groups, e = gathered_groups(config), setting.dtype.itemsize
-    gathered = e * (groups.root_elements + 2 * groups.block_elements)
-    last = (4 + e) * groups.root_elements
-    divided = weights // setting.sharing.shards + last
-    return max(weights, divided) if setting.accumulates else divided, {"gathered": gathered}
+    (root, block), e = _gathered_elements(config), setting.dtype.itemsize
+    sharded = weights // setting.shards + (4 + e) * root
+    return max(weights, sharded) if setting.accumulates else sharded, {"gathered": e * (root + 2 * block)}
+
+
+@functools.lru_cache
+def _gathered_elements(config: ModelConfig) -> tuple[int, int]:
+    """The elements outside of blocks, and those of the largest block, from a network without memory."""
+    with torch.device("meta"):
+        network = architecture_of(config).build(config, Options())
+    blocks = [sum(p.numel() for p in block.parameters()) for block in network.blocks]
+    return sum(p.numel() for p in network.parameters()) - sum(blocks), max(blocks)
 
 
 def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int, logits: int) -> int:
@@ -119,7 +132,7 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
     if setting.checkpointing:
         blocks = config.n_layer * C * setting.residual_bytes + max(0, block - logits / tokens)
     ends = C * (2 * setting.residual_bytes + e)
-    casts = e == 2 and not setting.sharing.is_divided  # where weights are not gathered in this dtype
+    casts = e == 2 and not setting.is_sharded  # where weights are not gathered in this dtype
     copy_of_matrices = 2 * (config.num_block_weights + table) if casts else 0  # until the backward pass has used it
     return int(tokens * (blocks + ends) + copy_of_matrices)
 
@@ -134,12 +147,8 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.logit_rows or tokens)
-    by_kernel = setting.loss_kernel or setting.fp8_head
-    is_in_chunks = rows < tokens or by_kernel
-    bytes_per_logit, sums = 12, 0
-    if by_kernel:
-        bytes_per_logit = e + setting.fp8_head
-    elif setting.compiled:
+    is_in_chunks, bytes_per_logit, sums = rows < tokens, 12, 0
+    if setting.compiled:
         bytes_per_logit = 2 * e if is_in_chunks and setting.device_type == "cuda" else e
     if is_in_chunks and setting.device_type == "cpu":
         sums = tokens // rows * table * e
@@ -154,27 +163,26 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
 def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, passing: int) -> int:
     """What is held besides tensors: on a CPU the process, with the compiler where it is used, and holes in the heap."""
     if setting.device_type != "cpu":
-        return WORKSPACES + (NCCL_BUFFERS if setting.sharing.world_size > 1 else 0)
+        return WORKSPACES + (NCCL_BUFFERS if setting.world_size > 1 else 0)
     if setting.compiled:
         return PROGRAM + COMPILER + config.n_layer * COMPILED_BLOCK + int(COMPILED_HOLES * weights)
     return PROGRAM + int(EAGER_HOLES * min(passing, MOST_WITH_HOLES))
 
 
-def peak_bytes(parts: dict[str, int], keeps_gradients: bool) -> int:
+def predicted_peak(config: ModelConfig, batch_size: int, setting: MemorySetting) -> int:
+    """The predicted peak of each process, in bytes."""
+    return peak_bytes(memory_parts(config, batch_size, setting), setting)
+
+
+def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
     """The most of the parts that exists at the same time.
 
     Without accumulation the gradients come as the activations go; with it the gradients of earlier micro-batches are
     there from the start, as are DDP's buckets.
     """
     passing = parts["activations"] + parts["logits"]
-    passing = passing + parts["gradients"] if keeps_gradients else max(passing, parts["gradients"])
-    held = parts["weights"] + parts["optimizer"] + parts.get("copy", 0) + parts.get("gathered", 0) + parts["program"]
-    return held + passing
-
-
-def predicted_peak(config: ModelConfig, batch_size: int, setting: MemorySetting) -> int:
-    """The predicted peak of each process, in bytes."""
-    return peak_bytes(memory_parts(config, batch_size, setting), setting.keeps_gradients)
+    passing = passing + parts["gradients"] if setting.keeps_gradients else max(passing, parts["gradients"])
+    return passing + sum(parts.get(name, 0) for name in ("weights", "optimizer", "copy", "gathered", "program"))
 
 
 def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
@@ -195,7 +203,7 @@ def default_micro_batch(config: ModelConfig, memory_bytes: int, setting: MemoryS
 
 def choose_sharing(args: argparse.Namespace, config: ModelConfig, options: Options, machine: Machine,
                    processes: Processes) -> tuple[str, str]:
-    """The way in which the processes share the model, and why: the first that is predicted to fit the memory.
+    """The strategy by which processes share the model, and why: the first that is predicted to fit the memory.
 
     That is ddp, then hsdp where there are several machines, then fsdp. It must leave room for --batch_size, or for the
     LEAST_TOKENS, which keep a device busy. --optimizer auto counts as AdamW.
@@ -207,14 +215,14 @@ def choose_sharing(args: argparse.Namespace, config: ModelConfig, options: Optio
     for flag, value in (("batch_size", "auto"), ("optimizer", "adamw8bit")):
         if getattr(args, flag) == value:
             return "ddp", f"--{flag} {value} works with no other"
-    fallback = max(1, LEAST_TOKENS // config.seq_length)
-    batch_size = args.batch_size if isinstance(args.batch_size, int) else fallback
+    batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
     room = memory_of_each(machine, processes)
-    ways = ("ddp", "hsdp") if processes.num_machines > 1 else ("ddp",)
-    needed = {way: predicted_peak(config, batch_size, _setting(args, config, options, machine, processes, way))
-              for way in (*ways, "fsdp")}
-    way = next((way for way in ways if needed[way] <= room), "fsdp")
-    return way, f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
+    strategies = ("ddp", "hsdp", "fsdp") if processes.num_machines > 1 else ("ddp", "fsdp")
+    needed = {strategy: predicted_peak(config, batch_size,
+                                       _setting(args, config, options, machine, processes, strategy))
+              for strategy in strategies}
+    fits = next((strategy for strategy in strategies if needed[strategy] <= room), "fsdp")
+    return fits, f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
 
 
 def memory_of_each(machine: Machine, processes: Processes) -> int:
@@ -225,15 +233,15 @@ def memory_of_each(machine: Machine, processes: Processes) -> int:
 
 
 def _setting(args: argparse.Namespace, config: ModelConfig, options: Options, machine: Machine, processes: Processes,
-             way: str) -> MemorySetting:
+             strategy: str) -> MemorySetting:
     """The setting before the optimizer is chosen: as AdamW's, which keeps more than the others."""
     kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     accumulates = args.gradient_accumulation_steps > processes.world_size
-    return MemorySetting.of(machine, options, accumulates, True, kind.memory_bytes(config), Sharing.of(way, processes))
+    return MemorySetting.of(machine, options, accumulates, True, kind.memory_bytes(config), strategy, processes)
 
 
 def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: ModelConfig, options: Options,
-                   machine: Machine, processes: Processes = ALONE, way: str = "alone") -> int:
+                   machine: Machine, processes: Processes = ALONE, strategy: str = "alone") -> int:
     """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy.
 
     --optimizer auto, which depends on it, counts as AdamW.
@@ -242,7 +250,8 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: Mode
     memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
     if machine.device.type == "cpu":
         memory_bytes //= processes.local_world_size
-    return default_micro_batch(config, memory_bytes, _setting(args, config, options, machine, processes, way), most)
+    setting = _setting(args, config, options, machine, processes, strategy)
+    return default_micro_batch(config, memory_bytes, setting, most)
 
 
 def largest_on_cards(config: ModelConfig, setting: MemorySetting) -> dict[int, int]:
@@ -260,16 +269,17 @@ def room_on_card(gigabytes: int) -> float:
     return (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
 
 
-def describe_memory(parts: dict[str, int], keeps_gradients: bool) -> str:
+def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting) -> str:
     """'4.1 GiB predicted: weights 0.5, optimizer 1.0, activations 1.2, ...'; in MiB below 1 GiB.
 
     The shares add up to the total; what does not exist at the peak stands behind them.
     """
-    total = peak_bytes(parts, keeps_gradients)
+    parts = memory_parts(config, batch_size, setting)
+    total = peak_bytes(parts, setting)
     unit, scale = ("GiB", GIB) if total >= GIB else ("MiB", GIB / 1024)
 
     not_at_the_peak: list[str] = []
-    if not keeps_gradients:
+    if not setting.keeps_gradients:
         forward_is_larger = parts["activations"] + parts["logits"] >= parts["gradients"]
         not_at_the_peak = ["gradients"] if forward_is_larger else ["activations", "logits"]
 

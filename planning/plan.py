@@ -26,7 +26,6 @@ from planning.memory import (
     MemorySetting,
     describe_memory,
     largest_on_cards,
-    memory_parts,
     on_a_card,
     predicted_peak,
 )
@@ -180,7 +179,7 @@ def describe_processes(plan: Plan, processes: Processes) -> list[str]:
         return []
     where = f" on {several(processes.num_machines, 'machine')}" if processes.num_machines > 1 else ""
     held = predicted_peak(plan.config, plan.at_a_time, plan.memory)
-    return [f"processes   {processes.world_size}{where}, {plan.memory.sharing.way}: {plan.why_way}; each takes "
+    return [f"processes   {processes.world_size}{where}, {plan.memory.strategy}: {plan.why_way}; each takes "
             f"{size(held)}"]
 
 
@@ -231,13 +230,13 @@ def figure(number: float) -> str:
 def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, machine: Machine,
                   ) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
-    config, recipe, setting = plan.config, plan.recipe, plan.memory
+    config, recipe = plan.config, plan.recipe
     return [*device.describe(machine, total_memory(machine), attention_in_words(args, config, machine), args.tf32),
             f"exactness   a resumed run's loss is {_exactness(args, machine)}",
             _activations(args, plan.options),
             _tokens(corpus, f"{plan.where}: {plan.why_there}"),
             _model(config),
-            f"memory      {describe_memory(memory_parts(config, plan.at_a_time, setting), setting.keeps_gradients)}",
+            f"memory      {describe_memory(config, plan.at_a_time, plan.memory)}",
             *_steps(config, recipe),
             *_validation(config, recipe, corpus),
             f"optimizer   {plan.kind.words}; {8 + plan.kind.memory_bytes(config):.3g} bytes a parameter with weight "
@@ -268,8 +267,7 @@ def _exactness(args: argparse.Namespace, machine: Machine) -> str:
 def _activations(args: argparse.Namespace, options: Options) -> str:
     chunk = f"{options.loss_chunk:,}" if options.loss_chunk else "all"
     return (f"activations {'recomputed in the backward pass' if args.activation_checkpointing else 'kept'}, residual "
-            f"stream in {name_of_dtype(options.residual_dtype)}, logits of {chunk} tokens at a time"
-            f"{', multiplied in 8 bits' if args.fp8_head else ''}{', by the loss kernel' if args.loss_kernel else ''}")
+            f"stream in {name_of_dtype(options.residual_dtype)}, logits of {chunk} tokens at a time")
 
 
 def _tokens(corpus: Corpus, where: str) -> str:

@@ -13,10 +13,9 @@ import torch
 
 import train
 from machine.processes import ALONE, Processes
-from model import SIZES, GPTConfig
+from model import SIZES, GPTConfig, Options
 from planning.memory import MemorySetting
 from planning.plan import describe_idle_gpus, describe_processes, verdict
-from planning.sharing import Sharing
 from planning.sizing import describe_misfit
 from tests.helpers.machines import CPU
 
@@ -122,10 +121,11 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
 
 @pytest.mark.parametrize(("way", "local_world_size", "words"), [
     ("ddp", 4, "processes   4, ddp: asked for; each takes 6.2 GiB"),
-    ("hsdp", 2, "processes   4 on 2 machines, hsdp: asked for; each takes 5.2 GiB")])
+    ("hsdp", 2, "processes   4 on 2 machines, hsdp: asked for; each takes 4.9 GiB")])
 def test_a_line_says_how_processes_share_and_what_each_holds(way, local_world_size, words):
     processes = Processes(0, 4, 0, local_world_size)
-    setting = MemorySetting("cuda", torch.float16, True, sharing=Sharing.of(way, processes))
+    gpu = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=True)
+    setting = MemorySetting.of(gpu, Options(), True, False, 8, way, processes)
     plan: Any = SimpleNamespace(config=GPTConfig(), memory=setting, at_a_time=8, why_way="asked for")
     assert describe_processes(plan, processes) == [words]
     assert describe_processes(plan, ALONE) == []
