@@ -115,7 +115,7 @@ from evaluation.scoring import PROGRESS_TOTAL, Measurement, Scorer, TextEncoder
 from evaluation.tasks import TASKS
 from evaluation.texts import measure_texts
 from evaluation.token_files import measure_tokens
-from hub.models import with_models_here
+from hub.download import with_models_here
 from machine import device
 from machine.device import Machine
 from pretokenization.blocks import Reading

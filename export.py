@@ -133,7 +133,7 @@ from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
 from evaluation.pruning import prune_and_measure, validation_of_run
 from hub import publish
-from hub.models import with_models_here
+from hub.download import with_models_here
 from machine import device
 from tokens.llama_cpp import GGUFVocabulary, gguf_vocabulary
 from tokens.tokenizer import tokenizer_of

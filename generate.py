@@ -128,7 +128,7 @@ from generation.graphs import GraphDecoder
 from generation.prompts import Language, encode_prompt, read_prompts
 from generation.sampling import decode
 from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedText
-from hub.models import with_models_here
+from hub.download import with_models_here
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished

@@ -44,7 +44,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                             help="text files, .jsonl or .parquet, text also packed as .gz .zst .bz2 .xz; folders; "
                                  "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
     text.flag("--corpus", flags.one_of(*CORPORA), None,
-              "a corpus of the hub by a short name; size, license and time are said before it is downloaded", "none")
+              "a corpus of the hub by a short name; its size and license are said before it is downloaded", "none")
     text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB")
     text.flag("--text_field", flags.text("NAME"), "text",
               "field of a JSON line, or column of a table, that holds the document")
@@ -147,9 +147,9 @@ from common.errors import Exit, UserError
 from common.files import write_whole
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
+from common.waiting import in_thread
 from common.words import printable, several, size
-from hub.datasets import fetch_dataset
-from hub.models import with_tokenizer_here
+from hub.download import fetch_dataset, with_tokenizer_here
 from pretokenization.blocks import LIMITS, Limits, Reading
 from pretokenization.commit import check_disk, commit, fingerprint_of, summarise
 from pretokenization.files import Source
@@ -161,7 +161,6 @@ from pretokenization.store import WORK, Folder, Journal
 from pretokenization.survey import keep_settled, settle_split
 from pretokenization.verify import peek, verify_folder
 from pretokenization.vocabulary import given_vocabulary, new_vocabulary, refuse_on_this_text
-from pretokenization.workers import in_thread
 from tokens.layouts import native_dtype
 from tokens.tokenizer import Vocabulary, load_tokenizer, vocabulary_of
 
@@ -238,7 +237,7 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
     piped = folder.work / "stdin" if "-" in args.files else None
     if piped is not None:
         with progress.phase("reading stdin"), folder.writing():
-            in_thread(lambda: spool_stdin(piped), signals)
+            in_thread(lambda: spool_stdin(piped), signals.look)
     return find_sources(args.files, progress.say, piped, args.encoding or "", fetched)
 
 

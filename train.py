@@ -224,7 +224,7 @@ from common.progress import Progress
 from common.signals import Signals
 from common.transcript import Transcript, heading
 from common.words import percent, printable, shell_line, size
-from hub.models import with_models_here
+from hub.download import with_models_here
 from machine import device
 from machine.device import Machine
 from machine.processes import ALONE, joined, of_environment

@@ -1,11 +1,13 @@
-"""Reading what may have no end or may not come yet: pipes, terminals, devices. A wait is said, never silent."""
+"""Waiting for what may have no end or may not come yet: pipes, terminals, devices, libraries. A signal ends it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import select
+import threading
 from collections.abc import Callable
+from typing import Any
 
 SILENT_SECONDS = 1.0  # a program that writes into a pipe has begun by then
 PIECE_BYTES = 2**16
@@ -45,3 +47,26 @@ def read_open_when_there(handle: int, most_bytes: int, waits: Callable[[], None]
         pieces.append(piece)
         left -= len(piece)
     return b"".join(pieces)
+
+
+def in_thread(work: Callable[[], Any], look: Callable[[], None]) -> Any:
+    """Runs work that cannot look for signals itself: while the main thread is in a library, Python's handlers wait.
+
+    Returns what the work returns, raises what it raises, and what look raises.
+    """
+    outcome: list[Any] = [None, None]
+
+    def run() -> None:
+        try:
+            outcome[0] = work()
+        except BaseException as error:
+            outcome[1] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+        look()
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]

@@ -48,11 +48,6 @@ class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms
         is_commit = re.fullmatch(r"[0-9a-f]{40}", self.revision)
         return printable(str(self._replace(revision=self.revision[:SHOWN_COMMIT]) if is_commit else self))
 
-    @property
-    def folder(self) -> str:
-        """The name of the repository's folder in the library's cache."""
-        return f"{self.kind}s--{self.repo.replace('/', '--')}"
-
     def at(self, commit: str) -> HubName:
         """The repository at a commit, which nothing changes any more."""
         return self._replace(revision=commit, path="")

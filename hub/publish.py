@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import Exit, UserError
+from common.files import sha256_of
 from common.progress import Progress
 from common.words import printable, several, size
-from hub.files import etag_of
-from hub.library import TOKEN_CURE, Wish, explaining, library, server
+from hub.library import TOKEN_CURE, Request, explaining, library, server
 from hub.names import MODEL, HubName
 
-CARD = "README.md"
-ATTRIBUTES = ".gitattributes"
 PLACE_IN_CARD = '"path of this folder"'  # in a checkpoint's README.md, where a repository has its own name
 
 
 class Repository(NamedTuple):
     """Where a folder is uploaded to: whether the repository exists already, and what it will be."""
 
-    wish: Wish
+    request: Request
     exists: bool
     is_private: bool
-
-    @property
-    def name(self) -> str:
-        return self.wish.name.repo
 
 
 def look_at(name: str, public: bool, overwrite: bool, out: Progress) -> Repository:
@@ -35,35 +30,29 @@ def look_at(name: str, public: bool, overwrite: bool, out: Progress) -> Reposito
     Raises UserError: exit 5 without a token that the hub takes, or without a network; exit 2 for a repository that
     holds a model already, without overwrite, and for one that everybody can read, without public.
     """
-    wish = Wish(f"--push {printable(name)}", HubName(MODEL, name), f"hf upload {name} FOLDER .")
-    hub = library(wish.flag)
-    api = hub.HfApi()
+    request = Request(f"--push {printable(name)}", HubName(MODEL, name), f"hf upload {name} FOLDER .")
+    hub, owner = library(request.flag), name.partition("/")[0]
     if hub.get_token() is None:
-        raise UserError(Exit.MACHINE, f"{wish.flag}: needs your token with the right to write: {TOKEN_CURE}. It is "
+        raise UserError(Exit.MACHINE, f"{request.flag}: needs your token with the right to write: {TOKEN_CURE}. It is "
                                       "made on https://huggingface.co/settings/tokens.")
-    with out.phase(f"asking the hub for {printable(name)}"), explaining(wish, "upload a folder"):
-        user = api.whoami()
-        _check_owner(wish, user, name)
-        if not api.repo_exists(name):
-            return Repository(wish, False, not public)
-        about = api.repo_info(name, expand=["private", "siblings"])
+    with out.phase(f"asking the hub for {printable(name)}"), explaining(request):
+        user = hub.HfApi().whoami()
+        mine = [user.get("name"), *(org.get("name") for org in user.get("orgs") or ())]
+        if owner not in mine:
+            me = printable(str(mine[0]))
+            raise UserError(Exit.FLAGS, f"{request.flag}: your token is that of {me}, who has no right to write to "
+                                        f"{owner}. Give {me}/{name.partition('/')[2]}.")
+        if not hub.HfApi().repo_exists(name):
+            return Repository(request, False, not public)
+        about = hub.HfApi().repo_info(name, expand=["private", "siblings"])
     if not about.private and not public:
-        raise UserError(Exit.FLAGS, f"{wish.flag}: everybody can read this repository. Give --public if that is right, "
+        raise UserError(Exit.FLAGS, f"{request.flag}: everybody can read this repository. Give --public if that is right, "
                                     "or another name.")
     weights = [file.rfilename for file in about.siblings or () if file.rfilename.endswith(".safetensors")]
     if weights and not overwrite:
-        raise UserError(Exit.FLAGS, f"{wish.flag}: the repository holds {printable(weights[0])} already. Give "
+        raise UserError(Exit.FLAGS, f"{request.flag}: the repository holds {printable(weights[0])} already. Give "
                                     "--overwrite, which leaves it in the history, or another name.")
-    return Repository(wish, True, about.private)
-
-
-def _check_owner(wish: Wish, user: Any, name: str) -> None:
-    """Raises UserError (exit 2) for a repository under a name that is neither the user's nor an organization's."""
-    owner = name.partition("/")[0]
-    mine = [user.get("name"), *(org.get("name") for org in user.get("orgs") or ())]
-    if owner not in mine:
-        raise UserError(Exit.FLAGS, f"{wish.flag}: your token is that of {printable(str(mine[0]))}, who has no right "
-                                    f"to write to {owner}. Give {printable(str(mine[0]))}/{name.partition('/')[2]}.")
+    return Repository(request, True, about.private)
 
 
 def push(folder: Path, repository: Repository, source: str, out: Progress) -> None:
@@ -71,38 +60,33 @@ def push(folder: Path, repository: Repository, source: str, out: Progress) -> No
 
     Raises UserError: exit 5 for network and rights, and where the hub has other bytes than the folder.
     """
-    wish, name = repository.wish, repository.name
-    _name_in_card(folder / CARD, name)
+    request, name, card = repository.request, repository.request.name.repo, folder / "README.md"
+    if card.is_file():  # its lines that open the model name the repository
+        card.write_text(card.read_text(encoding="utf-8").replace(PLACE_IN_CARD, f'"{name}"'), encoding="utf-8")
     files = sorted(path for path in folder.iterdir() if path.is_file())
     num_bytes = sum(path.stat().st_size for path in files)
     state = "private" if repository.is_private else "public: everybody can read it"
     out.say(f"hub         to https://{server()}/{name} ({'' if repository.exists else 'new, '}{state})")
     out.say(f"hub         {several(len(files), 'file')}, {size(num_bytes)}: {', '.join(path.name for path in files)}; "
             "no state of training")
-    api = library(wish.flag).HfApi()
-    with out.phase(f"uploading {size(num_bytes)}"), explaining(wish, "upload a folder"):
+    api = library(request.flag).HfApi()
+    with out.phase(f"uploading {size(num_bytes)}"), explaining(request):
         if not repository.exists:
             api.create_repo(name, private=repository.is_private, exist_ok=True)
         commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"Model of {Path(source).name}",
                                    allow_patterns=[path.name for path in files])
-    with out.phase("comparing what the hub has"), explaining(wish, "upload a folder"):
-        _compare(api, wish, name, commit.oid, files)
+        there = {entry.path: entry for entry in api.list_repo_tree(name, revision=commit.oid)}
+    for path in files:
+        entry = there.get(path.name)
+        if entry is None or not _is_same(path, entry):
+            raise UserError(Exit.MACHINE, f"{request.flag}: the hub has not the {path.name} that was uploaded. Run the "
+                                          "same command again with --overwrite.")
     out.say(f"hub         uploaded and compared: hf://{name}@{commit.oid}")
 
 
-def _name_in_card(card: Path, name: str) -> None:
-    """Lets the lines of the card that open the model name the repository."""
-    if card.is_file():
-        text = card.read_text(encoding="utf-8")
-        card.write_text(text.replace(PLACE_IN_CARD, f'"{name}"'), encoding="utf-8")
-
-
-def _compare(api: Any, wish: Wish, name: str, commit: str, files: list[Path]) -> None:
-    """Raises UserError (exit 5) unless the hub has each file with the size and hash that it has here."""
-    there = {entry.path: entry for entry in api.list_repo_tree(name, revision=commit)}
-    for path in files:
-        entry = there.get(path.name)
-        etag = (entry.lfs.sha256 if entry.lfs else entry.blob_id) if entry is not None else ""
-        if entry is None or entry.size != path.stat().st_size or etag_of(path, etag) != etag:
-            raise UserError(Exit.MACHINE, f"{wish.flag}: the hub has not the {path.name} that was uploaded. Run the "
-                                          "same command again with --overwrite.")
+def _is_same(path: Path, entry: Any) -> bool:
+    """True if a file has the hash that the hub states: a sha256, of small files the sha1 of a blob of git."""
+    if entry.lfs:
+        return sha256_of(path) == entry.lfs.sha256
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() == entry.blob_id

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.words import printable, several, shell_word
-from hub.datasets import Fetched
+from hub.download import Fetched
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.encodings import has_controls, refuse_encoding
 from pretokenization.files import PACKED_ENDINGS, PACKINGS, Feed, Source

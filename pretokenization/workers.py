@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -366,26 +365,3 @@ def _call(pipe: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None
         pipe.send((work(*arguments), None))
     except BaseException as error:  # a panic of a Rust library is no Exception
         pipe.send((None, _sendable(error)))
-
-
-def in_thread(work: Callable[[], Any], signals: Signals) -> Any:
-    """Runs work that cannot look for signals itself: while the main thread is in a library, Python's handlers wait.
-
-    Returns what the work returns, raises what it raises, and Stopped after a signal.
-    """
-    outcome: list[Any] = [None, None]
-
-    def run() -> None:
-        try:
-            outcome[0] = work()
-        except BaseException as error:
-            outcome[1] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-        signals.look()
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]

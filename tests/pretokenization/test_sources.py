@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import Exit, UserError
-from hub.datasets import Fetched
+from hub.download import Fetched
 from pretokenization import sources
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.files import Source

@@ -14,7 +14,8 @@ import pytest
 
 from common.errors import Exit, UserError
 from common.signals import Signals, Stopped
-from pretokenization.workers import Workers, context, in_child, in_thread
+from common.waiting import in_thread
+from pretokenization.workers import Workers, context, in_child
 from tests.helpers.commands import ROOT
 
 
@@ -193,7 +194,8 @@ def test_a_child_gives_its_answer_its_error_or_its_death():
 
 
 def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
-    for wait in (lambda signals: in_child(signals, sleep), lambda signals: in_thread(threading.Event().wait, signals)):
+    for wait in (lambda signals: in_child(signals, sleep),
+                 lambda signals: in_thread(threading.Event().wait, signals.look)):
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGINT)
             began = time.monotonic()
@@ -203,9 +205,9 @@ def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
 
 
 def test_a_thread_gives_its_answer_or_its_error():
-    assert in_thread(lambda: 5, Signals()) == 5
+    assert in_thread(lambda: 5, Signals().look) == 5
     with pytest.raises(ZeroDivisionError):
-        in_thread(lambda: divide(1, 0), Signals())
+        in_thread(lambda: divide(1, 0), Signals().look)
 
 
 def test_workers_that_cannot_all_be_started_are_all_ended(monkeypatch):

@@ -1,0 +1,226 @@
+"""hub/download.py, hub/library.py: the files that are a model or a dataset's text, and what goes wrong in one line."""
+
+import argparse
+import json
+import random
+import sys
+import threading
+
+import pytest
+
+from common.errors import UserError
+from hub.download import choose_files, fetch_model, with_models_here, with_tokenizer_here
+from hub.library import Request
+from hub.names import DATASET, check_package, parse_name
+from tests.helpers.hub import PAGE, TOKEN, forbid, unplug
+
+GPT2 = {name: name.encode() for name in (
+    ".gitattributes", "64.tflite", "README.md", "config.json", "flax_model.msgpack", "generation_config.json",
+    "merges.txt", "model.safetensors", "onnx/decoder_model.onnx", "pytorch_model.bin", "rust_model.ot", "tf_model.h5",
+    "tokenizer.json", "tokenizer_config.json", "vocab.json")}
+NEEDED = {"README.md", "config.json", "generation_config.json", "merges.txt", "model.safetensors", "tokenizer.json",
+          "tokenizer_config.json", "vocab.json"}
+FILES = {"config.json": b"{}", "model.safetensors": random.Random(0).randbytes(3 * 2**20), "tokenizer.json": b"{ }"}
+WORD = "hf://someone/small"
+
+
+@pytest.fixture
+def model(hub):
+    hub.put("model", "someone/small", FILES)
+    return hub
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def refusal(out, word=WORD):
+    with pytest.raises(UserError) as caught:
+        fetch_model("--init_from", word, out)
+    assert str(caught.value).startswith(f"--init_from {word}: ")
+    return int(caught.value.code), str(caught.value)
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_only_what_a_model_needs_is_downloaded_and_once(hub, out):
+    hub.put("model", "openai-community/gpt2", GPT2)
+    folder = fetch_model("--ckpt", "hf://openai-community/gpt2", out)
+    sent = dict(hub.sent)
+    assert {path.name for path in folder.iterdir()} == NEEDED
+    assert fetch_model("--ckpt", "hf://openai-community/gpt2", out) == folder
+    assert hub.sent == sent
+
+
+@pytest.mark.parametrize(("there", "found"), [(GPT2, "tokenizer.json"),
+                                              ({"vocab.json": b"{}", "merges.txt": b""}, "vocab.json")])
+def test_of_a_tokenizer_its_files_are_enough(hub, out, there, found):
+    hub.put("model", "someone/small", there)
+    args = with_tokenizer_here(argparse.Namespace(tokenizer_file=WORD), out, lambda: None)
+    assert args.tokenizer_file.endswith(found)
+    assert "model.safetensors" not in hub.sent
+
+
+@pytest.mark.parametrize("files", [{"config.json": b"{}", "pytorch_model.bin": b"x"}, {"model.safetensors": b"x"}])
+def test_a_repository_without_a_model_is_refused(hub, out, files):
+    hub.put("model", "someone/small", files)
+    code, message = refusal(out)
+    assert code == 4
+    assert "no config.json and model.safetensors" in message
+    assert "pytorch_model.bin" not in hub.sent
+
+
+def test_a_flag_that_names_the_hub_becomes_a_folder_and_others_stay(hub, out):
+    sha = hub.put("model", "openai-community/gpt2", GPT2)
+    args = argparse.Namespace(ckpt="hf://openai-community/gpt2", init_from=None, output="x")
+    found = with_models_here(args, ["ckpt", "init_from"], out)
+    assert found.ckpt.endswith(sha)
+    assert (found.init_from, found.output) == (None, "x")
+    args = argparse.Namespace(ckpt="out")
+    assert with_models_here(args, ["ckpt"], out) is args
+
+
+def test_a_model_in_more_shards_than_a_page_of_the_listing_comes_whole(hub, out):
+    shards = {f"model-{number:05}-of-00009.safetensors": b"%d" % number for number in range(1, 10)}
+    index = json.dumps({"weight_map": {name: name for name in shards}}).encode()
+    assert len(shards) > 2 * PAGE
+    hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors.index.json": index, **shards})
+    assert set(content(fetch_model("--init_from", WORD, out))) >= set(shards)
+
+
+# ---------------------------------------------------------------- datasets
+
+STORIES = ("README.md", ".gitattributes", "all.txt", "all.tar.gz", "data/train-00000-of-00002.parquet",
+           "data/train-00001-of-00002.parquet", "data/validation-00000-of-00001.parquet")
+WIKI = ("wiki-2/train-0.parquet", "wiki-2/test-0.parquet", "wiki-103/train-0.parquet", "wiki-103/validation-0.parquet")
+WEB = ("data/CC-1/0.parquet", "data/CC-2/0.parquet", "sample/10BT/0.parquet", "sample/10BT/1.parquet")
+
+
+def chosen(files, path=""):
+    name = parse_name(f"hf://datasets/a/b/{path}".rstrip("/"), DATASET)
+    return choose_files(Request(str(name), name, "hf download"), files)[1]
+
+
+@pytest.mark.parametrize(("files", "path", "expected"), [
+    (STORIES, "", STORIES[4:6]),  # tables rather than the same text in a file, for training
+    (STORIES, "validation", STORIES[6:]),
+    (STORIES, "data", STORIES[4:6]),
+    (STORIES, "data/validation", STORIES[6:]),
+    (STORIES, "all.txt", ("all.txt",)),
+    (STORIES, "data/*.parquet", STORIES[4:6]),
+    (STORIES, "data/val*", STORIES[6:]),
+    (("a.jsonl.gz", "b.txt"), "", ("a.jsonl.gz",)),
+    (("trainer.txt", "rest.txt"), "", ("rest.txt", "trainer.txt")),  # no word of its own, no split
+    (("notes.md",), "notes.md", ("notes.md",)),
+    (WIKI, "wiki-2", WIKI[:1]),
+    (WIKI, "wiki-103/validation", WIKI[3:]),
+    (WEB, "sample/10BT", WEB[2:]),
+])
+def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expected):
+    assert chosen(files, path) == list(expected)
+
+
+@pytest.mark.parametrize(("files", "path", "told"), [
+    (WIKI, "", "2 folders: wiki-103, wiki-2. Name one: hf://datasets/a/b/wiki-103"),
+    (WIKI, "wiki-5", "wiki-103/train-0.parquet"),
+    (STORIES, "dev/x", "of this path"),
+    (("picture.png",), "", "picture.png"),
+])
+def test_where_nothing_is_meant_it_is_said_what_there_is(files, path, told):
+    with pytest.raises(UserError, match="Name") as caught:
+        chosen(files, path)
+    assert told in str(caught.value)
+    assert caught.value.code == 3
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize(("about", "word", "token", "code", "told"), [
+    ({"is_private": True}, WORD, "", 4, "or it is private. Check the name; a private one needs your token: hf auth"),
+    ({}, "hf://someone/other", "", 4, "or it is private"),
+    ({}, f"{WORD}@v9", "", 4, "no revision v9"),
+    ({"is_gated": True}, WORD, "", 4, "/someone/small, and give your token"),
+    ({}, WORD, "hf_wrong", 5, "refuses your token (401)"),
+])
+def test_names_and_rights_that_are_wrong_are_one_line(hub, out, monkeypatch, about, word, token, code, told):
+    hub.put("model", "someone/small", FILES, **about)
+    monkeypatch.setenv("HF_TOKEN", token)
+    found, message = refusal(out, word)
+    assert (found, told in message) == (code, True), message
+
+
+@pytest.mark.parametrize("about", [{"is_private": True}, {"is_gated": True}])
+def test_the_token_opens_what_is_closed_and_goes_to_no_other_host(hub, out, monkeypatch, about):
+    hub.put("model", "someone/small", FILES, **about)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert content(fetch_model("--ckpt", WORD, out)) == FILES  # the server refuses a token where large files lie
+
+
+@pytest.mark.parametrize(("break_it", "why"), [
+    (lambda hub, monkeypatch: setattr(hub, "status", 503), "it answers 503"),
+    (lambda hub, monkeypatch: unplug(monkeypatch), "onnection refused"),
+    (lambda hub, monkeypatch: forbid(monkeypatch), "HF_HUB_OFFLINE is set"),
+], ids=["down", "no network", "offline"])
+def test_without_the_hub_the_cache_serves_or_the_commands_by_hand_are_told(model, out, monkeypatch, break_it, why):
+    folder = fetch_model("--init_from", WORD, out)
+    model.put("model", "someone/other", FILES)
+    break_it(model, monkeypatch)
+    assert fetch_model("--init_from", WORD, out) == folder
+    assert fetch_model("--init_from", f"{WORD}@{folder.name}", out) == folder
+    code, message = refusal(out, "hf://someone/other")
+    assert code == 5
+    assert why in message
+    assert "hf download someone/other '*.json' 'model*.safetensors' --local-dir other" in message
+
+
+@pytest.mark.parametrize("error", [json.JSONDecodeError("Expecting value", "<html>", 0), KeyError("siblings"),
+                                   OSError(28, "No space left on device")])
+def test_what_is_no_answer_of_a_hub_and_a_full_disk_are_one_line(model, out, monkeypatch, error):
+    def broken(*_, **__):
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
+    code, message = refusal(out)
+    assert code == 5
+    assert ("HF_HOME" if isinstance(error, OSError) else "does not answer as a hub does") in message
+
+
+def test_a_branch_that_moved_is_seen(model, out):
+    old = fetch_model("--init_from", WORD, out)
+    second = model.put("model", "someone/small", {**FILES, "model.safetensors": b"better weights"})
+    assert content(fetch_model("--init_from", WORD, out))["model.safetensors"] == b"better weights"
+    assert fetch_model("--init_from", WORD, out).name == second
+    assert fetch_model("--init_from", f"{WORD}@{old.name}", out) == old
+
+
+def test_a_connection_that_is_cut_goes_on_and_one_that_brings_nothing_is_given_up(model, out):
+    cuts = iter([2**20, 10_000])
+    model.cut_after = lambda path: next(cuts, None) if len(path) == 64 else None
+    assert content(fetch_model("--ckpt", WORD, out)) == FILES
+    assert model.num_cuts == 2
+    model.put("model", "someone/other", {**FILES, "model.safetensors": bytes(10**5)})
+    model.cut_after = lambda path: 100 if len(path) == 64 else None
+    assert refusal(out, "hf://someone/other")[0] == 5
+
+
+def test_a_request_to_stop_is_heard_at_once(model, out):
+    heard = []
+    model.cut_after = lambda path: (threading.Event().wait(0.5), None)[1]  # slow; time.sleep is replaced here
+
+    def look():
+        heard.append(1)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_model("--ckpt", WORD, out, look)
+    assert content(fetch_model("--ckpt", WORD, out)) == FILES
+
+
+def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"hf://a/b needs .*python -m pip install huggingface_hub") as caught:
+        check_package("out", "hf://a/b")
+    assert caught.value.code == 5
