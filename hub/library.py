@@ -82,8 +82,8 @@ def _explained(request: Request, error: BaseException) -> UserError:
     if "OfflineModeIsEnabled" in kinds:
         return request.failure(f"HF_HUB_OFFLINE is set. Unset it, or do it elsewhere: {request.by_hand}")
     if any(getattr(each, "errno", None) == errno.ENOSPC for each in chain):
-        return request.failure("No space left on device in the hub's cache. Free some space, or set HF_HOME to a folder "
-                               "on a larger disk.")
+        return request.failure("No space left on device in the hub's cache. Free some space, or set HF_HOME to a "
+                               "folder on a larger disk.")
     last = getattr(chain[-1], "strerror", None) or str(chain[-1]) or type(chain[-1]).__name__
     why = f"it answers {status}" if status else printable(last.splitlines()[0])[:80].rstrip(".")
     return request.failure(f"{server()} cannot be reached, or does not answer as a hub does ({why}). Run it again when "

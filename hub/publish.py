@@ -46,8 +46,8 @@ def look_at(name: str, public: bool, overwrite: bool, out: Progress) -> Reposito
             return Repository(request, False, not public)
         about = hub.HfApi().repo_info(name, expand=["private", "siblings"])
     if not about.private and not public:
-        raise UserError(Exit.FLAGS, f"{request.flag}: everybody can read this repository. Give --public if that is right, "
-                                    "or another name.")
+        raise UserError(Exit.FLAGS, f"{request.flag}: everybody can read this repository. Give --public if that is "
+                                    "right, or another name.")
     weights = [file.rfilename for file in about.siblings or () if file.rfilename.endswith(".safetensors")]
     if weights and not overwrite:
         raise UserError(Exit.FLAGS, f"{request.flag}: the repository holds {printable(weights[0])} already. Give "
