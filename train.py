@@ -634,7 +634,7 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
         # Save, validate, sample: at their intervals, and after the last step.
         is_too_late = decisions.ends()
         is_last = is_too_late or state.step == recipe.total_steps
-        stays = is_last or checkpointer.epoch_ended() or state.step == recipe.plateau_end
+        stays = is_last or checkpointer.stays()
         saves = stays or checkpointer.is_due() or decisions.saves()
         validates = is_last or state.step % recipe.eval_interval == 0
         samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
@@ -644,10 +644,9 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
             state.skipped_steps += int(skipped)
             skipped.zero_()
         checkpointer.settle(wait=False)
-        if saves:
+        is_best = validates and validate(state, learner, recovery, validator, checkpointer, monitor)
+        if saves or is_best:
             checkpointer.save(stays)
-        if validates:
-            validate(state, learner, recovery, validator, checkpointer, monitor)
         if samples:
             monitor.show_sample(validator.sample(learner.model, state.step))
         if args.patience and state.validations_without_gain >= args.patience:
@@ -682,14 +681,16 @@ def validate_first(args: argparse.Namespace, recipe: Recipe, learner: Learner, s
     if state.validated_step < state.step and (
             state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps):
         validate(state, learner, recovery, validator, checkpointer, monitor)
+        if state.validated_step == state.step:  # a checkpoint never changes: a new one takes its place
+            checkpointer.save(checkpointer.stays())
 
 
 def validate(state: TrainState, learner: Learner, recovery: Recovery, validator: Validator,
-             checkpointer: Checkpointer, monitor: Monitor) -> None:
-    """Measures the validation loss, remembers the best, and has the checkpoint of this step record it."""
+             checkpointer: Checkpointer, monitor: Monitor) -> bool:
+    """Measures the validation loss and counts it; true if it is the best so far."""
     found = validator.measure(learner.model, recovery.batch_size)
     if found is None:  # without validation tokens; or after a signal, and a resumed run validates this step
-        return
+        return False
     is_best = found.is_finite and (state.best_val_loss is None or found.nats < state.best_val_loss)
     monitor.log_validation(found, is_best)
     checkpointer.add_validation(state.step, found.nats, found.bits_per_byte)
@@ -697,7 +698,7 @@ def validate(state: TrainState, learner: Learner, recovery: Recovery, validator:
     state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:
         state.best_val_loss, state.best_step = found.nats, state.step
-    checkpointer.keep_validation(is_best)
+    return is_best
 
 
 # ---------------------------------------------------------------- the ends of a run

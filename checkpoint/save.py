@@ -7,12 +7,10 @@ waits only for a copy of the tensors; a thread writes the copy.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import shutil
-import stat
 import struct
 import threading
 from collections import deque
@@ -26,19 +24,16 @@ import torch
 from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig
 from checkpoint.contents import (
-    CARD,
     DTYPES,
     MANIFEST,
-    STATE,
     Tensors,
     aligned,
     manifest_text,
-    state_text,
     tensor_files,
     text_files,
 )
 from checkpoint.folder import REPLACED, TEMPORARY, put_back
-from checkpoint.verify import manifest_entries, read_state, verify
+from checkpoint.verify import verify
 from common.files import rename, sync, write_all
 from machine.pinned import HostBuffer
 from ops.shards import assembled
@@ -116,50 +111,6 @@ def save(output_dir: Path, step: int, config: ModelConfig, tensors: Tensors, sta
         if final.exists():
             shutil.rmtree(replaced, ignore_errors=True)
     return final
-
-
-def amend(folder: Path, fields: Mapping[str, Any], card: str) -> None:
-    """Changes fields of a checkpoint's trainer_state.json, and its model card; its tensors stay as they are.
-
-    The checkpoint is made again beside itself, of links to its other files, and takes its own place as a new one
-    does: after a crash it is there as it was, or as it is to be. Raises OSError if that could not be done, and
-    InvalidCheckpoint if the checkpoint is damaged; it is then as it was.
-    """
-    state = {**read_state(folder), **fields}
-    temporary = folder.with_name(f"{TEMPORARY}{state['step']}-{os.getpid()}")
-    replaced = folder.with_name(f"{REPLACED}{folder.name}")
-    texts = {STATE: state_text(state), CARD: card}
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        entries = dict(manifest_entries(folder))
-        are_links = [_link(path, temporary / path.name) for path in folder.iterdir()
-                     if path.name not in (*texts, MANIFEST)]
-        for name, text in texts.items():
-            entries[name] = write_file(temporary / name, [text.encode()])
-        write_file(temporary / MANIFEST, [manifest_text(entries).encode()])
-        sync(temporary)
-        verify(temporary) if not all(are_links) else read_state(temporary)
-        put_in_place(temporary, folder, replaced)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _link(path: Path, other: Path) -> bool:
-    """A second name for a file; False if it had to be a copy, where the drive knows no links. Raises OSError."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(errno.EINVAL, f"{path.name} is not a regular file", str(path))
-    try:
-        os.link(path, other)
-        return True
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL):  # the last: exFAT
-            raise
-    shutil.copyfile(path, other)
-    sync(other)
-    return False
 
 
 def _write_files(folder: Path, tensors: Mapping[str, dict[str, torch.Tensor]], texts: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from architectures.fields import InvalidCheckpoint, is_number
+from architectures.fields import is_number
 from architectures.table import ModelConfig
 from checkpoint import contents, find, save
 from checkpoint.folder import Keeping, prune
@@ -169,11 +169,12 @@ class Checkpointer:
         is_late = is_first and minutes and time.monotonic() - self._begun_at >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
-    def epoch_ended(self) -> bool:
-        """True if the last step completed an epoch whose checkpoint stays."""
+    def stays(self) -> bool:
+        """True if the checkpoint of this step stays: of the end of an epoch, of the plateau, of the last step."""
         windows = self.recipe.windows_per_epoch * self._args.checkpoint_interval
         before = self.state.samples_seen - self.recipe.samples_per_step
-        return self.state.samples_seen // windows > before // windows
+        return (self.state.samples_seen // windows > before // windows
+                or self.state.step in (self.recipe.plateau_end, self.recipe.total_steps))
 
     # ---- saving
 
@@ -223,34 +224,6 @@ class Checkpointer:
         if self.mirror is not None and self._written_step is not None:
             self.mirror.wants(self._keeping(self._written_step))
 
-    def keep_validation(self, is_best: bool) -> None:
-        """Makes the checkpoint of this step record the validation that has just ended; saves one if it is the best."""
-        if self.state.step in (self._begun_step, self._resumed_step):
-            self._amend()
-        elif is_best:
-            self.save(stays=False)
-
-    def _amend(self) -> None:
-        """Begins to record the validation in the checkpoint of this step, which was saved before it."""
-        if not self._runtime.processes.is_first:
-            return
-        fields, card = asdict(self.state), self._card()
-        folder = self.output_dir / f"checkpoint-{self.state.step}"
-
-        def work() -> None:
-            if self._written_step != fields["step"]:
-                return  # its save has failed, and said so
-            sync_metrics(self.output_dir)
-            try:
-                save.amend(folder, fields, card)
-                self._mirror()
-            except (OSError, InvalidCheckpoint) as error:
-                why = error.strerror if isinstance(error, OSError) and error.strerror else error
-                self._out.warn(f"{folder.name} is saved, but the validation of its step could not be recorded in it: "
-                               f"{printable(str(why))}. metrics.jsonl has it, and a resumed run validates again.")
-
-        self._saver.start(work)
-
     def settle(self, wait: bool) -> None:
         """Takes note of the save in flight once it has ended; with wait, waits for its end.
 
@@ -262,7 +235,7 @@ class Checkpointer:
             if work is None:
                 return
             try:
-                if done := work.result():
+                if done := work.result():  # the memory for a copy has nothing to say
                     self._saved_step, self.save_seconds = done
             except OSError as error:
                 self._warn_of_failure(error)
@@ -363,7 +336,7 @@ class Checkpointer:
         agree = self._runtime.processes.agree
         self._settle_all()
         if self.state.step and not agree(lambda: self.is_on_disk):
-            self.save(stays=False)
+            self.save(self.stays())
             self._settle_all()
         self._wait_for_mirror()
         return agree(lambda: self.is_on_disk)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import shutil
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +12,21 @@ from architectures.fields import InvalidCheckpoint
 from checkpoint import copies
 from checkpoint.copies import SourceGone, copy_checkpoint, copy_run_files, is_copied, run_files
 from checkpoint.databases import HEADER
-from checkpoint.save import amend
 from checkpoint.verify import read_state, verify
-from tests.helpers.checkpoints import flip, names_in
+from tests.helpers.checkpoints import edit, flip, names_in, seal
 
 
 def nothing(num_bytes: int) -> None:
     pass
+
+
+def save_anew(path):
+    """A new checkpoint of the same step in the place of another."""
+    new = Path(shutil.copytree(path, path.with_name("new")))
+    edit(new / "trainer_state.json", validated_step=900)
+    seal(new)
+    shutil.rmtree(path)
+    new.rename(path)
 
 
 def contents_of(folder):
@@ -45,7 +54,7 @@ def test_a_validation_recorded_while_it_is_copied_is_in_the_copy(folder, target)
     def advance(num_bytes):
         if not is_recorded:
             is_recorded.append(1)
-            amend(folder / "checkpoint-900", {"validated_step": 900}, "a new card")
+            save_anew(folder / "checkpoint-900")
 
     copied = copy_checkpoint(folder / "checkpoint-900", target, advance)
     assert verify(copied)["validated_step"] == 900
@@ -56,7 +65,7 @@ def test_a_validation_recorded_later_costs_no_second_copy_of_the_tensors_where_t
     path = folder / "checkpoint-900"
     copied = copy_checkpoint(path, target, nothing)
     tensors = (copied / "model.safetensors").stat().st_ino
-    amend(path, {"validated_step": 900}, "a new card")
+    save_anew(path)
     assert not is_copied(path, copied)
     written = []
     copy_checkpoint(path, target, written.append)
@@ -70,7 +79,7 @@ def test_a_drive_without_links_gets_all_of_it_again(folder, target, monkeypatch)
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     copied = copy_checkpoint(folder / "checkpoint-900", target, nothing)
-    amend(folder / "checkpoint-900", {"validated_step": 900}, "a new card")
+    save_anew(folder / "checkpoint-900")
     monkeypatch.setattr("os.link", none)
     copy_checkpoint(folder / "checkpoint-900", target, nothing)
     assert verify(copied)["validated_step"] == 900
@@ -102,7 +111,7 @@ def test_a_copy_that_fails_leaves_the_older_copy_of_the_same_step(folder, target
 
     copied = copy_checkpoint(folder / "checkpoint-900", target, nothing)
     before = contents_of(copied)
-    amend(folder / "checkpoint-900", {"validated_step": 900}, "a new card")
+    save_anew(folder / "checkpoint-900")
     monkeypatch.setattr(copies, broken, full)
     with pytest.raises(OSError, match="No space left"):
         copy_checkpoint(folder / "checkpoint-900", target, nothing)

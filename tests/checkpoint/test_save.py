@@ -1,24 +1,19 @@
 """checkpoint/save.py: bytes are those of safetensors, a failed write leaves nothing, only finite values are saved."""
 
-import errno
 import mmap
-import os
-import shutil
 import threading
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures.fields import InvalidCheckpoint
 from architectures.gpt2 import to_hf_tensors
 from checkpoint import save as room
 from checkpoint import verify as verify_room
 from checkpoint.contents import Tensors
-from checkpoint.save import NotFinite, Saver, Snapshot, amend, save, write_file
+from checkpoint.save import NotFinite, Saver, Snapshot, save, write_file
 from checkpoint.verify import verify
 from machine.pinned import HostBuffer
 from tests.helpers.checkpoints import flip, names_in
@@ -158,64 +153,6 @@ def a_cuda(monkeypatch, refuses=False):
                              cudaHostUnregister=partial(answer, "cudaHostUnregister"))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     return asked
-
-
-# ---------------------------------------------------------------- a record that comes after the save
-
-
-def test_amending_changes_the_record_and_the_card_and_nothing_else(folder):
-    path = folder / "checkpoint-1000"
-    (path / "notes.txt").write_text("mine")
-    before = {file.name: (file.read_bytes(), file.stat().st_ino) for file in path.iterdir()}
-    state = verify(path)
-    amend(path, {"best_val_loss": 2.5, "best_step": 1000}, "# another card\n")
-    assert verify(path) == {**state, "best_val_loss": 2.5, "best_step": 1000}
-    assert (path / "README.md").read_text() == "# another card\n"
-    changed = {"README.md", "trainer_state.json", "manifest.json"}
-    assert {file.name for file in path.iterdir()} == set(before)
-    for name in set(before) - changed:
-        assert ((path / name).read_bytes(), (path / name).stat().st_ino) == before[name], name
-    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
-
-
-def test_where_the_drive_knows_no_links_the_files_are_copied_and_compared(folder, monkeypatch):
-    path = folder / "checkpoint-1000"
-
-    def no_links(*_):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    amend(path, {"best_step": 7}, "card")
-    assert verify(path)["best_step"] == 7
-    copy = shutil.copyfile
-    monkeypatch.setattr(shutil, "copyfile", lambda a, b: (copy(a, b), flip(Path(b))))  # a drive that lies
-    with pytest.raises(InvalidCheckpoint, match="does not have the manifest's sha256"):
-        amend(path, {"best_step": 8}, "card")
-    assert verify(path)["best_step"] == 7
-    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
-
-
-@pytest.mark.parametrize(("owner", "name"), [
-    (os, "link"), (os, "write"), (os, "fsync"), (Path, "mkdir"), (os, "replace")])
-def test_amending_that_fails_leaves_the_checkpoint_as_it_was(folder, monkeypatch, owner, name):
-    path = folder / "checkpoint-1000"
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(owner, name, full)
-    with pytest.raises(OSError, match="No space"):
-        amend(path, {"best_step": 7}, "card")
-    monkeypatch.undo()
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
-
-
-def test_a_damaged_record_is_not_amended(folder):
-    flip(folder / "checkpoint-1000/trainer_state.json")
-    with pytest.raises(InvalidCheckpoint):
-        amend(folder / "checkpoint-1000", {"best_step": 7}, "card")
 
 
 # ---------------------------------------------------------------- in the background
