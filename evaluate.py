@@ -34,8 +34,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                           "Measures how well a model predicts: any text, HellaSwag's endings, LAMBADA's last words.")
     g = parser.group("what is measured")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME")
-    g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
+           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
+           called="checkpoint checkpoint_dir out_dir model model_path ckpt_path")
+    g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's",
+           called="tokenizer tokenizer_path")
     g.group.add_argument("--text", nargs="+", action="extend", metavar="FILE",
                          help="text as pretokenize.py takes it: files, folders, globs (default: none)")
     g.group.add_argument("--tokens", nargs="+", action="extend", metavar="FILE",
@@ -54,13 +56,14 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--stride", whole(1), None, "tokens by which a window moves on; fewer: more context, slower", "half of T")
     g = parser.group("machine")
     g.flag("--batch_size", whole(1), None, "windows of T tokens per forward, more of shorter ones; halve it on "
-                                           "out-of-memory", "16,384 tokens on a GPU, 4,096 on a CPU")
+                                           "out-of-memory", "16,384 tokens on a GPU, 4,096 on a CPU",
+           called="per_device_eval_batch_size device_batch_size")
     g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
              "one")
     g.switch("--use_amp", None, "16-bit arithmetic", "on with a GPU, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g = parser.group("output")
-    g.flag("--json", text(), None, "file for all figures", "none")
+    g.flag("--json", text(), None, "file for all figures", "none", called="output output_path out")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 

@@ -32,7 +32,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
     g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME")
+           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
+           called="checkpoint checkpoint_dir out_dir model model_path")
     g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
            "dict with their names: read in a process of its own as tensors and numbers alone, refused if it holds more",
            "none")
@@ -43,10 +44,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "--from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
     g.flag("--output", path(), None, "file to write, or folder with --format huggingface",
-           "required; with --push a temporary folder")
+           "required; with --push a temporary folder", called="out outfile output_dir output_file")
     g.flag("--format", one_of("gguf", "huggingface"), None, "gguf needs the package gguf",
-           "gguf; huggingface with --push, --prune and --from_nanogpt")
-    g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32")
+           "gguf; huggingface with --push, --prune and --from_nanogpt", called="outformat output_format")
+    g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32",
+           called="outtype")
     g.switch("--overwrite", False, "replace an earlier export, or the files of this name in the repository of --push")
     g = parser.group("pruning")
     g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
@@ -54,7 +56,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--tokens", path(), None, "validation tokens to measure it on: a file or folder", "those of the run")
     g = parser.group("the Hugging Face hub")
     g.flag("--push", path("OWNER/NAME"), None, "upload the folder to this repository, which is created, private, if it "
-           "does not exist; what is uploaded is said first", "nothing is uploaded")
+           "does not exist; what is uploaded is said first", "nothing is uploaded", called="push_to_hub repo_id")
     g.switch("--public", False, "a repository that everybody can read")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)

@@ -36,30 +36,34 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME")
-    g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's")
+           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
+           called="checkpoint checkpoint_dir out_dir model model_path ckpt_path")
+    g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's",
+           called="tokenizer tokenizer_path")
     g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
-           "a newline")
+           "a newline", called="start text input_text")
     g.flag("--prompt_file", text(), None, "file whose whole text is continued; - is standard input", "none")
     g.switch("--prompt_lines", False, "continue each line of --prompt_file, or its JSON field prompt or text")
     g.switch("--special_tokens", False, "special tokens in a prompt, <|im_start|> for example, are not taken "
                                         "as text")
-    g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands")
+    g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands", called="chat")
     g = parser.group("how far and how often")
-    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of each prompt")
+    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of each prompt",
+           called="num_return_sequences n_samples samples")
     g.flag("--batch_size", whole(1, 1024), 8, "continuations made at once; does not change any text")
-    g.flag("--max_new_tokens", whole(1, MAX_NEW_TOKENS), 256, "tokens to add; an end-of-text id ends it sooner")
+    g.flag("--max_new_tokens", whole(1, MAX_NEW_TOKENS), 256, "tokens to add; an end-of-text id ends it sooner",
+           called="max_tokens n_predict num_tokens n")
     g.group.add_argument("--stop", action="append", metavar="TEXT", type=str,
                          help="text that ends a continuation and is left out; may be given several times")
     g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i of several takes seed + i")
     g = parser.group("sampling, in this order")
     g.flag("--repetition_penalty", real(0, 100, above=True), DEFAULTS.repetition_penalty,
-           "above 1: tokens that the text already contains are less likely")
+           "above 1: tokens that the text already contains are less likely", called="repeat_penalty")
     g.flag("--no_repeat_ngram_size", whole(0), DEFAULTS.no_repeat_ngram_size,
            "no run of this many tokens comes twice; 0: any may")
     g.flag("--temperature", real(0, 100), DEFAULTS.temperature,
-           "0: always the likeliest token; 1: the model's own probabilities")
-    g.flag("--top_k", whole(0), DEFAULTS.top_k, "only the k likeliest tokens; 0: all")
+           "0: always the likeliest token; 1: the model's own probabilities", called="temp t")
+    g.flag("--top_k", whole(0), DEFAULTS.top_k, "only the k likeliest tokens; 0: all", called="topk")
     g.flag("--top_p", real(0, 1, above=True), DEFAULTS.top_p,
            "only the likeliest tokens that together hold this share of the probability")
     g.flag("--min_p", real(0, 1), DEFAULTS.min_p, "only tokens at least this times as likely as the likeliest")
@@ -70,7 +74,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
              "one")
     g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with a GPU, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
-    g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, one scale per output channel")
+    g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, one scale per output channel",
+           called="quant")
     g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU only if one continuation is "
                                  "made at a time")
     g.switch("--cuda_graphs", None, "on a GPU a whole step is one launch; --no-cuda_graphs: a launch for each kernel",

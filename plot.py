@@ -101,7 +101,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("where")
     g.switch("--text", False, "a table and curves made of characters; needs no package and writes no file")
     g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text or --html "
-           "is given")
+           "is given", called="out output_file png")
     g.flag("--html", flags.text(), None, "page to write, .html: curves to zoom into, samples, settings, machine, plan "
            "and checkpoints in one file that needs no network and no package", "none")
     g.switch("--debug", False, "show the traceback of an error")

@@ -1,7 +1,7 @@
 """The flags that a run recorded, found before torch is imported.
 
 output_dir/config.toml holds them, which may be edited, and so does the trainer_state.json of every checkpoint, which
-is enough where a checkpoint was copied away from its folder. Checkpoints of older programs hold their settings.
+is enough where a checkpoint was copied away from its folder.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common.config import Layer, can_read_toml, read_toml
+from common.config import TOML, Layer, read_toml
 from common.words import printable
 
 RUN_CONFIG = "config.toml"  # in output_dir
@@ -24,15 +25,6 @@ CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
 CHECKPOINT_FILES = ("manifest.json", "trainer_state.json")
 # What --resume_from replaces: a resumed run does not begin at other weights.
 ONLY_AT_THE_START = ("init_from",)
-# Fields of a trainer_state.json that holds no flags yet, by the flag that they are the value of.
-SETTINGS = {
-    "batch_size": "batch_size", "accumulation": "gradient_accumulation_steps", "epochs": "epochs",
-    "total_steps": "max_steps", "learning_rate": "learning_rate", "min_lr": "min_lr", "warmup_steps": "warmup_steps",
-    "use_lr_scheduler": "use_lr_scheduler", "eval_interval": "eval_interval", "weight_decay": "weight_decay",
-    "beta1": "beta1", "beta2": "beta2", "grad_clip": "grad_clip", "label_smoothing": "label_smoothing",
-    "dropout": "dropout", "seed": "seed", "fp8_head": "fp8_head"}
-SHAPE_FIELDS = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "seq_length", "bias",
-                "tie_weights")
 
 
 def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
@@ -51,7 +43,7 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
     if not checkpoints:
         return None
 
-    has_own_file = (folder / RUN_CONFIG).is_file() and can_read_toml()
+    has_own_file = (folder / RUN_CONFIG).is_file() and find_spec(TOML)
     layer = read_toml(folder / RUN_CONFIG, CURE) if has_own_file else None
     if layer is None or not layer.values:  # a broken disk leaves files that are empty
         layer = _first_readable(checkpoints)
@@ -122,27 +114,12 @@ def _first_readable(checkpoints: list[Path]) -> Layer | None:
     for path in checkpoints:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             state = json.loads(read_text(path / CHECKPOINT_FILES[1]))
-            if isinstance(state, dict):
-                given, decided = _flags_in(state)
-                return Layer(printable(str(path)), given, decided, {})
+            flags = _object(state, "flags")
+            return Layer(printable(str(path)), _object(flags, "given"), _object(flags, "decided"), {})
     return None
 
 
-def _flags_in(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The flags in a trainer_state.json: those given and those decided, or what an older program stored."""
-    flags = _object(state, "flags")
-    if flags:
-        return _object(flags, "given"), _object(flags, "decided")
-    model, settings = _object(state, "model"), _object(state, "settings")
-    arch = {"arch": state["arch"]} if "arch" in state else {}
-    decided = arch | {name: model[name] for name in SHAPE_FIELDS if name in model}
-    decided |= {flag: settings[name] for name, flag in SETTINGS.items() if name in settings}
-    if decided.get("use_lr_scheduler") is False:
-        decided = {name: value for name, value in decided.items() if name not in ("min_lr", "warmup_steps")}
-    return {}, decided
-
-
-def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+def _object(fields: Any, name: str) -> dict[str, Any]:
     """A copy of an object in a JSON object; an empty one where there is something else."""
-    found = fields.get(name)
+    found = fields.get(name) if isinstance(fields, dict) else None
     return dict(found) if isinstance(found, dict) else {}

@@ -20,50 +20,25 @@ from common.words import printable, printable_text
 DECIDED = "decided"
 COMMENT_WIDTH = 79
 
-# What the network looks like, which --init_from sets too.
-SHAPE = ("arch", "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "bias",
-         "tie_weights")
-# A flag as it stands on the command line, maybe with a value: the flags of a file that it replaces, because they say
-# the same in other words or make no sense beside it.
-REPLACES: dict[str, tuple[str, ...]] = {
-    "data_dir": ("bin_file", "val_bin_file", "tokenizer_file", "metadata_file", "vocab_size"),
-    "arch": ("bias", "n_kv_head", "n_inner", "rope_theta"),
-    "model_size": ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"),
-    "init_from": (*SHAPE, "init_std"),
-    "epochs": ("max_steps", "cooldown_from", "cooldown_steps"),
-    "max_steps": ("epochs", "cooldown_from", "cooldown_steps"),
-    "cooldown_from": ("epochs", "max_steps", "max_minutes", "cooldown_steps"),
-    "tracker": ("tensorboard",),
-    "eval_tokens": ("eval_batches",),
-    "eval_batches": ("eval_tokens",),
-    "lr_schedule": ("use_lr_scheduler", "decay_share"),
-    "lr_schedule constant": ("min_lr",),
-    "use_lr_scheduler": ("lr_schedule", "decay_share"),
-    "no-use_lr_scheduler": ("lr_schedule", "decay_share", "min_lr", "warmup_steps"),
-    "no-use_gpu": ("fp8_head", "loss_kernel", "compile_mode"),
-    "no-use_amp": ("amp_dtype", "residual_dtype", "fp8_head"),
-    "no-compile": ("compile_blocks", "compile_mode"),
-    "deterministic": ("compile_mode",),
-}
-# A flag of the command line: what a program decided from it before, and decides again.
-DECIDES: dict[str, tuple[str, ...]] = {
-    "n_head": ("n_kv_head", "n_inner"),
-    "model_size": ("init_std",),
-    "n_embd": ("n_inner", "init_std"),
-    "n_kv_head": ("n_inner",),
-    "learning_rate": ("min_lr", "embedding_learning_rate", "init_std"),
-    "weight_decay": ("embedding_weight_decay",),
-    "optimizer": ("learning_rate", "min_lr", "embedding_learning_rate", "init_std"),
-    "lr_schedule": ("min_lr", "warmup_steps"),
-    "use_lr_scheduler": ("min_lr", "warmup_steps"),
-    "cooldown_from": ("min_lr",),
-    "batch_size": ("gradient_accumulation_steps", "learning_rate", "embedding_learning_rate", "min_lr", "beta2"),
-    "gradient_accumulation_steps": ("learning_rate", "embedding_learning_rate", "min_lr", "beta2"),
-    "epochs": ("min_lr", "warmup_steps", "eval_interval", "sample_interval", "log_interval"),
-    "max_steps": ("min_lr", "warmup_steps", "eval_interval", "sample_interval", "log_interval"),
-    "max_minutes": ("epochs", "learning_rate", "embedding_learning_rate", "min_lr", "warmup_steps", "eval_interval",
-                    "sample_interval", "log_interval"),
-}
+
+class Row(NamedTuple):
+    """A flag's life, but for the kind of its value and its help.
+
+    of says whether it belongs to one "call", to the "machine" (recorded where somebody gave it) or to the "run". The
+    rest are names of flags with blanks between, or conditions with commas between, as "no-compile, arch qwen3|llama".
+    Where a condition of against holds in a layer, the flag of a lower layer gives way.
+    """
+
+    default: Any = None
+    of: str = "run"
+    called: str = ""  # what other programs call it
+    replaces: str = ""  # flags of a lower layer that say the same in other words, or make no sense beside its new value
+    redecides: str = ""  # what the program decided from it before, and decides again from its new value
+    needs: str = ""  # conditions of which one must hold
+    against: str = ""  # conditions under which it is wrong; "auto: dropout" is one for its value auto
+
+
+Rows = Mapping[str, Row]  # by name of flag
 
 
 class Layer(NamedTuple):
@@ -98,25 +73,35 @@ class Origin(NamedTuple):
 # ---------------------------------------------------------------- layers
 
 
-def laid_over(lower: Layer, upper: Layer) -> Layer:
-    """The flags of two layers together. Where both have a flag the upper one wins, and with it REPLACES and DECIDES."""
-    given, decided = dict(lower.given), dict(lower.decided)
-    before = lower.values
-    for name, value in upper.given.items():
-        if before.get(name) != value:
-            for said in (f"no-{name}" if value is False else name, f"{name} {value}"):
-                for replaced in REPLACES.get(said, ()):
-                    given.pop(replaced, None)
-                    decided.pop(replaced, None)
-            for chosen in DECIDES.get(name, ()):
-                decided.pop(chosen, None)
-    for name in upper.values:
-        given.pop(name, None)
-        decided.pop(name, None)
-    given.update(upper.given)
-    decided.update({name: value for name, value in upper.decided.items() if name not in upper.given})
-    if "init_from" in given:
-        decided = {name: value for name, value in decided.items() if name not in SHAPE}
+def holds(condition: str, values: Mapping[str, Any], rows: Rows) -> bool:
+    """Whether flags are as a condition says: `no-compile` is off, `arch qwen3|llama` has a value, `dropout` is set."""
+    name, _, wanted = condition.partition(" ")
+    value = values.get(name.removeprefix("no-"))
+    if name.startswith("no-"):
+        return value is False
+    if wanted:
+        return str(value) in wanted.split("|")
+    return value is not None and value is not False and value != rows[name].default
+
+
+def against(name: str, own: Any, values: Mapping[str, Any], rows: Rows) -> list[str]:
+    """What a flag with this value does not go with, as the rest of the sentence that begins with its name."""
+    pairs = [condition.rpartition(": ") for condition in rows[name].against.split(", ") if condition]
+    return [f"{' ' + only if only else ''}: not with --{condition}" for only, _, condition in pairs
+            if only in ("", str(own)) and holds(condition, values, rows)]
+
+
+def laid_over(lower: Layer, upper: Layer, rows: Rows) -> Layer:
+    """The flags of two layers together: where both have a flag the upper one wins, and with it what its row says."""
+    changed = [rows[name] for name, value in upper.given.items() if lower.values.get(name) != value]
+    out = {name for row in changed for name in row.replaces.split()}.union(upper.values)
+    again = {name for row in changed for name in row.redecides.split()}
+    given = {name: value for name, value in lower.given.items()
+             if name not in out and not against(name, value, upper.given, rows)}
+    given |= upper.given
+    decided = {name: value for name, value in lower.decided.items() if name not in out | again} | upper.decided
+    decided = {name: value for name, value in decided.items()
+               if name not in given and not against(name, value, given, rows)}
     places = {name: place for name, place in lower.places.items() if name not in upper.values}
     return Layer(upper.source, given, decided, {**places, **upper.places})
 
@@ -140,15 +125,7 @@ def _shown(value: Any) -> str:
 # ---------------------------------------------------------------- reading
 
 
-def can_read_toml() -> bool:
-    """False on Python 3.10 without the package tomli."""
-    from importlib.util import find_spec
-
-    return find_spec(_toml_package()) is not None
-
-
-def _toml_package() -> str:
-    return "tomllib" if sys.version_info >= (3, 11) else "tomli"
+TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
 def read_toml(path: Path, cure: str = "") -> Layer:
@@ -158,7 +135,7 @@ def read_toml(path: Path, cure: str = "") -> Layer:
     """
     from common.files import read_text  # hashlib, which that imports, takes longer than the rest of --help
 
-    toml = optional(_toml_package(), "reading flags from a TOML file")
+    toml = optional(TOML, "reading flags from a TOML file")
     shown = printable(str(path))
     try:
         text = read_text(path).removeprefix("\ufeff")  # editors on Windows begin a file with this mark
@@ -189,11 +166,13 @@ def _places_in(text: str, shown_path: str) -> dict[str, str]:
 # ---------------------------------------------------------------- writing
 
 
-def to_toml(layer: Layer, introduction: str, reasons: Mapping[str, str]) -> str:
-    """The TOML file of a layer. introduction and reasons, by flag, become comments.
+def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str, str]) -> None:
+    """Writes a layer to a TOML file, whole or not at all. introduction and reasons, by flag, become comments.
 
-    A value that TOML cannot hold (text with bytes that are not UTF-8) becomes a comment that says so.
+    A value that TOML cannot hold (text with bytes that are not UTF-8) becomes a comment that says so. Raises OSError.
     """
+    from common.files import write_whole
+
     lines = _comment(introduction)
     for heading, values in (("", layer.given), (f"\n[{DECIDED}]  # by the program", layer.decided)):
         lines += [heading] if values else []
@@ -202,15 +181,8 @@ def to_toml(layer: Layer, introduction: str, reasons: Mapping[str, str]) -> str:
             try:
                 lines.append(f"{name} = {_toml_value(value)}")
             except UnicodeEncodeError:
-                lines.append(f"# {name}: not written, its text {_ascii(value)} is not UTF-8")
-    return "\n".join([*lines, ""])
-
-
-def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str, str]) -> None:
-    """Writes to_toml to a file, whole or not at all. Raises OSError."""
-    from common.files import write_whole
-
-    write_whole(path, to_toml(layer, introduction, reasons))
+                lines.append(f"# {name}: not written, its text {ascii(value)[:100]} is not UTF-8")
+    write_whole(path, "\n".join([*lines, ""]))
 
 
 def _comment(text: str) -> list[str]:
@@ -237,7 +209,3 @@ def _toml_value(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     return repr(value)
-
-
-def _ascii(value: Any) -> str:
-    return ascii(value)[:100]

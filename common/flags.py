@@ -12,11 +12,11 @@ import difflib
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from common.config import Layer, Origin, changes, laid_over, read_toml
+from common.config import Layer, Origin, Row, against, changes, holds, laid_over, read_toml
 from common.errors import MESSAGE_LINES, Exit, UserError
 from common.words import printable
 
@@ -143,35 +143,16 @@ def one_or_more(kind: ValueKind, adds_up: bool = False) -> ValueKind:
     return kind._replace(types=(*kind.types, list), has_several=True, adds_up=adds_up)
 
 
-class _OneOrSeveral(argparse.Action):
-    """Stores a single value as itself, several ones as a list."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
-
-
-class _AddingUp(argparse.Action):
-    """The same, and adds the values to those of the flag's earlier places on the line."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
-        before = getattr(namespace, self.dest, None) or []
-        together = [*([before] if isinstance(before, str) else before), *values]
-        setattr(namespace, self.dest, together[0] if len(together) == 1 else together)
-
-
 def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
     """The rest of the sentence about a value that a flag does not take, after the flag's name."""
     from common.synonyms import explain_value  # a table that only errors need
 
-    said = f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}"
-    meant = explain_value(name, value)
-    return f"{said}. {meant}" if meant else said
+    return f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}{explain_value(name, value)}"
 
 
 SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
 WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
+
 
 def encoding() -> ValueKind:
     """The name of a text encoding, as Python's own name of it; None for UTF-8."""
@@ -196,7 +177,11 @@ def encoding() -> ValueKind:
 
 
 class Flags(argparse.Namespace):
-    """The flags of a command by name, args.epochs, and by the groups of --help, args.horizon.epochs: one storage."""
+    """The flags of a command by name, args.epochs, and by the groups of --help, args.horizon.epochs: one storage.
+
+    Iterating over args.of_one_call and args.of_the_machine yields the names of the flags that a run does not record,
+    and of those that it records only where somebody gave them.
+    """
 
     __slots__ = ("_groups",)  # not in vars(), which holds flags alone
 
@@ -216,14 +201,16 @@ class FlagsOfGroup:
     def __init__(self, flags: Flags, title: str, names: frozenset[str]):
         vars(self).update(_flags=flags, _title=title, _names=names)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._names:
             raise AttributeError(f"--{name} is not a flag of the group {self._title}")
         return getattr(self._flags, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._names:
-            raise AttributeError(f"--{name} is not a flag of the group {self._title}")
+        getattr(self, name)
         setattr(self._flags, name, value)
 
 
@@ -240,16 +227,36 @@ def having(args: Args, **values: Any) -> Args:
 # ---------------------------------------------------------------- the parser
 
 
+def in_list(value: Any) -> list[Any]:
+    """The values of a flag that may have several."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+class _Values(argparse.Action):
+    """Stores a single value as itself, several ones as a list; with adds_up after those of earlier places."""
+
+    adds_up = False
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        together = [*(in_list(getattr(namespace, self.dest, None)) if self.adds_up else []), *values]
+        setattr(namespace, self.dest, together[0] if len(together) == 1 else together)
+
+
+class _AddingUp(_Values):
+    adds_up = True
+
+
 class Group:
-    """Flags that stand together in --help."""
+    """Flags that stand together in --help; of is that of their rows."""
 
-    def __init__(self, parser: Parser, group: argparse._ArgumentGroup, names: set[str]):
-        self.parser = parser
-        self.group = group
-        self.names = names
+    def __init__(self, parser: Parser, group: argparse._ArgumentGroup, names: set[str], of: str):
+        self.parser, self.group, self.names, self.of = parser, group, names, of
 
-    def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "") -> None:
-        """Declares a flag with a value. unset is shown as the default where there is none: what happens then."""
+    def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "", hidden: bool = False,
+             **row: str) -> None:
+        """Declares a flag with a value. unset is shown as the default where there is none: what happens then; row holds
+        fields of Row."""
 
         def convert(value: str) -> Any:
             try:
@@ -259,27 +266,34 @@ class Group:
                 self.parser.problems.append(f"{name} {_wrong_value(name, kind, value)}")
                 return default
 
-        shown_default = unset if default is None else default
-        self.parser.defaults[name[2:]] = default
-        self.names.add(name[2:])
-        several: dict[str, Any] = {}
-        if kind.has_several:
-            several = {"nargs": "+", "action": _AddingUp if kind.adds_up else _OneOrSeveral}
-        self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar,
-                                help=_help(words, shown_default), **several)
-        self.parser.kinds[name.lstrip("-")] = kind
+        several = {"nargs": "+", "action": _AddingUp if kind.adds_up else _Values} if kind.has_several else {}
+        words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else default)
+        self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar, help=words, **several)
+        self._enter(name[2:], kind, default, row)
 
-    def switch(self, name: str, default: bool | None, words: str, unset: str = "") -> None:
+    def switch(self, name: str, default: bool | None, words: str, unset: str = "", hidden: bool = False,
+               **row: str) -> None:
         """Declares a flag that is on or off. --help shows its --no- form unless it is off by default."""
-        shown_default = unset if default is None else ("on" if default else "off")
+        words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else "on" if default else "off")
         action: Any = "store_true" if default is False else argparse.BooleanOptionalAction
         # Given the default, argparse before Python 3.13 would add it to the help text once more.
-        self.parser.defaults[name[2:]] = default
-        self.names.add(name[2:])
-        self.group.add_argument(name, action=action, default=None, help=_help(words, shown_default))
+        self.group.add_argument(name, action=action, default=None, help=words)
         if default is False:  # a file may have turned it on
             self.group.add_argument(f"--no-{name[2:]}", action="store_false", dest=name[2:], help=argparse.SUPPRESS)
-        self.parser.kinds[name.lstrip("-")] = SWITCH
+        self._enter(name[2:], SWITCH, default, row)
+
+    def old(self, name: str, kind: ValueKind, becomes: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
+        """Declares an old spelling: becomes returns the flags that it means, by its value and the other flags given."""
+        if kind is SWITCH:
+            self.switch(name, None, "", hidden=True)
+        else:
+            self.flag(name, kind, None, "", hidden=True)
+        self.parser.becomes[name[2:]] = becomes
+
+    def _enter(self, name: str, kind: ValueKind, default: Any, row: dict[str, str]) -> None:
+        self.parser.kinds[name] = kind
+        self.parser.rows[name] = Row(default, **{"of": self.of, **row})
+        self.names.add(name)
 
 
 def _help(words: str, default: Any) -> str:
@@ -298,17 +312,18 @@ class Parser(argparse.ArgumentParser):
         self.problems: list[str] = []
         self.command = prog.removesuffix(".py")
         self.kinds: dict[str, ValueKind] = {}
-        self.defaults: dict[str, Any] = {}
+        self.rows: dict[str, Row] = {}
+        self.becomes: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {}  # of old spellings
         self.groups: dict[str, set[str]] = {}  # the names of the flags, by group
-        own = Group(self, self._optionals, set())
+        own = Group(self, self._optionals, set(), "call")
         own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line wins",
                  "none")
 
-    def group(self, title: str, name: str = "") -> Group:
+    def group(self, title: str, name: str = "", of: str = "run") -> Group:
         """A new group of flags; name, or else title, is the attribute of the parsed flags that holds the group."""
-        return Group(self, self.add_argument_group(title), self.groups.setdefault(name or title, set()))
+        return Group(self, self.add_argument_group(title), self.groups.setdefault(name or title, set()), of)
 
-    def read(self, argv: Sequence[str], check: Callable[[argparse.Namespace], list[str]],
+    def read(self, argv: Sequence[str], check: Callable[[Flags], list[str]],
              recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda asked: None) -> Flags:
         """Parses argv and the file of --config, then asks check(args) for combinations that are not possible.
 
@@ -317,27 +332,51 @@ class Parser(argparse.ArgumentParser):
         Origin. Raises UserError (exit 2) with all problems.
         """
         self.problems = []
-        defaults = self._take_defaults()
+        self._take_defaults()
         line, unknown = self.parse_known_intermixed_args(self._without_values(argv))
         self.problems += self._explain_unknown(unknown)
-        given = {name: value for name, value in vars(line).items() if name in defaults}
-        asked = Layer("the command line", given, {}, {})
+        words = {name: value for name, value in vars(line).items() if name not in self.rows}
+        asked = Layer("the command line", {name: value for name, value in vars(line).items() if name in self.rows},
+                      {}, {})
+        self._in_new_words(asked)
         if path := asked.given.pop("config", None):
-            asked = laid_over(self._checked(read_toml(Path(path))), asked)
+            asked = laid_over(self._checked(read_toml(Path(path))), asked, self.rows)
         there = None if self.problems else recorded(asked.values)
         settled, origin = asked, Origin(frozenset(asked.given), "", ())
         if there is not None:
             there = self._checked(there)
-            settled = laid_over(there, asked)
+            settled = laid_over(there, asked, self.rows)
             origin = Origin(frozenset(settled.given), there.source, changes(there, asked))
 
-        groups = {title: frozenset(names) for title, names in self.groups.items()}
-        args = Flags(groups, {**defaults, **vars(line), **settled.values, "config": origin})
+        rows = {name: row for name, row in self.rows.items() if name not in self.becomes}
+        groups = {title: frozenset(names & rows.keys()) for title, names in self.groups.items()}
+        for title, of in (("of_one_call", "call"), ("of_the_machine", "machine")):
+            groups[title] = frozenset(name for name, row in rows.items() if row.of == of)
+        args = Flags(groups, {**{name: row.default for name, row in rows.items()}, **words, **settled.values,
+                              "config": origin})
         if not self.problems:
-            self.problems = [_with_place(problem, settled.places) for problem in check(args)]
+            self.problems = [_with_place(problem, settled.places)
+                             for problem in [*check(args), *self._contradictions(vars(args))]]
         if self.problems:
             self.stop()
         return args
+
+    def _contradictions(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """What does not go together by the rows of the flags that are set, a line each."""
+        for name, row in self.rows.items():
+            value = values.get(name)
+            if value is None or value == row.default:
+                continue
+            wanted = row.needs.split(", ") if row.needs else []
+            if wanted and value is not False and not any(holds(condition, values, self.rows) for condition in wanted):
+                yield f"--{name}: has no effect without --{' or --'.join(wanted)}"
+            yield from (f"--{name}{problem}" for problem in against(name, value, values, self.rows))
+
+    def _in_new_words(self, layer: Layer) -> None:
+        """Replaces old spellings of flags in a layer."""
+        for values in (layer.given, layer.decided):
+            for name in [name for name in self.becomes if name in values]:
+                values.update(self.becomes[name](values.pop(name), values))
 
     def _without_values(self, argv: Sequence[str]) -> list[str]:
         """The words of the command line, and of --compile=False the flag alone: argparse would end there.
@@ -355,61 +394,69 @@ class Parser(argparse.ArgumentParser):
             words.append(word)
         return words
 
-    def _take_defaults(self) -> dict[str, Any]:
-        """The default of each flag. They are taken from argparse, which then returns only what the line holds."""
+    def _take_defaults(self) -> None:
+        """Takes the defaults from argparse, which then returns only what the line holds; flags that were declared to it
+        directly get a row."""
         for action in self._actions:
             if action.option_strings and action.default is not argparse.SUPPRESS:
-                self.defaults.setdefault(action.dest, action.default)
+                self.rows.setdefault(action.dest, Row(action.default))
                 action.default = argparse.SUPPRESS
-        return self.defaults
 
     def _checked(self, layer: Layer) -> Layer:
         """A layer of a file with the values that flags have. What the file has wrong is added to the problems.
 
         Of a file that no person writes, which has no lines, what is wrong is left out.
         """
-        given: dict[str, Any] = {}
-        decided: dict[str, Any] = {}
-        for fields, found in ((layer.given, given), (layer.decided, decided)):
+        found = Layer(layer.source, {}, {}, layer.places)
+        for fields, values in ((layer.given, found.given), (layer.decided, found.decided)):
             for name, value in fields.items():
-                problem = self._problem_with_field(name, value, layer)
-                if problem and layer.places:
-                    self.problems.append(problem)
-                elif not problem:
-                    kind = self._kind_of(name)
-                    if kind.has_several and isinstance(value, list) and len(value) == 1:
-                        value = value[0]
-                    found[name] = value if isinstance(value, list) else kind.parse(str(value))
-        return Layer(layer.source, given, decided, layer.places)
+                try:
+                    if not self._is_gone(name, value, layer, fields is layer.decided):
+                        values[name] = self._value_in_file(name, value, layer.places.get(name, layer.source))
+                except ValueError as problem:
+                    self.problems += [str(problem)] if layer.places else []
+        self._in_new_words(found)
+        return found
 
-    def _kind_of(self, name: str) -> ValueKind:
-        return self.kinds.get(name, WORDS)
+    def _is_gone(self, name: str, value: Any, layer: Layer, is_decided: bool) -> bool:
+        """Whether a flag of a file is one that there was: at its default, or as a program decided it, it says nothing.
 
-    def _problem_with_field(self, name: str, value: Any, layer: Layer) -> str:
-        """What is wrong with a key of a file or its value; '' for a flag that has a value that it takes."""
-        place, kind = layer.places.get(name, layer.source), self._kind_of(name)
+        At another value it is a problem.
+        """
+        if name in self.rows:
+            return False
+        from common.synonyms import GONE
+
+        default, answer = GONE.get(f"{self.command} {name}", (None, ""))
+        if answer and not is_decided and value != default:
+            self.problems.append(f"{name} ({layer.places.get(name, layer.source)}): is gone. {answer}")
+        return bool(answer)
+
+    def _value_in_file(self, name: str, value: Any, place: str) -> Any:
+        """The value of a flag in a file. Raises ValueError with what is wrong with the key or its value."""
+        kind = self.kinds.get(name, WORDS)
         what = printable(name).replace("\n", "\\n")[:SHOWN_CHARACTERS]
         if isinstance(value, dict):
-            return f"{what} ({place}): is a table. Write flags at the top of the file, without tables."
+            raise ValueError(f"{what} ({place}): is a table. Write flags at the top of the file, without tables.")
         if name in ON_THE_LINE_ALONE:
-            return f"{what} ({place}): has no effect in a file. Give --{name} on the command line."
-        if name not in self.defaults:
-            return f"{what} ({place}): no such flag. {self._suggest_for_file(name)}"
+            raise ValueError(f"{what} ({place}): has no effect in a file. Give --{name} on the command line.")
+        if name not in self.rows:
+            raise ValueError(f"{what} ({place}): no such flag. {self._suggest_for_file(name)}")
 
-        is_type = isinstance(value, kind.types) and (not isinstance(value, bool) or bool in kind.types)
         words = value if isinstance(value, list) else [value]
+        is_type = isinstance(value, kind.types) and (not isinstance(value, bool) or bool in kind.types)
         if not is_type or (isinstance(value, list) and not all(isinstance(word, str) for word in value)) or (
                 kind.has_several and not words):
-            has_quotes = isinstance(value, str)
-            quotes = ", without quotes" if has_quotes else ", in quotes" if kind.types[0] is str else ""
+            quotes = ", without quotes" if isinstance(value, str) else ", in quotes" if kind.types[0] is str else ""
             shown = "true" if value is True else "false" if value is False else repr(value)
-            return f"{what} {printable(shown)[:SHOWN_CHARACTERS]} ({place}): must be {kind.words}{quotes}"
+            raise ValueError(f"{what} {printable(shown)[:SHOWN_CHARACTERS]} ({place}): must be {kind.words}{quotes}")
+        parsed = []
         for word in words:
             try:
-                kind.parse(str(word))
+                parsed.append(kind.parse(str(word)))
             except ValueError:
-                return f"{what} ({place}) {_wrong_value('--' + name, kind, str(word))}"
-        return ""
+                raise ValueError(f"{what} ({place}) {_wrong_value('--' + name, kind, str(word))}") from None
+        return parsed if isinstance(value, list) and not (kind.has_several and len(words) == 1) else parsed[0]
 
     def _suggest_for_file(self, name: str) -> str:
         """As _suggest, in the words of a file."""
@@ -453,7 +500,7 @@ class Parser(argparse.ArgumentParser):
         called so by another program."""
         from common.synonyms import explain_flag  # a table that only errors need
 
-        if said := explain_flag(self.command, name):
+        if said := explain_flag(self.command, name, {flag: row.called for flag, row in self.rows.items()}):
             return said
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]

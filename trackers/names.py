@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import Exit, UserError
+from common.flags import in_list
 
 
 def requested_trackers(args: argparse.Namespace) -> list[str]:
     """The names of the trackers that the flags request, each once."""
-    named = [args.tracker] if isinstance(args.tracker, str) else args.tracker or []
-    return [name for name in dict.fromkeys([*["tensorboard"] * bool(args.tensorboard), *named]) if name != "none"]
+    return [name for name in dict.fromkeys(in_list(args.tracker)) if name != "none"]
 
 
 def require_packages(names: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,25 +11,18 @@ from architectures.table import ModelConfig, architecture_of, name_of
 from checkpoint.recorded import RUN_CONFIG
 from common.config import Layer, read_toml, write_toml
 from common.errors import UserError, warn
+from common.flags import Flags
 from common.words import shell_word
 from hub.names import as_recorded
 from model import SIZES
 from planning.recipe import Recipe
 from tokens.corpus import Corpus
 
-# Flags of one call of the command, not of the run; --eval_batches becomes --eval_tokens once.
-OF_ONE_CALL = frozenset({"allow_new_data", "budget", "check", "config", "debug", "dry_run", "eval_batches",
-                         "gpu_cost_per_hour", "json", "mirror_to", "output_dir", "overfit", "overwrite",
-                         "reset_optimizer", "resume_from", "tokens", "verbose"})
-# Flags whose default follows from the machine: recorded only where somebody gave them.
-OF_THE_MACHINE = frozenset({"activation_checkpointing", "amp_dtype", "compile", "compile_blocks", "compile_mode",
-                            "deterministic", "fp8_head", "loss_chunk_tokens", "loss_kernel", "preload",
-                            "residual_dtype", "tensorboard", "tf32", "tracker", "use_amp", "use_gpu"})
 
-
-def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, corpus: Corpus) -> Layer:
+def flags_of_run(args: Flags, config: ModelConfig, recipe: Recipe, corpus: Corpus) -> Layer:
     """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
-    values = {name: value for name, value in vars(args).items() if value is not None and name not in OF_ONE_CALL}
+    left_out = {*args.of_one_call, "config"}
+    values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
     if args.init_from:
         values["init_from"] = as_recorded(args.init_from)
     decided = {**values, **_shape_of(config), **recipe.flags()}
@@ -45,7 +37,8 @@ def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, 
 
     given = {name: value for name, value in values.items() if name in args.config.given
              and decided.get(name, value) == value}
-    decided = {name: value for name, value in decided.items() if name not in given and name not in OF_THE_MACHINE}
+    left_out = {*given, *args.of_the_machine}
+    decided = {name: value for name, value in decided.items() if name not in left_out}
     return Layer("", given, decided, {})
 
 

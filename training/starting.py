@@ -17,7 +17,7 @@ from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig
 from checkpoint import find, load
 from checkpoint.huggingface import read_config
-from common.config import SHAPE, Layer
+from common.config import Layer
 from common.errors import Exit, Problems, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
@@ -164,7 +164,8 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
         there = read_config(folder)
         if type(there) is type(config):
-            by_flags = {*SHAPE, "vocab_size", "seq_length", "dropout"}
+            by_flags = {"n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "bias", "tie_weights",
+                        "vocab_size", "seq_length", "dropout"}
             others = {field.name: getattr(there, field.name) for field in fields(there) if field.name not in by_flags}
             return replace(config, vocab_size=max(config.vocab_size, there.vocab_size), **others)
     return config

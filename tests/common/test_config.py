@@ -14,10 +14,10 @@ def parser() -> flags.Parser:
     group = made.group("all")
     group.flag("--batch_size", flags.auto_or(flags.whole(1)), None, "rows", "what fits")
     group.flag("--n_layer", flags.whole(1), None, "blocks", "by size")
-    group.flag("--learning_rate", flags.real(0, 10, above=True), 0.01, "peak")
+    group.flag("--learning_rate", flags.real(0, 10, above=True), 0.01, "peak", redecides="min_lr", called="lr")
     group.flag("--min_lr", flags.real(0, 10), None, "end", "a hundredth")
-    group.flag("--epochs", flags.whole(1), None, "passes", "1")
-    group.flag("--max_steps", flags.whole(1), None, "steps", "no limit")
+    group.flag("--epochs", flags.whole(1), None, "passes", "1", replaces="max_steps")
+    group.flag("--max_steps", flags.whole(1), None, "steps", "no limit", replaces="epochs")
     group.flag("--mode", flags.one_of("auto", "gpu"), "auto", "where")
     group.flag("--data_dir", flags.text("DIR"), "data", "folder")
     group.switch("--bias", True, "biases")
@@ -140,7 +140,7 @@ def test_what_cannot_be_together_names_the_line_of_the_file(toml):
 
 def test_without_a_reader_of_toml_one_line_names_the_package(toml, monkeypatch):
     toml("epochs = 1\n")
-    monkeypatch.setattr("sys.version_info", (3, 10, 13))
+    monkeypatch.setattr(config, "TOML", "tomli")
     monkeypatch.setitem(__import__("sys").modules, "tomli", None)
     with pytest.raises(UserError) as caught:
         read("--config", "my.toml")

@@ -1,7 +1,6 @@
 """One flag continues a run of any shape, data and recipe; what a run records is what it did."""
 
 import functools
-import json
 import os
 import shutil
 import signal
@@ -10,12 +9,9 @@ from pathlib import Path
 import pytest
 
 import train
-from checkpoint.recorded import ONLY_AT_THE_START, SETTINGS, SHAPE_FIELDS
-from common.config import DECIDES, REPLACES, SHAPE, read_toml
+from common.config import read_toml
 from common.errors import Exit, UserError
-from common.files import sha256_of
 from tests.helpers.training import metrics_of, same_tensors
-from training.recorded import OF_ONE_CALL, OF_THE_MACHINE
 from watching.monitor import Monitor
 
 ALL = ["--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--no-bias", "--no-tie_weights",
@@ -99,21 +95,6 @@ def test_a_checkpoint_that_was_copied_away_is_enough(stopped):
     assert same_tensors(Path("whole/checkpoint-20"), Path("other/checkpoint-20"))
 
 
-def test_a_checkpoint_of_an_older_program_brings_its_model_and_recipe(stopped):
-    stopped(ALL)
-    state, manifest = (Path(f"parts/checkpoint-{STOP}", name) for name in ("trainer_state.json", "manifest.json"))
-    fields = json.loads(state.read_text())
-    del fields["flags"]
-    state.write_text(json.dumps(fields))
-    entries = json.loads(manifest.read_text())
-    entries["files"]["trainer_state.json"] = {"bytes": state.stat().st_size, "sha256": sha256_of(state)}
-    manifest.write_text(json.dumps(entries))
-    Path("parts/config.toml").unlink()
-    rest = ["--output_dir", "parts", "--use_amp", "--eval_batches", "3", *COMMON]
-    assert train.main(["--resume_from", "auto", *rest]) == 0
-    assert same_runs("whole", "parts")
-
-
 def test_what_the_command_line_changes_is_said_in_one_line(stopped, capsys):
     stopped(FEW)
     rate = read_toml(Path("parts/config.toml")).decided["learning_rate"]
@@ -174,14 +155,6 @@ def test_tokens_that_are_elsewhere_now_are_asked_for(stopped, place, monkeypatch
         train.main(["--resume_from", "../parts"])
     assert train.main(["--resume_from", "../parts", "--data_dir", f"../{DATA}"]) == 0
     assert same_runs("../whole", "../parts")
-
-
-def test_the_flags_that_are_named_in_tables_exist():
-    known = vars(train.read_flags([]))
-    tables = [OF_ONE_CALL, OF_THE_MACHINE, SHAPE, SHAPE_FIELDS, SETTINGS.values(), ONLY_AT_THE_START, DECIDES,
-              *REPLACES.values(), *DECIDES.values(), [name.removeprefix("no-").split(" ")[0] for name in REPLACES]]
-    for table in tables:
-        assert set(table) <= set(known)
 
 
 def test_a_wrong_line_in_the_file_of_a_run_is_named(stopped):
