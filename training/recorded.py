@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,6 @@ from architectures.table import ModelConfig, architecture_of, name_of
 from checkpoint.recorded import RUN_CONFIG
 from common.config import Layer, read_toml, write_toml
 from common.errors import UserError, warn
-from common.flags import Flags
 from common.words import shell_word
 from hub.names import as_recorded
 from model import SIZES
@@ -19,7 +19,7 @@ from planning.recipe import Recipe
 from tokens.corpus import Corpus
 
 
-def flags_of_run(args: Flags, config: ModelConfig, recipe: Recipe, corpus: Corpus) -> Layer:
+def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, corpus: Corpus) -> Layer:
     """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
     left_out = {*args.of_one_call, "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
