@@ -271,7 +271,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hub.download import with_models_here
 
 import data
 from architectures.table import ModelConfig
