@@ -294,7 +294,7 @@ from planning.memory import MemorySetting, choose_sharing, most_sequences
 from planning.micro_batch import find_micro_batch
 from planning.pace import Deadline, Pace, measure_pace, plan_until
 from planning.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
-from planning.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens, samples_of_step
+from planning.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens
 from planning.schedules import learning_rate_at
 from planning.shortage import what_fits
 from planning.sizing import Sizing, choose_sizing
@@ -306,7 +306,7 @@ from training.cooldown import set_aside
 from training.decisions import Wishes
 from training.fused import adamw_for
 from training.mirrored import catch_up, check_mirror, prepare_mirror, take_mirror
-from training.optimizers import OptimizerKind, choose_optimizer, dtype_of_products, parameter_groups
+from training.optimizers import OPTIMIZERS, OptimizerKind, dtype_of_products, parameter_groups
 from training.overfit_test import few_windows, memorize, without_noise
 from training.parallel import build, sequences_at_a_time
 from training.parts import FAST, Parts
@@ -465,10 +465,9 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     options = choose_options(args, machine, parts.attention, stored.get("environment", {}))
     way, why_way = processes.agree(lambda: choose_sharing(args, config, options, machine, processes))
     most = processes.agree(lambda: most_sequences(args, sizing, config, options, machine, processes, way))
-    kind, why_kind = choose_optimizer(args, config, samples_of_step(args, most), stored)
-    choose = partial(choose_recipe, args, config, corpus.train.length, most, state.step, state.samples_seen, sizing,
-                     settings=stored.get("settings", {}), optimizer=kind.name, why_optimizer=why_kind)
+    choose = partial(choose_recipe, args, config, corpus.train.length, most, sizing, stored)
     recipe = choose(deadline.horizon)
+    kind = OPTIMIZERS[recipe.optimizer]
     if resumed and nothing_is_left(args, state, recipe, corpus, deadline, runtime):
         return Exit.DONE
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored, way, why_way)

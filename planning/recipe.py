@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,7 @@ from model import INIT_STD, SIZES, Options
 from planning import defaults
 from planning.schedules import AS_EVER, Cooldown, Schedule
 from planning.sizing import MOST_EPOCHS, Sizing, config_of_size
+from training.optimizers import choose_optimizer
 from training.parts import Attention
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
@@ -178,217 +179,204 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
 
 
 def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
-                  steps_done: int = 0, samples_seen: int = 0, sizing: Sizing | None = None,
-                  horizon: int | None = None, settings: Mapping[str, Any] = MappingProxyType({}),
-                  optimizer: str = "adamw", why_optimizer: str = "") -> Recipe:
-    """Decides what the flags leave open, with reasons. On resume the horizon counts on from what has been seen.
+                  sizing: Sizing | None = None, stored: Mapping[str, Any] = MappingProxyType({}),
+                  horizon: int | None = None) -> Recipe:
+    """Decides what the flags leave open, with reasons. A resumed run keeps its optimizer, peak, warm-up and cooldown.
 
-    most_batch_size is what fits the memory. horizon is the last step that --max_minutes allows, None while it is not
-    known. settings are those of the checkpoint to resume from, whose peak and warm-up the run keeps. Raises UserError
-    (exit 2) for a warm-up longer than the run, or a min_lr above a learning rate that was not given.
+    most_batch_size is what fits the memory. stored is the trainer_state.json of the checkpoint to resume from. horizon
+    is the last step that --max_minutes allows, None while it is not known. Raises UserError: exit 2 for a warm-up
+    longer than the run, or a min_lr above a learning rate that was not given, exit 4 for another optimizer than the
+    checkpoint's.
     """
-    reasons = [f"optimizer {optimizer}: {why_optimizer}"] if why_optimizer else []
+    batch_size = most_batch_size if args.batch_size in (None, "auto") else args.batch_size
+    samples_per_step = batch_size * args.gradient_accumulation_steps
+    kind, why_optimizer = choose_optimizer(args, config, samples_per_step, stored)
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
+    choices = _Choices(args, config, kind.name, samples_per_step, stored.get("settings") or {})
 
-    batch_size = args.batch_size
-    if batch_size in (None, "auto"):
-        batch_size = most_batch_size
+    if why_optimizer:
+        choices.reasons.append(f"optimizer {kind.name}: {why_optimizer}")
     if args.batch_size is None:
         why = "for about 4,000 steps of 512 to 4,096 tokens" if sizing else "what fits the memory"
-        reasons.append(f"batch_size {batch_size}: {why}, {several(batch_size * config.seq_length, 'token')}")
-    samples_per_step = batch_size * args.gradient_accumulation_steps
-
-    cooldown = _cooldown(args, settings)
-    most_steps = _most_steps(args, settings, cooldown)
-    if args.epochs:
-        epochs = args.epochs
-    elif most_steps:
-        epochs = max(1, math.ceil((samples_seen + max(0, most_steps - steps_done) * samples_per_step) / windows))
-    elif args.max_minutes:
-        samples = (horizon - steps_done) * samples_per_step if horizon else ENDLESS * windows
-        epochs = -(-(samples_seen + samples) // windows)
-    else:
-        epochs = _default_epochs(args, config, num_tokens, sizing, reasons)
-    steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
-    total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)
-
+        choices.reasons.append(f"batch_size {batch_size}: {why}, {several(batch_size * config.seq_length, 'token')}")
+    epochs, total_steps = choices.horizon(stored, num_tokens, windows, sizing, horizon)
     if "beta1" not in args.config.given:
-        reasons.append(f"beta1 {args.beta1:g}: {defaults.REASONS['beta1']}")
-    usual, usual_of_embeddings, why_usual = _default_peaks(args, config, optimizer, total_steps, samples_per_step)
-    same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
-    learning_rate = args.learning_rate or (settings.get("learning_rate") if same_step else None) or usual
-    if args.learning_rate is None and learning_rate == usual:
-        reasons.append(f"learning_rate {usual:.2e}: {why_usual}")
-
-    decay = args.embedding_weight_decay  # without it a --weight_decay that is given holds for embeddings too
-
-    def chosen(name: str, given: float | None, default: float) -> float:
-        """The value of a flag that was given; else the default, with its reason."""
-        if given is not None:
-            return given
-        reasons.append(f"{name} {default:.6g}: {defaults.REASONS[name]}")
-        return default
-
+        choices.reasons.append(f"beta1 {args.beta1:g}: {defaults.REASONS['beta1']}")
+    usual, usual_of_embeddings, learning_rate = choices.peaks(total_steps)
+    # Without a decay of their own embeddings have a --weight_decay that is given.
+    own_decay = args.weight_decay if args.embedding_weight_decay is None else args.embedding_weight_decay
     return Recipe(
-        **_schedule(args, learning_rate, total_steps, settings, cooldown, reasons), batch_size=batch_size,
+        **choices.schedule(learning_rate, total_steps), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         usual_learning_rate=usual,
-        embedding_learning_rate=_embedding_rate(args, learning_rate, usual, usual_of_embeddings, settings, reasons),
-        init_std=_init_std(args, config, optimizer, learning_rate == usual, reasons),
-        weight_decay=chosen("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
-        embedding_weight_decay=chosen(
-            "embedding_weight_decay", args.weight_decay if decay is None else decay, defaults.EMBEDDING_WEIGHT_DECAY),
-        beta2=chosen("beta2", args.beta2, defaults.default_beta2(samples_per_step * config.seq_length)),
-        grad_clip=chosen("grad_clip", args.grad_clip, defaults.GRAD_CLIP),
+        embedding_learning_rate=choices.embedding_rate(learning_rate, usual, usual_of_embeddings),
+        init_std=choices.init_std(learning_rate == usual),
+        weight_decay=choices.number("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
+        embedding_weight_decay=choices.number("embedding_weight_decay", own_decay, defaults.EMBEDDING_WEIGHT_DECAY),
+        beta2=choices.number("beta2", args.beta2, defaults.default_beta2(samples_per_step * config.seq_length)),
+        grad_clip=choices.number("grad_clip", args.grad_clip, defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args, total_steps),
         eval_tokens=args.eval_tokens or _default_eval_tokens(args, epochs, num_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=tuple(reasons), optimizer=optimizer)
+        reasons=tuple(choices.reasons), optimizer=kind.name)
 
 
-def samples_of_step(args: argparse.Namespace, most_batch_size: int) -> int:
-    """The sequences of a step; most_batch_size is the micro-batch where no number is given."""
-    batch_size = most_batch_size if args.batch_size in (None, "auto") else args.batch_size
-    return batch_size * args.gradient_accumulation_steps
+@dataclass
+class _Choices:
+    """The decisions of a recipe; reasons grows by one line for each default that is taken.
+
+    settings are those of the checkpoint to resume from, {} for a new run.
+    """
+
+    args: argparse.Namespace
+    config: ModelConfig
+    optimizer: str
+    samples_per_step: int
+    settings: Mapping[str, Any]
+    reasons: list[str] = field(default_factory=list)
+
+    def number(self, name: str, given: float | None, default: float) -> float:
+        """The value of a flag that was given; else the default, with its reason."""
+        if given is not None:
+            return given
+        self.reasons.append(f"{name} {default:.6g}: {defaults.REASONS[name]}")
+        return default
+
+    def horizon(self, stored: Mapping[str, Any], num_tokens: int, windows: int, sizing: Sizing | None,
+                last_step: int | None) -> tuple[int, int]:
+        """Epochs and steps of the whole run; on resume they count on from what has been seen."""
+        args, steps_done, samples_seen = self.args, stored.get("step", 0), stored.get("samples_seen", 0)
+        most_steps = self._most_steps()
+        if args.epochs:
+            epochs = args.epochs
+        elif most_steps:
+            samples = samples_seen + max(0, most_steps - steps_done) * self.samples_per_step
+            epochs = max(1, math.ceil(samples / windows))
+        elif args.max_minutes:
+            samples = (last_step - steps_done) * self.samples_per_step if last_step else ENDLESS * windows
+            epochs = -(-(samples_seen + samples) // windows)
+        else:
+            epochs = self._default_epochs(num_tokens, sizing)
+        steps_left = -(-max(0, epochs * windows - samples_seen) // self.samples_per_step)
+        return epochs, min(steps_done + steps_left, most_steps or 2**62, last_step or 2**62)
+
+    def _most_steps(self) -> int | None:
+        """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
+        args = self.args
+        if cooldown := self.cooldown:
+            return cooldown.start + (args.cooldown_steps or max(1, round(defaults.DECAY_SHARE * cooldown.start)))
+        if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
+            return self.settings.get("total_steps")  # of a run that was cooled down, an earlier checkpoint
+        return args.max_steps
+
+    def _default_epochs(self, num_tokens: int, sizing: Sizing | None) -> int:
+        """Epochs where no flag gives the horizon: few for trained weights, else 20 tokens a parameter."""
+        wanted = math.ceil(20 * self.config.num_parameters / num_tokens)
+        epochs = min(MOST_EPOCHS, wanted)
+        limit = f", and the default is at most {MOST_EPOCHS}" if wanted > MOST_EPOCHS else ""
+        why = f"20 tokens per parameter (Hoffmann et al. 2022) take {several(wanted, 'epoch')}{limit}"
+        if self.args.init_from:
+            epochs, why = 3, "trained weights need few passes over the corpus, and overfit with more"
+        elif sizing:
+            epochs, why = sizing.epochs, sizing.why_epochs
+        self.reasons.append(f"epochs {epochs}: {why}")
+        return epochs
+
+    def peaks(self, total_steps: int) -> tuple[float, float, float]:
+        """The default peak, that of embeddings and their like, and the peak of this run."""
+        config, tokens_per_step = self.config, self.samples_per_step * self.config.seq_length
+        total_tokens = max(1, total_steps) * tokens_per_step
+        if self.args.init_from:
+            usual = of_embeddings = defaults.finetuning_rate(config, tokens_per_step, total_tokens)
+            why = f"{defaults.FINETUNING:g} of the lower of two laws, as for trained weights (Radford et al. 2018)"
+        else:
+            usual = defaults.peak_rate(self.optimizer, config, tokens_per_step, total_tokens)
+            of_embeddings = defaults.embedding_rate(self.optimizer, config, tokens_per_step, total_tokens)
+            why = defaults.PEAK_REASONS[defaults.entry_of(self.optimizer)]
+        same_step = self.settings.get("batch_size", 0) * self.settings.get("accumulation", 0) == self.samples_per_step
+        recorded = self.settings.get("learning_rate") if same_step else None
+        learning_rate = self.args.learning_rate or recorded or usual
+        if self.args.learning_rate is None and learning_rate == usual:
+            self.reasons.append(f"learning_rate {usual:.2e}: for {count(config.num_parameters)} parameters, "
+                                f"{tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {why}")
+        return usual, of_embeddings, learning_rate
+
+    def embedding_rate(self, learning_rate: float, usual: float, usual_of_embeddings: float) -> float:
+        """The peak of embeddings, output layer, norms and biases: that of all others, unless theirs is the usual one.
+
+        A run of before the flag has one rate, too, whatever it was.
+        """
+        if self.args.embedding_learning_rate is not None:
+            return self.args.embedding_learning_rate
+        if "learning_rate" in self.settings and "embedding_learning_rate" not in self.settings:
+            return learning_rate
+        rate, why = learning_rate, "that of --learning_rate, which is given"
+        if learning_rate == usual:
+            rate, why = usual_of_embeddings, defaults.REASONS["embedding_learning_rate"]
+        if self.args.init_from:
+            why = "that of --learning_rate, as for all trained weights"
+        self.reasons.append(f"embedding_learning_rate {rate:.2e}: {why}")
+        return rate
+
+    def init_std(self, has_usual_rate: bool) -> float:
+        """The deviation of initial matrices: by the width, for the default rate found with it; else GPT-2's."""
+        if self.args.init_std is not None or self.args.init_from:
+            return self.args.init_std or INIT_STD
+        std, why = INIT_STD, "GPT-2's, as --learning_rate is given"
+        if has_usual_rate:
+            std = defaults.initial_std(self.optimizer, self.config)
+            why = defaults.INIT_REASONS[defaults.entry_of(self.optimizer)]
+        self.reasons.append(f"init_std {std:.3g}: {why}")
+        return std
+
+    @property
+    def cooldown(self) -> Cooldown | None:
+        """The cooldown in the settings of the checkpoint to resume from, unless the flags have left it."""
+        if not self.args.cooldown_from or "cooldown_from" not in self.settings:
+            return None
+        return Cooldown(*(self.settings[f"cooldown_{name}"] for name in ("start", "rate", "from")))
+
+    def schedule(self, learning_rate: float, total_steps: int) -> dict[str, Any]:
+        """The fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
+        args, cooldown = self.args, self.cooldown
+        name = args.lr_schedule or {None: defaults.LR_SCHEDULE, True: AS_EVER, False: "constant"}[args.use_lr_scheduler]
+        if args.lr_schedule is None and args.use_lr_scheduler is None:
+            self.reasons.append(f"lr_schedule {name}: {defaults.REASONS['lr_schedule']}")
+        min_lr = args.min_lr
+        if min_lr is None:
+            min_lr = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
+            if not min_lr and (cooldown or name != "constant"):
+                self.reasons.append(f"min_lr 0: {defaults.REASONS['min_lr']}")
+        if min_lr > learning_rate:
+            raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
+                                        "--learning_rate.")
+        if args.decay_share is None and name == "wsd":
+            self.reasons.append(f"decay_share {defaults.DECAY_SHARE:g}: {defaults.REASONS['decay_share']}")
+        return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,
+                "warmup_steps": self._warmup_steps(name, total_steps),
+                "decay_share": args.decay_share or defaults.DECAY_SHARE, "cooldown": cooldown}
+
+    def _warmup_steps(self, schedule: str, total_steps: int) -> int:
+        """The warm-up requested, that of a resumed run, which would else begin again in a longer one, or the default.
+        """
+        given = self.args.warmup_steps
+        if given is not None and given >= total_steps and not self.args.cooldown_from:
+            raise UserError(Exit.FLAGS, f"--warmup_steps {given:,}: the run has {several(total_steps, 'step')}. "
+                                        "Lower it.")
+        if given is not None or schedule == "constant":
+            return given or 0
+        if self.settings.get("warmup_steps", total_steps) < total_steps:
+            return self.settings["warmup_steps"]
+        return int(self.number("warmup_steps", None, defaults.default_warmup(total_steps)))
+
+
+# ---------------------------------------------------------------- validation
 
 
 def eval_interval_of(args: argparse.Namespace, total_steps: int) -> int:
     """The steps between validations: ten over the run, at most 1,000 apart, unless a flag says otherwise."""
     return args.eval_interval or max(1, min(1000, total_steps // 10))
-
-
-def _cooldown(args: argparse.Namespace, settings: Mapping[str, Any]) -> Cooldown | None:
-    """The cooldown in the settings of the checkpoint to resume from, unless the flags have left it."""
-    if not args.cooldown_from or "cooldown_from" not in settings:
-        return None
-    return Cooldown(settings["cooldown_start"], settings["cooldown_rate"], settings["cooldown_from"])
-
-
-def _most_steps(args: argparse.Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
-    """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
-    if cooldown:
-        return cooldown.start + (args.cooldown_steps or max(1, round(defaults.DECAY_SHARE * cooldown.start)))
-    if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
-        return settings.get("total_steps")  # of a run that was cooled down, an earlier checkpoint
-    return args.max_steps
-
-
-def _default_epochs(args: argparse.Namespace, config: ModelConfig, num_tokens: int, sizing: Sizing | None,
-                    reasons: list[str]) -> int:
-    """Epochs where no flag gives the horizon: few for trained weights, else 20 tokens a parameter."""
-    if args.init_from:
-        reasons.append("epochs 3: trained weights need few passes over the corpus, and overfit with more")
-        return 3
-    if sizing:
-        reasons.append(f"epochs {sizing.epochs}: {sizing.why_epochs}")
-        return sizing.epochs
-    wanted = math.ceil(20 * config.num_parameters / num_tokens)
-    epochs = min(MOST_EPOCHS, wanted)
-    limit = f", and the default is at most {MOST_EPOCHS}" if wanted > MOST_EPOCHS else ""
-    reasons.append(f"epochs {epochs}: 20 tokens per parameter (Hoffmann et al. 2022) take "
-                   f"{several(wanted, 'epoch')}{limit}")
-    return epochs
-
-
-def _default_peaks(args: argparse.Namespace, config: ModelConfig, optimizer: str, total_steps: int,
-                   samples_per_step: int) -> tuple[float, float, str]:
-    """The peak where --learning_rate is not given, that of embeddings and their like, and the reason of the first."""
-    tokens_per_step = samples_per_step * config.seq_length
-    total_tokens = max(1, total_steps) * tokens_per_step
-    if args.init_from:
-        peak = of_embeddings = defaults.finetuning_rate(config, tokens_per_step, total_tokens)
-        why = f"{defaults.FINETUNING:g} of the lower of two laws, as for trained weights (Radford et al. 2018)"
-    else:
-        peak = defaults.peak_rate(optimizer, config, tokens_per_step, total_tokens)
-        of_embeddings = defaults.embedding_rate(optimizer, config, tokens_per_step, total_tokens)
-        why = defaults.PEAK_REASONS[defaults.entry_of(optimizer)]
-    return peak, of_embeddings, (f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step "
-                                 f"and {count(total_tokens)} in all; {why}")
-
-
-def _embedding_rate(args: argparse.Namespace, learning_rate: float, usual: float, usual_of_embeddings: float,
-                    settings: Mapping[str, Any], reasons: list[str]) -> float:
-    """The peak of embeddings, output layer, norms and biases: that of all others, unless theirs is the usual one.
-
-    A run of before the flag has one rate, too, whatever it was.
-    """
-    if args.embedding_learning_rate is not None:
-        return args.embedding_learning_rate
-    if "learning_rate" in settings and "embedding_learning_rate" not in settings:
-        return learning_rate
-    is_usual = learning_rate == usual
-    rate = usual_of_embeddings if is_usual else learning_rate
-    why = "that of --learning_rate, which is given"
-    if args.init_from:
-        why = "that of --learning_rate, as for all trained weights"
-    elif is_usual:
-        why = defaults.REASONS["embedding_learning_rate"]
-    reasons.append(f"embedding_learning_rate {rate:.2e}: {why}")
-    return rate
-
-
-def _init_std(args: argparse.Namespace, config: ModelConfig, optimizer: str, has_usual_rate: bool,
-              reasons: list[str]) -> float:
-    """The deviation of initial matrices: by the width, for the default rate that was found with it; else GPT-2's."""
-    if args.init_std is not None or args.init_from:
-        return args.init_std or INIT_STD
-    std, why = INIT_STD, "GPT-2's, as --learning_rate is given"
-    if has_usual_rate:
-        std = defaults.initial_std(optimizer, config)
-        why = defaults.INIT_REASONS[defaults.entry_of(optimizer)]
-    reasons.append(f"init_std {std:.3g}: {why}")
-    return std
-
-
-def schedule_name(args: argparse.Namespace) -> str:
-    """The name of the schedule; --use_lr_scheduler given, but no --lr_schedule, means the cosine that it always did."""
-    if args.lr_schedule:
-        return args.lr_schedule
-    if args.use_lr_scheduler is None:
-        return defaults.LR_SCHEDULE
-    return AS_EVER if args.use_lr_scheduler else "constant"
-
-
-def _schedule(args: argparse.Namespace, learning_rate: float, total_steps: int, settings: Mapping[str, Any],
-              cooldown: Cooldown | None, reasons: list[str]) -> dict[str, Any]:
-    """The fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
-    name = schedule_name(args)
-    if args.lr_schedule is None and args.use_lr_scheduler is None:
-        reasons.append(f"lr_schedule {name}: {defaults.REASONS['lr_schedule']}")
-    min_lr = args.min_lr
-    if min_lr is None:
-        min_lr = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
-        if not min_lr and (cooldown or name != "constant"):
-            reasons.append(f"min_lr 0: {defaults.REASONS['min_lr']}")
-    if min_lr > learning_rate:
-        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
-                                    "--learning_rate.")
-    if args.decay_share is None and name == "wsd":
-        reasons.append(f"decay_share {defaults.DECAY_SHARE:g}: {defaults.REASONS['decay_share']}")
-    return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,
-            "warmup_steps": _warmup_steps(args, name, total_steps, settings, reasons),
-            "decay_share": args.decay_share or defaults.DECAY_SHARE, "cooldown": cooldown}
-
-
-def _warmup_steps(args: argparse.Namespace, name: str, total_steps: int, settings: Mapping[str, Any],
-                  reasons: list[str]) -> int:
-    """The warm-up requested, that of a resumed run, which would else begin anew in a longer one, or the default one."""
-    if args.warmup_steps is not None:
-        if args.warmup_steps >= total_steps and not args.cooldown_from:
-            raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has "
-                                        f"{several(total_steps, 'step')}. Lower it.")
-        return args.warmup_steps
-    if name == "constant":
-        return 0
-    if settings.get("warmup_steps", total_steps) < total_steps:
-        return settings["warmup_steps"]
-    warmup_steps = defaults.default_warmup(total_steps)
-    reasons.append(f"warmup_steps {warmup_steps}: {defaults.REASONS['warmup_steps']}")
-    return warmup_steps
-
-
-# ---------------------------------------------------------------- validation
 
 
 def _default_eval_tokens(args: argparse.Namespace, epochs: int, num_tokens: int) -> int:

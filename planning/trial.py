@@ -14,7 +14,7 @@ from machine.device import Machine
 from machine.memory import is_out_of_memory, peak_memory
 from planning.micro_batch import OUT_OF_MEMORY
 from planning.recipe import Recipe, choose_config, choose_options, choose_recipe
-from training.optimizers import choose_optimizer
+from training.optimizers import OPTIMIZERS
 from training.parts import FAST
 from training.recovery import Recovery
 from training.starting import choose_place, find_corpus
@@ -46,7 +46,7 @@ def prepare_trial(args: argparse.Namespace, batch_size: int, accumulation: int, 
     config = choose_config(args, corpus.vocab_size, corpus.train.length)
     recipe = choose_recipe(args, config, corpus.train.length, batch_size * accumulation)
     recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
-    kind, _ = choose_optimizer(args, config, batch_size * accumulation, {})
+    kind = OPTIMIZERS[recipe.optimizer]
     where, _ = choose_place(args, corpus, machine, processes)
     options = choose_options(args, machine, FAST.attention, {})
     way = args.model_parallel if processes.world_size > 1 else "alone"
