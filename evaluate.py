@@ -21,9 +21,6 @@ from common.errors import guard, require
 from common.files import hash_ahead
 from hub.names import as_recorded, check_package, problems_with_name
 
-TOKENS_PER_BATCH = {"cuda": 16_384, "mps": 8192, "cpu": 4096}
-
-
 # ---------------------------------------------------------------- flags
 
 
@@ -154,7 +151,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     folder, model, tokenizer = open_model_and_tokenizer(args, machine, out)
     T = model.config.seq_length
     stride = choose_stride(args.stride, T)
-    tokens_per_batch = args.batch_size * T if args.batch_size else TOKENS_PER_BATCH[machine.device.type]
+    tokens_per_batch = args.batch_size * T if args.batch_size else machine.backend.busy_tokens
     scorer = Scorer(model, machine.autocast, tokens_per_batch, out, signals)
     encoder = TextEncoder(tokenizer, end_of_text_id(tokenizer))
     if encoder.start_id is None:

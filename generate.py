@@ -186,7 +186,7 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     """The model, laid out for decoding on the chosen device. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()
-    on_cpu = machine.device.type == "cpu"
+    on_cpu = not machine.on_gpu
     quantized = args.quantize == "int8"
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # more rows are multiplied in another way, which rounds differently
@@ -195,7 +195,7 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
         warn_where_int8_is_slow(compiles, num_rows)
     weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype  # what the CPU's 8-bit product takes
     dtype = torch.float32 if compiles and on_cpu else weight_dtype  # compiled loops would convert bf16 at each use
-    if on_cpu and args.use_amp and weight_dtype == torch.bfloat16 and not device.cpu_has_bf16():
+    if on_cpu and args.use_amp and weight_dtype == torch.bfloat16 and not machine.backend.has_bf16():
         warn("this CPU has no bf16 instructions: 16-bit arithmetic will be slower than fp32. Drop --use_amp.")
 
     try:
@@ -236,11 +236,11 @@ def uses_graphs(args: argparse.Namespace, device_type: str, num_rows: int) -> bo
 
 def can_compile(machine: Machine, num_rows: int) -> bool:
     """Whether the step of --compile can be compiled; warns if it cannot."""
-    if machine.device.type == "cpu" and num_rows > 1:
+    if not machine.on_gpu and num_rows > 1:
         warn(f"--compile: on a CPU it serves one continuation at a time, {num_rows} are made at once: running "
              "eagerly. Give --batch_size 1 to compile.")
         return False
-    if problem := device.why_no_compile(machine.device):
+    if problem := machine.backend.why_no_compile():
         warn(f"--compile: not possible here, running eagerly: {problem}.")
         return False
     return True

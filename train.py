@@ -286,6 +286,7 @@ from common.transcript import Transcript, heading
 from common.words import percent, printable, shell_line, size
 from hub.download import with_models_here
 from machine import device
+from machine.backends import NVIDIA
 from machine.device import Machine
 from machine.processes import ALONE, joined, of_environment
 from model import Options
@@ -387,13 +388,13 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
     with problems.catch():
         require_gpu(args)
-        if args.compile_mode == "reduce-overhead" and (reason := device.why_no_cuda()):
+        if args.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
             raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
         if args.fp8_head and (reason := device.why_no_fp8()):
             raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
         if args.loss_kernel and (reason := device.why_no_triton()):
             raise UserError(Exit.MACHINE, f"--loss_kernel: {reason}, or give --no-loss_kernel.")
-        if args.activation_checkpointing and args.dropout and device.uses_mps(args.use_gpu):
+        if args.activation_checkpointing and args.dropout and not device.drops_the_same(args.use_gpu):
             raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: on Apple's GPU PyTorch drops "
                                           "other activations when it computes a block again. Drop one of the flags.")
     with problems.catch():

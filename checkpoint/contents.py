@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from architectures.table import ModelConfig, Network, architecture_of, name_of
-from machine.device import gpu_rng_state
+from machine.backends import backend_of
 from ops.shards import all_assembled, assembled
 
 CONFIG = "config.json"
@@ -83,7 +83,7 @@ class Tensors:
         training["rng.cpu"] = torch.get_rng_state()
         device = next(model.parameters()).device
         if device.type != "cpu":
-            training[f"rng.{device.type}"] = gpu_rng_state(device)
+            training[f"rng.{device.type}"] = backend_of(device).api.get_rng_state()
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
 
     def ask(self) -> None:

@@ -18,7 +18,7 @@ from checkpoint.stored import place_of_weights
 from checkpoint.verify import MAX_COUNT
 from common.errors import Exit, UserError
 from common.words import printable
-from machine.device import set_gpu_rng_state
+from machine.backends import backend_of
 from ops.shards import like, local
 
 CURE = "--reset_optimizer resumes without the optimizer's state"
@@ -129,7 +129,7 @@ def _restore_generators(file: Any, device: torch.device) -> list[str]:
     try:
         torch.set_rng_state(file.get_tensor("rng.cpu"))
         if (name := f"rng.{device.type}") in stored and device.type != "cpu":
-            set_gpu_rng_state(device, file.get_tensor(name))
+            backend_of(device).api.set_rng_state(file.get_tensor(name))
         elif device.type != "cpu":
             return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new random "
                     "sequence"]

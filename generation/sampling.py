@@ -17,6 +17,7 @@ from generation.continuation import DEFAULTS, Continuation, Sampling
 from generation.decoder import Decoder
 from generation.distribution import draw, penalised
 from generation.graphs import GraphDecoder
+from machine.backends import backend_of
 from ops.shards import all_assembled
 
 AnyContinuation = TypeVar("AnyContinuation", bound=Continuation)
@@ -70,7 +71,7 @@ def _remove_finished(decoder: Decoder, active: list[AnyContinuation]) -> None:
 def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampling) -> tuple[list[int], list[float]]:
     """The next id of each text, and its log-probability in the model's own distribution."""
     logits_BV = decoder.step([text.ids[-1] for text in active])
-    if logits_BV.device.type == "mps":  # it has no float64, in which ids are drawn
+    if not backend_of(logits_BV).has_float64:  # in which ids are drawn
         logits_BV = logits_BV.cpu()
     total_B = logits_BV.logsumexp(-1)
     if not total_B.isfinite().all():

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from architectures.decoding import LaidOutBlock, LaidOutEnds
 from architectures.table import ModelConfig, architecture_of
+from machine.backends import backend_of
 from ops.products import Dense, Packed
 
 LOADING_THREADS = 2  # PyTorch transposes a matrix with one thread
@@ -71,7 +72,7 @@ class WeightLoader:
     def table(self, name: str, kind: type[Dense]) -> Dense:
         """A matrix with a row for each id, by its parameter's name; on a GPU the vocabulary is padded."""
         weight = self.tensors[f"{name}.weight"].to(self.device)
-        if self.device.type == "cuda":
+        if backend_of(self.device).is_gpu:
             weight = F.pad(weight, (0, 0, 0, self.config.padded_vocab_size - len(weight)))
         return kind(weight, None, self.weight_dtype)
 

@@ -7,11 +7,7 @@ import ctypes
 import importlib.util
 import os
 import platform
-import re
-import shutil
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +16,9 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from common.children import outside_current_folder
-from common.ranks import world_size
-from common.words import first_line, printable, several
+from common.words import first_line, several
+from machine.backends import CPU, NVIDIA, Backend, backend_of, gpu_of_this_system, why_no_headers
 from machine.cards import find_card
-
-# The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
-OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
-OLDEST_WITH_A_BUILD = (5, 0)  # compute capability
-SYSCTL_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -47,9 +38,14 @@ class Machine:
     warnings: tuple[str, ...]
 
     @property
+    def backend(self) -> Backend:
+        """What a device of this kind can do."""
+        return backend_of(self.device)
+
+    @property
     def on_gpu(self) -> bool:
         """True on NVIDIA's GPUs, by CUDA, and on Apple's, by MPS."""
-        return self.device.type != "cpu"
+        return self.backend.is_gpu
 
     @property
     def precision(self) -> str:
@@ -63,7 +59,7 @@ class Machine:
     @property
     def peak_flops(self) -> float | None:
         """The data sheet's FLOP/s in the chosen precision, for fp32 with TF32 as set_up allows; None if unknown."""
-        card = find_card(self.name) if self.device.type == "cuda" else None
+        card = find_card(self.name) if self.backend.has_own_memory else None  # a CPU may be called A10 too
         if card is None:
             return None
         if self.dtype != torch.float32:
@@ -87,48 +83,45 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
     use_gpu must not be True where why_no_gpu() gives a reason.
     """
     warnings: list[str] = []
-    device, device_reason = _choose_device(use_gpu, warnings)
-    dtype, precision_reason = _choose_precision(device, use_amp, amp_dtype, warnings)
-    compiled, compile_reason = _choose_compile(device, dtype, use_compile, warnings)
-    return Machine(device, device_name(device), device_reason, dtype, precision_reason, compiled, compile_reason,
+    backend, device_reason = _choose_device(use_gpu, warnings)
+    dtype, precision_reason = _choose_precision(backend, use_amp, amp_dtype, warnings)
+    compiled, compile_reason = _choose_compile(backend, dtype, use_compile, warnings)
+    return Machine(backend.device(), backend.name(), device_reason, dtype, precision_reason, compiled, compile_reason,
                    tuple(warnings))
 
 
-def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[torch.device, str]:
+def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[Backend, str]:
     """The device and why; adds to the warnings when a GPU stays unused."""
-    problem = why_no_gpu()
-    gpu = the_gpu() if problem is None else None
+    gpu = gpu_of_this_system()
+    problem = gpu.why_not()
     if use_gpu is False:
-        if gpu is not None:
-            warnings.append(f"this machine's GPU is not used: {device_name(gpu)}. Drop --no-use_gpu.")
-        return torch.device("cpu"), "--no-use_gpu"
-    if gpu is not None:
+        if not problem:
+            warnings.append(f"this machine's GPU is not used: {gpu.name()}. Drop --no-use_gpu.")
+        return CPU, "--no-use_gpu"
+    if not problem:
         return gpu, "--use_gpu" if use_gpu else "a GPU is available"
-    assert problem
     if Path("/dev/nvidiactl").exists():
         warnings.append(f"there is a GPU in this machine, but it cannot be used: {problem}.")
-    return torch.device("cpu"), f"no GPU: {problem.split('. ')[0]}"
+    return CPU, f"no GPU: {problem.split('. ')[0]}"
 
 
-def _choose_precision(device: torch.device, use_amp: bool | None, amp_dtype: str,
+def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
                       warnings: list[str]) -> tuple[torch.dtype, str]:
     """The dtype of autocast and why; adds to the warnings what makes it slow."""
-    on_gpu = device.type != "cpu"
+    on_gpu = backend.is_gpu
     mixed = on_gpu if use_amp is None else use_amp
     if not mixed:
         if on_gpu:
             warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give --use_amp.")
         return torch.float32, "mixed precision is off" + ("" if on_gpu else " unless --use_amp is given on a CPU")
 
-    is_native = has_bf16(device)
+    is_native, kind = backend.has_bf16(), "GPU" if on_gpu else "CPU"
     if amp_dtype != "auto":
         dtype, reason = {"bf16": torch.bfloat16, "fp16": torch.float16}[amp_dtype], f"--amp_dtype {amp_dtype}"
     elif on_gpu and not is_native:
-        why = "macOS before 14 has no bf16" if device.type == "mps" else "this GPU only emulates bf16"
-        dtype, reason = torch.float16, f"{why}; loss scaling is on"
+        dtype, reason = torch.float16, "no native bf16 on this GPU; loss scaling is on"
     else:
-        kind = "GPU" if on_gpu else "CPU"
-        dtype, reason = torch.bfloat16, f"native on this {kind}" if is_native else f"emulated on this {kind}"
+        dtype, reason = torch.bfloat16, f"{'native' if is_native else 'emulated'} on this {kind}"
 
     if dtype == torch.bfloat16 and not is_native:
         warnings.append("this GPU only emulates bf16, without fused attention. Drop --amp_dtype." if on_gpu else
@@ -136,18 +129,17 @@ def _choose_precision(device: torch.device, use_amp: bool | None, amp_dtype: str
     return dtype, reason
 
 
-def _choose_compile(device: torch.device, dtype: torch.dtype, use_compile: bool | None,
+def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | None,
                     warnings: list[str]) -> tuple[bool, str]:
     """Whether to compile and why; adds to the warnings if that is slow, or if compiling was requested in vain."""
-    on_gpu = device.type == "cuda"  # for Apple's PyTorch calls its compiler a prototype
-    if use_compile is False or (use_compile is None and not on_gpu):
-        if on_gpu:
+    if use_compile is False or (use_compile is None and not backend.compiles):
+        if backend.compiles:
             warnings.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
-        where = "an Apple GPU" if device.type == "mps" else "a CPU"
-        return False, "--no-compile" if use_compile is False else f"off on {where} unless --compile is given"
+        by_default = f"off on {backend.article_and_name} unless --compile is given"
+        return False, "--no-compile" if use_compile is False else by_default
 
-    problem = why_no_compile(device)
-    if on_gpu and dtype == torch.bfloat16 and _emulates_bf16(device):
+    problem = backend.why_no_compile()
+    if backend.compiles and dtype == torch.bfloat16 and not backend.has_bf16():
         problem = "the compiler has no bf16 for this GPU"
     if problem:
         warnings.append(f"torch.compile is not possible here, running eagerly: {problem}.")
@@ -158,96 +150,43 @@ def _choose_compile(device: torch.device, dtype: torch.dtype, use_compile: bool 
 # ---------------------------------------------------------------- what the machine can do
 
 
-def the_gpu() -> torch.device:
-    """The GPU that is used where there is one: CUDA's, else Apple's. Only where why_no_gpu() gives no reason."""
-    return torch.device("cuda", torch.cuda.current_device()) if why_no_cuda() is None else torch.device("mps", 0)
-
-
 def why_no_gpu() -> str | None:
-    """Why neither CUDA nor an Apple GPU can be used here, with the one thing to do; None if one of them can."""
-    if sys.platform == "darwin" or torch.backends.mps.is_available():
-        return why_no_mps()
-    return why_no_cuda()
+    """Why no GPU can be used here, with the one thing to do; None if one can."""
+    return gpu_of_this_system().why_not()
 
 
-def uses_mps(use_gpu: bool | None) -> bool:
-    """True if the flag, None where it was not given, means Apple's GPU here."""
-    return use_gpu is not False and why_no_gpu() is None and the_gpu().type == "mps"
+def drops_the_same(use_gpu: bool | None) -> bool:
+    """True if what is computed again in the backward pass drops the same activations again."""
+    gpu = gpu_of_this_system()
+    return use_gpu is False or gpu.why_not() is not None or gpu.has_own_memory
 
 
-def why_no_mps() -> str | None:
-    """Why Apple's GPU cannot be used through MPS, with the one thing to do; None if it can."""
-    if not torch.backends.mps.is_built():
-        return (f"this torch ({torch.__version__}) is built without MPS, which drives Apple's GPU. Install the build "
-                "for Apple processors: pip install --force-reinstall torch")
-    if not torch.backends.mps.is_available():
-        return (f"torch {torch.__version__} finds no Apple GPU that it can use on macOS "
-                f"{platform.mac_ver()[0] or 'of unknown version'}. Take an Apple processor with macOS 14 or newer")
-    if world_size() > 1:
-        return "an Apple GPU serves one process, not several of torchrun. Start train.py without torchrun"
-    return None
+# The next five serve benchmarks/ alone, until it asks machine.backends itself.
 
 
 def why_no_cuda() -> str | None:
-    """Why CUDA cannot be used here, with the one thing to do; None if it can."""
-    if torch.cuda.is_available():
-        return _why_this_gpu_cannot_be_used()
-    if sys.platform == "darwin":
-        return "CUDA is for NVIDIA's GPUs, and there is none for macOS. Choose a machine with one"
-    if not torch.backends.cuda.is_built():
-        return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
-                "pip install --force-reinstall torch")
-    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
-        return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} leaves no GPU visible. Unset it"
-    if not Path("/dev/nvidiactl").exists() and sys.platform == "linux":
-        return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
-                "(on Colab: Runtime, Change runtime type)")
-    return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver, or "
-            f"where you cannot do that (Colab) install a build for an older CUDA: {OLDER_CUDA_BUILD}")
+    return NVIDIA.why_not()
 
 
-def _why_this_gpu_cannot_be_used() -> str | None:
-    try:
-        major, minor = torch.cuda.get_device_capability()
-    except RuntimeError as error:
-        return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
-    built_for = [name for name in torch.cuda.get_arch_list() if _capability(name)]
-    if not built_for or any(_runs_on(name, major, minor) for name in built_for):
-        return None
-    reason = f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. "
-    if (major, minor) > min(number for name in built_for if (number := _capability(name))):
-        return (f"{reason}It is newer than this build, for CUDA {torch.version.cuda}. Install the build for the newest "
-                "CUDA, and a driver for it: pip install --force-reinstall torch")
-    if (major, minor) < OLDEST_WITH_A_BUILD:
-        return f"{reason}No release that is supported has them. Take a newer GPU"
-    return f"{reason}Install a build that has them: {OLDER_CUDA_BUILD}"
+def uses_mps(use_gpu: bool | None) -> bool:
+    return use_gpu is not False and gpu_of_this_system().type == "mps" and why_no_gpu() is None
 
 
-def _capability(name: str) -> tuple[int, int] | None:
-    """(9, 0) of 'sm_90' or 'compute_90a'; None for a name of another kind."""
-    found = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[af]?", name)
-    return (int(found[1]), int(found[2])) if found else None
+def cpu_has_bf16() -> bool:
+    return CPU.has_bf16()
 
 
-def _runs_on(name: str, major: int, minor: int) -> bool:
-    """True if what was compiled for this name of torch.cuda.get_arch_list() runs on a GPU of that compute capability.
+def why_no_compile(device: torch.device) -> str | None:
+    return backend_of(device).why_no_compile()
 
-    Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
-    What uses an architecture's own instructions runs on that one alone (sm_90a), or on its family (sm_100f).
-    Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
-    """
-    if (built := _capability(name)) is None:
-        return False
-    if name.endswith("a"):
-        return built == (major, minor)
-    if name.startswith("sm") or name.endswith("f"):
-        return built[0] == major and built[1] <= minor
-    return built <= (major, minor)
+
+def device_name(device: torch.device) -> str:
+    return backend_of(device).name()
 
 
 def why_no_fp8() -> str | None:
     """Why the output layer cannot be multiplied in 8 bits here, with the one thing to do; None if they can."""
-    if reason := why_no_cuda():
+    if reason := NVIDIA.why_not():
         return reason
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) >= (8, 9):
@@ -257,7 +196,7 @@ def why_no_fp8() -> str | None:
 
 def why_no_triton() -> str | None:
     """Why kernels written in Triton cannot be used here, with the one thing to do; None if they can."""
-    if reason := why_no_cuda():
+    if reason := NVIDIA.why_not():
         return reason
     if importlib.util.find_spec("triton") is None:
         return "the package triton is missing. Run: pip install triton"
@@ -265,78 +204,10 @@ def why_no_triton() -> str | None:
     return f"compute capability {major}.{minor} is below 7.5. Take a newer GPU" if (major, minor) < (7, 5) else None
 
 
-def why_no_compile(device: torch.device) -> str | None:
-    """Why torch.compile cannot work on the device; None if nothing is known to prevent it."""
-    if device.type == "mps":
-        return None  # Metal compiles what inductor writes
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            return "the package triton is missing"
-        major, minor = torch.cuda.get_device_capability(device)
-        return f"compute capability {major}.{minor} is below 7.0" if major < 7 else None
-    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
-    return why_no_headers() if any(map(shutil.which, compilers)) else f"no C++ compiler found ({', '.join(compilers)})"
-
-
-def why_no_headers() -> str | None:
-    """Why no C or C++ that calls Python can be compiled, with the one thing to do; None if nothing prevents it.
-
-    Linux distributions have the headers in a package of their own, and compilers report their absence in many lines.
-    """
-    folder = Path(sysconfig.get_path("include"))
-    is_elsewhere = sys.platform == "darwin" or any(map(os.environ.get, ("CPATH", "CPLUS_INCLUDE_PATH")))
-    if is_elsewhere or (folder / "Python.h").exists():
-        return None
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return (f"Python.h is missing in {printable(str(folder))}. Run: apt-get install python{version}-dev (Fedora: dnf "
-            "install python3-devel)")
-
-
 def compiler_complaint(error: Exception) -> str:
     """The first line of what a compiler's error says, and what is known to be missing here."""
     said = first_line(error)
     return f"{said}; {missing}" if (missing := why_no_headers()) else said
-
-
-def has_bf16(device: torch.device) -> bool:
-    """True if the device multiplies bf16 in hardware instead of emulating it."""
-    if device.type == "mps":
-        return torch.backends.mps.is_macos_or_newer(14, 0)
-    return not _emulates_bf16(device) if device.type == "cuda" else cpu_has_bf16()
-
-
-def cpu_has_bf16() -> bool:
-    """True if the CPU multiplies bf16 in hardware (AVX512-BF16, AMX, or Arm's BF16)."""
-    with contextlib.suppress(OSError):
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
-    return _sysctl("hw.optional.arm.FEAT_BF16") == "1"
-
-
-def _sysctl(name: str) -> str:
-    """What macOS says of itself under this name; empty on other systems, and where it does not know the name."""
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=True,
-                                  timeout=SYSCTL_SECONDS).stdout.strip()
-    return ""
-
-
-def _emulates_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def device_name(device: torch.device) -> str:
-    """The name of the card or the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type == "mps":
-        return torch.backends.mps.get_name()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
 # ---------------------------------------------------------------- settings of the process
@@ -358,9 +229,8 @@ def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = F
         torch.backends.cudnn.benchmark = False
         _use_deterministic_algorithms()
 
-    if machine.device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if machine.on_gpu:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return warnings
 
     _keep_freed_memory()
@@ -423,8 +293,8 @@ def without_cudnn_attention() -> None:
 def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size: int, dropout: float,
                       n_kv_head: int | None = None) -> str:
     """The kernel that scaled_dot_product_attention takes for these shapes, according to PyTorch's own dispatcher."""
-    if machine.device.type == "mps":
-        return "unfused"  # while it trains; the dispatcher cannot be asked
+    if not machine.backend.has_fused_attention:
+        return "unfused"
     # The choice does not depend on the batch.
     q, kv = (torch.empty((1, heads, seq_length, head_size), device=machine.device, dtype=machine.dtype,
                          requires_grad=True) for heads in (n_head, n_kv_head or n_head))
@@ -437,25 +307,15 @@ def rng_state(machine: Machine) -> dict[str, torch.Tensor]:
     """The states of the random-number generators that dropout draws from, by the type of their device."""
     states = {"cpu": torch.get_rng_state()}
     if machine.on_gpu:
-        states[machine.device.type] = gpu_rng_state(machine.device)
+        states[machine.device.type] = machine.backend.api.get_rng_state()
     return states
 
 
 def set_rng_state(machine: Machine, states: Mapping[str, torch.Tensor]) -> None:
-    """Puts back what rng_state returned."""
+    """Puts back what rng_state returned. Raises RuntimeError or TypeError for what is no such state."""
     torch.set_rng_state(states["cpu"])
     if machine.on_gpu:
-        set_gpu_rng_state(machine.device, states[machine.device.type])
-
-
-def gpu_rng_state(device: torch.device) -> torch.Tensor:
-    """The state of a GPU's random-number generator."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()
-
-
-def set_gpu_rng_state(device: torch.device, state: torch.Tensor) -> None:
-    """Sets it. Raises RuntimeError or TypeError for what is no such state."""
-    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.mps.set_rng_state(state)
+        machine.backend.api.set_rng_state(states[machine.device.type])
 
 
 # ---------------------------------------------------------------- saying so
@@ -463,17 +323,14 @@ def set_gpu_rng_state(device: torch.device, state: torch.Tensor) -> None:
 
 def describe(machine: Machine, memory_bytes: int, attention: str, tf32: bool) -> list[str]:
     """The lines about the machine that are printed at every start; memory_bytes is what the device has."""
-    threads = ""
-    memory = f"{memory_bytes / 2**30:.1f} GiB"
-    precision = machine.precision
-    if machine.device.type == "cpu":
-        threads = f", {several(torch.get_num_threads(), 'thread')}"
-        memory += " of RAM available"
-    elif machine.device.type == "mps":
+    memory, precision = f"{memory_bytes / 2**30:.1f} GiB", machine.precision
+    if not machine.on_gpu:
+        memory = f"{several(torch.get_num_threads(), 'thread')}, {memory} of RAM available"
+    elif not machine.backend.has_own_memory:
         memory += " of the RAM for the GPU"
-    elif torch.cuda.is_tf32_supported():
+    elif machine.backend.has_tf32():
         precision += f"; TF32 {'on' if tf32 else 'off'}"
-    return [f"device      {machine.device.type}: {machine.name}{threads}, {memory} ({machine.device_reason})",
+    return [f"device      {machine.device.type}: {machine.name}, {memory} ({machine.device_reason})",
             f"precision   {precision} ({machine.precision_reason})",
             f"attention   {attention}",
             f"compile     {'on' if machine.compile else 'off'} ({machine.compile_reason})",

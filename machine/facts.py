@@ -14,9 +14,7 @@ from pathlib import Path
 
 import torch
 
-from machine import windows
 from machine.device import Machine
-from machine.timing import synchronize
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 MATMUL_REPEATS = 20  # the best counts
@@ -36,14 +34,6 @@ def driver_version() -> str | None:
             done = subprocess.run(words, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=True)
             return done.stdout.split("\n")[0].strip() or None
     return None
-
-
-def total_ram() -> int | None:
-    """Bytes of RAM in the machine; None where the system does not tell."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    status = windows.memory_status()
-    return status.total if status else None
 
 
 # ---------------------------------------------------------------- the disk
@@ -84,12 +74,11 @@ def measure_disk(path: Path, most_bytes: int = 2**27, most_seconds: float = 2.0)
     return Disk(folder, free_bytes, written / seconds)
 
 
+def matmul_width(machine: Machine) -> int:  # for benchmarks/ alone, until it asks machine.backends itself
+    return machine.backend.matmul_width
+
+
 # ---------------------------------------------------------------- products of matrices
-
-
-def matmul_width(machine: Machine) -> int:
-    """A width at which a product of square matrices is as fast as the device can."""
-    return {"cuda": 8192, "mps": 4096}.get(machine.device.type, 2048)
 
 
 def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, most_seconds: float = 60.0) -> float:
@@ -102,11 +91,11 @@ def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, most_seconds:
     torch.mm(a, b)  # the first product loads the library
     best, ends_at = float("inf"), time.perf_counter() + most_seconds
     for _ in range(MATMUL_REPEATS):
-        synchronize(machine)
+        machine.backend.synchronize()
         started = time.perf_counter()
         for _ in range(products):
             torch.mm(a, b)
-        synchronize(machine)
+        machine.backend.synchronize()
         best = min(best, (time.perf_counter() - started) / products)
         if time.perf_counter() > ends_at:
             break

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from machine import windows
-from machine.device import Machine
+if TYPE_CHECKING:
+    from machine.device import Machine
 
 # Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
 OUT_OF_MEMORY = (
@@ -44,72 +44,70 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def release_memory(machine: Machine) -> None:
     """Gives back what a failed step or the compiler left behind."""
-    gc.collect()
-    if machine.device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif machine.device.type == "mps":
-        torch.mps.empty_cache()
-    elif sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    machine.backend.release_memory()
 
 
 def free_memory(machine: Machine) -> int | None:
     """Bytes free on the GPU; None on a CPU. Of an Apple GPU, that shares the RAM, as much as is available there."""
-    if machine.device.type == "mps":
-        return min(total_memory(machine) - torch.mps.driver_allocated_memory(), available_ram())
-    return torch.cuda.mem_get_info(machine.device)[0] if machine.device.type == "cuda" else None
+    return machine.backend.free_memory()
 
 
 def total_memory(machine: Machine) -> int:
-    """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take.
+    """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take."""
+    return machine.backend.total_memory()
 
-    Of the RAM that an Apple GPU shares it is the part that Metal recommends to stay within.
-    """
-    if machine.device.type == "mps":
-        return torch.mps.recommended_max_memory()
-    return torch.cuda.mem_get_info(machine.device)[1] if machine.device.type == "cuda" else available_ram()
+
+def peak_memory(machine: Machine) -> int:
+    """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
+    return machine.backend.peak_memory()
+
+
+def forget_peak(machine: Machine) -> None:
+    """Gives back what the compiler left behind, and lets peak_memory of a GPU start again from here."""
+    machine.backend.release_memory()
+    machine.backend.forget_peak()
+
+
+# ---------------------------------------------------------------- RAM
+
+
+def total_ram() -> int | None:
+    """Bytes of RAM in the machine; None where the system does not tell."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    status = _windows_memory()
+    return status.total if status else None
 
 
 def available_ram() -> int:
     """Bytes of RAM this process may still take: the system's, or less where a container (cgroup) allows less."""
-    unknown = 2**62
-    available = unknown
+    found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
+                found.append(int(line.split()[1]) * 1024)
     for limit, used in CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
-            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
     if sys.platform == "darwin":
-        available = min(available, _available_on_macos() or unknown)
-    if available == unknown and hasattr(os, "sysconf"):
-        with contextlib.suppress(ValueError, OSError):
-            available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if available == unknown and (status := windows.memory_status()):
-        available = status.available
-    return max(0, available)
+        found += _available_on_macos()
+    if status := _windows_memory():
+        found.append(status.available)
+    return max(0, min(found or [total_ram() or 2**62]))
 
 
-def _available_on_macos() -> int | None:
-    """Bytes of the pages that are free, or given back when they are needed; None where vm_stat does not tell."""
+def _available_on_macos() -> list[int]:
+    """Bytes of the pages that are free, or given back when they are needed; none where vm_stat does not tell."""
     with contextlib.suppress(OSError, subprocess.SubprocessError, TypeError):
         told = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, check=True, timeout=5).stdout
         pages = dict(re.findall(r"^Pages (free|inactive|speculative): +(\d+)\.", told, re.MULTILINE))
-        return int(re.search(r"page size of (\d+) bytes", told)[1]) * sum(map(int, pages.values()))  # type: ignore[index]
-    return None
+        page_bytes = int(re.search(r"page size of (\d+) bytes", told)[1])  # type: ignore[index]
+        return [page_bytes * sum(map(int, pages.values()))]
+    return []
 
 
-def peak_memory(machine: Machine) -> int:
-    """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident).
-
-    Of an Apple GPU nothing records the most: it is what Metal holds now, with the freed memory that PyTorch keeps.
-    """
-    if machine.device.type == "cuda":
-        return torch.cuda.max_memory_reserved(machine.device)
-    if machine.device.type == "mps":
-        return torch.mps.driver_allocated_memory()
+def peak_resident() -> int:
+    """The most bytes of RAM that this process has held."""
     # The resource module only where there is no /proc: in a child, its peak begins at the size of the parent.
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -118,11 +116,40 @@ def peak_memory(machine: Machine) -> int:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return windows.peak_resident() or 0
+    counters = _ProcessMemory(length=ctypes.sizeof(_ProcessMemory))
+    this_process = ctypes.c_void_p(-1)  # what GetCurrentProcess returns
+    asked = _asked_windows("K32GetProcessMemoryInfo", this_process, ctypes.byref(counters),
+                           ctypes.c_uint32(counters.length))
+    return counters.peak_working_set if asked else 0
 
 
-def forget_peak(machine: Machine) -> None:
-    """Gives back what the compiler left behind, and lets peak_memory of a GPU start again from here."""
-    release_memory(machine)
-    if machine.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(machine.device)
+# ---------------------------------------------------------------- Windows, for which Python has no functions
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of sysinfoapi.h."""
+
+    _fields_ = [("length", ctypes.c_uint32), ("load", ctypes.c_uint32),
+                *((name, ctypes.c_uint64) for name in ("total", "available", "total_page_file", "available_page_file",
+                                                       "total_virtual", "available_virtual", "extended"))]
+
+
+class _ProcessMemory(ctypes.Structure):
+    """PROCESS_MEMORY_COUNTERS of psapi.h."""
+
+    _fields_ = [("length", ctypes.c_uint32), ("page_faults", ctypes.c_uint32),
+                *((name, ctypes.c_size_t) for name in (
+                    "peak_working_set", "working_set", "peak_paged_pool", "paged_pool", "peak_nonpaged_pool",
+                    "nonpaged_pool", "pagefile", "peak_pagefile"))]
+
+
+def _asked_windows(function: str, *arguments: object) -> bool:
+    """True if this is Windows, and its function succeeds."""
+    libraries = getattr(ctypes, "windll", None)
+    return libraries is not None and bool(getattr(libraries.kernel32, function)(*arguments))
+
+
+def _windows_memory() -> _MemoryStatus | None:
+    """Bytes of RAM, all and available; None on other systems, and where Windows does not say."""
+    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+    return status if _asked_windows("GlobalMemoryStatusEx", ctypes.byref(status)) else None

@@ -8,19 +8,21 @@ import threading
 
 import torch
 
+from machine.backends import backend_of
+
 FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
     """The tensor on the host, where it is once the device has done all it was given; nobody waits for that."""
-    if not x.is_cuda:
+    if not backend_of(x).runs_ahead:
         return x
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
 
 
 def on_its_way(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on a GPU; with CUDA nobody waits for it."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+    """A tensor of the host on a GPU; with NVIDIA's nobody waits for it."""
+    return x.pin_memory().to(device, non_blocking=True) if backend_of(device).runs_ahead else x.to(device)
 
 
 class HostBuffer:

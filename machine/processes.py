@@ -25,7 +25,7 @@ from common import ranks
 from common.errors import Exit, UserError
 from common.ranks import MEETING, PLACE, is_one_of_several
 from common.signals import Signals, print_line
-from machine import device
+from machine.backends import CPU, gpu_of_this_system
 
 # How long one process may wait for another: as long as a save from a process without RAM for a copy may take. One that
 # dies is noticed at once, by its closed connections and by torchrun.
@@ -190,15 +190,15 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
         yield
         return
     threading.Thread(target=_stop_without_torchrun, daemon=True, name="parent").start()
-    here = None
-    if use_gpu is not False and device.why_no_cuda() is None:
-        if processes.local_world_size > torch.cuda.device_count():
+    gpu, here = gpu_of_this_system(), None
+    if use_gpu is not False and gpu.why_not() is None:
+        if processes.local_world_size > gpu.num_devices():
             raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a machine with "
-                                          f"{torch.cuda.device_count()} GPUs. Give torchrun --nproc_per_node "
-                                          f"{torch.cuda.device_count()}.")
-        here = torch.device("cuda", processes.local_rank)
-        torch.cuda.set_device(here)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if here else "gloo", timeout=PATIENCE, device_id=here)
+                                          f"{gpu.num_devices()} GPUs. Give torchrun --nproc_per_node "
+                                          f"{gpu.num_devices()}.")
+        here = torch.device(gpu.type, processes.local_rank)
+        gpu.api.set_device(here)
+    dist.init_process_group(gpu.collectives if here else CPU.collectives, timeout=PATIENCE, device_id=here)
     try:
         yield
     except RuntimeError as error:

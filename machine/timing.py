@@ -6,9 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import Any, Literal
 
 from machine.device import Machine
 
@@ -21,10 +19,7 @@ WAITING_SHARE = 0.01
 
 def synchronize(machine: Machine) -> None:
     """Waits until the device has done all it was given."""
-    if machine.device.type == "cuda":
-        torch.cuda.synchronize(machine.device)
-    elif machine.device.type == "mps":
-        torch.mps.synchronize()
+    machine.backend.synchronize()
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Mark:
     """
 
     host: float  # time.perf_counter()
-    event: torch.cuda.Event | None  # on a GPU
+    event: Any  # machine.backend.event()
     uncounted: float
 
     def wait(self) -> None:
@@ -85,12 +80,7 @@ class TrainingClock:
 
         Nobody waits for it, but on Apple's GPU: a run marks logged steps alone, whose figures the host awaits anyway.
         """
-        event = None
-        if self._machine.device.type == "mps":
-            synchronize(self._machine)
-        if self._machine.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
+        event = self._machine.backend.event()
         return Mark(time.perf_counter(), event, self._paused + self._stopped())
 
     def lap(self, end: Mark | None = None) -> float:
@@ -112,7 +102,7 @@ class Gauge:
     def __init__(self, machine: Machine):
         self.waited = {"data": 0.0, "device": 0.0}
         self.trained = 0.0
-        self.readings: list[tuple[int, float]] = []
+        self.readings: list[tuple[float, float]] = []
         self.missing = ""
         self._machine = machine
         self._read_at = 0.0
@@ -132,14 +122,13 @@ class Gauge:
         """Adds seconds of training and, on a GPU every 5 s, a reading."""
         self.trained += seconds
         is_due = time.monotonic() - self._read_at >= READING_SECONDS
-        if self._machine.device.type == "cuda" and not self.missing and is_due:
+        if self._machine.backend.reports_use and not self.missing and is_due:
             self._read_at = time.monotonic()
             self._take_reading()
 
     def _take_reading(self) -> None:
         try:
-            watts = torch.cuda.power_draw(self._machine.device) / 1000
-            self.readings.append((torch.cuda.utilization(self._machine.device), watts))
+            self.readings.append(self._machine.backend.utilisation_and_watts())
         except ModuleNotFoundError:
             self.missing = "nvidia-ml-py"
         except Exception:  # a driver that does not report, a MIG slice: the errors differ from version to version
@@ -148,7 +137,7 @@ class Gauge:
     @property
     def host_is_late(self) -> bool:
         """False if the host is known to be ahead of the device, having waited for it; only seen with CUDA."""
-        return self._machine.device.type != "cuda" or self.waited["device"] < WAITING_SHARE * self.trained
+        return not self._machine.backend.runs_ahead or self.waited["device"] < WAITING_SHARE * self.trained
 
     @property
     def wait_share(self) -> float:

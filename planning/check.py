@@ -25,7 +25,7 @@ from common.words import count, printable, size
 from machine import device
 from machine.cards import TYPICAL, find_card
 from machine.device import Machine, name_of_dtype
-from machine.facts import driver_version, matmul_flops, matmul_width, measure_disk
+from machine.facts import driver_version, matmul_flops, measure_disk
 from machine.memory import is_out_of_memory, total_memory
 from model import SIZES
 from planning.memory import MARGIN, MemorySetting, on_a_card, predicted_peak, room_on_card
@@ -104,7 +104,7 @@ def models_of(args: argparse.Namespace) -> dict[str, ModelConfig]:
 
 def try_compiling(machine: Machine, trial: Sequence[str], signals: Signals) -> str:
     """Compiles something in a child process, into an empty cache beside the usual one: whether that works, in words."""
-    if reason := device.why_no_compile(machine.device):
+    if reason := machine.backend.why_no_compile():
         return f"does not work: {reason}. A run does without it"
     usual = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", cache_folder() / "compiled"))
     try:
@@ -136,9 +136,9 @@ def compile_something(machine: Machine) -> int:
 
 def measure_products(machine: Machine) -> dict[str, float]:
     """FLOP/s of products of square matrices by precision: fp32, a run's, bf16 in hardware; none without memory."""
-    wanted = {torch.float32, machine.dtype, *([torch.bfloat16] if device.has_bf16(machine.device) else [])}
+    wanted = {torch.float32, machine.dtype, *([torch.bfloat16] if machine.backend.has_bf16() else [])}
     try:
-        return {name_of_dtype(dtype): matmul_flops(machine, dtype, matmul_width(machine), PRODUCT_SECONDS)
+        return {name_of_dtype(dtype): matmul_flops(machine, dtype, machine.backend.matmul_width, PRODUCT_SECONDS)
                 for dtype in sorted(wanted, key=lambda dtype: -dtype.itemsize)}
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

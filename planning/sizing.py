@@ -14,7 +14,7 @@ import torch
 
 from architectures.table import ARCHITECTURES, DEFAULT, Architecture, ModelConfig, architecture_of
 from common.words import count, several
-from machine import device
+from machine.backends import gpu_of_this_system
 from model import SIZES
 from tokens.corpus import Corpus
 
@@ -48,13 +48,15 @@ class Sizing:
 def choose_sizing(args: argparse.Namespace, corpus: Corpus) -> Sizing | None:
     """The sizing for a corpus and this processor, or for an Apple GPU, which is a laptop's too.
 
-    None where a flag says something about the size, and with CUDA: gpt2_small is the default for it.
+    None where a flag says something about the size, and with a GPU that has its own memory: gpt2_small is its default.
     """
     shape = (args.model_size, args.n_layer, args.n_head, args.n_embd, args.n_kv_head, args.n_inner, args.init_from)
     says_something = any(value is not None for value in shape)
-    if says_something or (args.use_gpu is not False and device.why_no_cuda() is None):
+    gpu = gpu_of_this_system()
+    uses_gpu = args.use_gpu is not False and gpu.why_not() is None
+    if says_something or (uses_gpu and gpu.has_own_memory):
         return None
-    num_threads = None if device.uses_mps(args.use_gpu) else torch.get_num_threads()
+    num_threads = None if uses_gpu else torch.get_num_threads()
     return sizing_for(corpus.vocab_size, corpus.train.length, num_threads, args.max_minutes, args.seq_length,
                       ARCHITECTURES[args.arch or DEFAULT])
 

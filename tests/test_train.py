@@ -26,6 +26,7 @@ from checkpoint.find import steps_in
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
 from machine import device
+from machine.backends import NVIDIA
 from model import GPT, SIZES
 from planning.pace import WARM_STEPS
 from tests.helpers.commands import run as run_command
@@ -573,7 +574,7 @@ def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
 
 
 def test_a_head_in_8_bits_is_refused_where_it_cannot_be(run, monkeypatch):
-    monkeypatch.setattr(device, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(NVIDIA, "why_not", lambda: None)
     monkeypatch.setattr(device, "why_no_fp8", lambda: "compute capability 8.0 is below 8.9. Take another")
     code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "16")
     assert code.code == Exit.MACHINE

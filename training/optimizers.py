@@ -20,7 +20,6 @@ from architectures.fields import shown
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import StateTensor
 from common.errors import Exit, UserError
-from machine import device
 from machine.device import Machine
 from training import adamw8bit
 from training.muon import Muon
@@ -201,7 +200,7 @@ def _name_on_resume(args: argparse.Namespace, stored: Mapping[str, Any]) -> str:
 
 def dtype_of_products(machine: Machine) -> torch.dtype:
     """In what Muon multiplies: bf16 where the hardware has it, but fp32 where weights train in fp16."""
-    has_bf16 = machine.dtype != torch.float16 and device.has_bf16(machine.device)
+    has_bf16 = machine.dtype != torch.float16 and machine.backend.has_bf16()
     return torch.bfloat16 if has_bf16 else torch.float32
 
 

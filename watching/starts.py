@@ -20,8 +20,7 @@ import torch
 
 from common.errors import warn
 from common.files import append_line
-from machine.facts import total_ram
-from machine.memory import peak_memory, total_memory
+from machine.memory import peak_memory, total_memory, total_ram
 from planning.memory import predicted_peak
 from planning.plan import Pace, Plan, describe_plan, doubts
 from planning.sizing import Sizing

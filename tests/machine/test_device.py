@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from machine import device
+from machine import backends, device
+from machine.backends import NVIDIA
 from tests.helpers.commands import ROOT
 from tests.helpers.machines import CPU
 
@@ -62,7 +63,7 @@ def test_every_choice_on_a_cpu_follows_the_flags_and_has_a_reason(use_amp, amp_d
 
 @no_cuda
 def test_without_cuda_the_reason_says_what_to_do():
-    reason = device.why_no_cuda()
+    reason = NVIDIA.why_not()
     assert reason
     assert reason.count(". ") == 1
 
@@ -79,9 +80,9 @@ def test_8_bits_take_a_gpu_of_capability_8_9_and_triton(a_gpu, monkeypatch):
 
 
 def test_slow_mixed_precision_on_a_cpu_is_warned_of(monkeypatch):
-    monkeypatch.setattr(device, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(backends.CPU, "has_bf16", lambda: False)
     assert "no bf16 instructions" in " ".join(device.choose(False, True, "auto", False).warnings)
-    monkeypatch.setattr(device, "cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(backends.CPU, "has_bf16", lambda: True)
     assert "bf16" not in " ".join(device.choose(False, True, "auto", False).warnings)
 
 
@@ -156,7 +157,7 @@ CU132 = ("sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "sm_120", "compute_120")
      ((9, 0), ("gfx90a",), "")])
 def test_a_gpu_for_which_this_torch_has_no_kernels_is_not_used(a_gpu, capability, built_for, cure):
     a_gpu("A card", True, capability, built_for)
-    reason = device.why_no_cuda()
+    reason = NVIDIA.why_not()
     assert bool(reason) == bool(cure)
     assert device.choose(None, None, "auto", None).device.type == ("cpu" if cure else "cuda")
     if reason:
@@ -170,7 +171,7 @@ def test_a_gpu_that_refuses_is_not_used(a_gpu, monkeypatch):
 
     a_gpu()
     monkeypatch.setattr(torch.cuda, "get_device_capability", refuse)
-    assert device.why_no_cuda() == ("the GPU refuses: CUDA error: all CUDA-capable devices are busy. Check with "
+    assert NVIDIA.why_not() == ("the GPU refuses: CUDA error: all CUDA-capable devices are busy. Check with "
                                     "nvidia-smi which process uses it")
 
 

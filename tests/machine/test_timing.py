@@ -56,7 +56,7 @@ def test_a_gpus_laps_are_those_of_the_device_however_far_ahead_the_host_is(monke
     now, stopped = [100.0], [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     clock = TrainingClock(dataclasses.replace(CPU, device=torch.device("cuda")), lambda: stopped[0])
     Event.work += 5
     first = clock.mark()
@@ -103,8 +103,8 @@ def test_the_time_in_which_the_process_stood_still_is_not_training(monkeypatch):
 def test_a_gpu_is_read_every_five_seconds_or_it_is_said_what_is_missing(monkeypatch, error, missing):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda _: 250_000)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda _: 80)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda: 250_000)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: 80)
     gauge = Gauge(dataclasses.replace(CPU, device=torch.device("cuda")))
     for _ in range(5):
         assert gauge.utilisation is None
@@ -113,7 +113,7 @@ def test_a_gpu_is_read_every_five_seconds_or_it_is_said_what_is_missing(monkeypa
     assert gauge.utilisation == 80
     assert gauge.describe()["gpu"] == "80% busy, 250 W, the mean of 3 readings"
 
-    def refuse(_):
+    def refuse():
         raise error
 
     monkeypatch.setattr(torch.cuda, "power_draw", refuse)

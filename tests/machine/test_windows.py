@@ -1,4 +1,4 @@
-"""machine/windows.py: the structures are as large as Windows says, and its answers are read from the right place."""
+"""Memory on Windows: the structures are as large as it says, and its answers are read from the right place."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from machine import facts, memory, windows
+from machine import memory
 from tests.helpers.machines import CPU
 
 GIB = 2**30
@@ -50,16 +50,10 @@ def kernel32(monkeypatch):
 
 
 def test_ram_and_peak_are_what_windows_says(kernel32):
-    assert (facts.total_ram(), memory.available_ram(), memory.peak_memory(CPU)) == (16 * GIB, 9 * GIB, 3 * GIB)
+    assert (memory.total_ram(), memory.available_ram(), memory.peak_memory(CPU)) == (16 * GIB, 9 * GIB, 3 * GIB)
 
 
 def test_what_windows_does_not_say_is_not_known(kernel32):
     kernel32.succeeds = 0
-    assert (facts.total_ram(), memory.peak_memory(CPU)) == (None, 0)
+    assert (memory.total_ram(), memory.peak_memory(CPU)) == (None, 0)
     assert memory.available_ram() == 2**62
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows")
-def test_elsewhere_nobody_is_asked():
-    assert windows.memory_status() is None
-    assert windows.peak_resident() is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import train
-from machine import device
+from machine.backends import NVIDIA
 from model import GPTConfig
 from planning.sizing import choose_sizing, fitting_size, longest_sequence, sizing_for
 from tests.helpers.training import metrics_of
@@ -52,7 +52,7 @@ def test_a_flag_that_names_a_size_leaves_nothing_to_choose(flags, monkeypatch):
 
 
 def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
-    monkeypatch.setattr(device, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(NVIDIA, "why_not", lambda: None)
     assert choose_sizing(train.read_flags([]), None) is None  # type: ignore[arg-type]
 
 

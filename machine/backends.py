@@ -1,0 +1,347 @@
+"""The kinds of devices: what each can do and how it is asked. The rest of the program asks these, never for a name.
+
+A kind is added as one class and its place in GPUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.ranks import world_size
+from common.words import printable
+from machine.memory import available_ram, peak_resident
+
+# The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
+OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
+OLDEST_WITH_A_BUILD = (5, 0)  # compute capability
+SYSCTL_SECONDS = 5
+
+
+class Backend:
+    """A kind of device, as a CPU answers; methods are about the device that this process uses."""
+
+    type = "cpu"  # torch.device's
+    article_and_name = "a CPU"
+    is_gpu = False
+    has_own_memory = False  # apart from the RAM: tokens and copies may lie in either, and the host's side is pinned
+    runs_ahead = False  # the host need not wait: it marks points in the device's time, and copies arrive later
+    compiles = False  # by default
+    reports_use = False  # utilisation and power
+    is_exact = True  # the same steps give the same bits without --deterministic
+    has_float64 = True
+    has_fused_attention = True  # with a backward pass
+    fused_adamw_obeys = True  # in every release, to the loss scale and to the decision to skip a step
+    busy_tokens = 4_096  # in a micro-batch: more keep the device no busier
+    matmul_width = 2048  # of square matrices whose product is as fast as the device can
+    collectives = "gloo"
+
+    @property
+    def api(self) -> Any:
+        """torch.cuda, torch.mps or torch.cpu."""
+        return torch.get_device_module(self.type)
+
+    def device(self) -> torch.device:
+        """The device that this process uses."""
+        return torch.device(self.type)
+
+    def why_not(self) -> str | None:
+        """Why it cannot be used here, with the one thing to do; None if it can."""
+        return None
+
+    def num_devices(self) -> int:
+        """How many of them this machine has, each for one process."""
+        return 1
+
+    def name(self) -> str:
+        """The name of the card or the CPU."""
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+        return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
+
+    def has_bf16(self) -> bool:
+        """True if it multiplies bf16 in hardware (a CPU by AVX512-BF16, AMX, or Arm's BF16) instead of emulating it."""
+        with contextlib.suppress(OSError):
+            flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+            return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
+        return _sysctl("hw.optional.arm.FEAT_BF16") == "1"
+
+    def has_tf32(self) -> bool:
+        """True if matrices of fp32 may be rounded to TF32."""
+        return False
+
+    def why_no_compile(self) -> str | None:
+        """Why torch.compile cannot work; None if nothing is known to prevent it."""
+        compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
+        if any(map(shutil.which, compilers)):
+            return why_no_headers()
+        return f"no C++ compiler found ({', '.join(compilers)})"
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all it was given."""
+
+    def event(self) -> Any:
+        """A recorded point in the device's time, with synchronize and elapsed_time; None where the host's clock does.
+
+        An Apple GPU is waited for instead.
+        """
+        return None
+
+    def utilisation_and_watts(self) -> tuple[float, float]:
+        """Percent of the last second that it was busy, and its power, where it reports_use."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- memory
+
+    def total_memory(self) -> int:
+        """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take."""
+        return available_ram()
+
+    def free_memory(self) -> int | None:
+        """Bytes free on a GPU; None on a CPU."""
+        return None
+
+    def peak_memory(self) -> int:
+        """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
+        return peak_resident()
+
+    def forget_peak(self) -> None:
+        """Lets peak_memory of a GPU start again from here."""
+
+    def release_memory(self) -> None:
+        """Gives back what a failed step or the compiler left behind."""
+        gc.collect()
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError, AttributeError):  # another C library
+                ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+class MPS(Backend):
+    """Apple's GPU, which shares the RAM."""
+
+    type = "mps"
+    article_and_name = "an Apple GPU"  # for which PyTorch calls its compiler a prototype
+    is_gpu = True
+    is_exact = False
+    has_float64 = False
+    has_fused_attention = False
+    fused_adamw_obeys = False  # not before PyTorch's pull request 186360 of June 2026
+    busy_tokens = 8_192
+    matmul_width = 4096
+
+    def device(self) -> torch.device:
+        return torch.device("mps", 0)
+
+    def is_for_this_system(self) -> bool:
+        """True where the system would have one, or has."""
+        return sys.platform == "darwin" or torch.backends.mps.is_available()
+
+    def why_not(self) -> str | None:
+        if not torch.backends.mps.is_built():
+            return (f"this torch ({torch.__version__}) is built without MPS, which drives Apple's GPU. Install the "
+                    "build for Apple processors: pip install --force-reinstall torch")
+        if not torch.backends.mps.is_available():
+            return (f"torch {torch.__version__} finds no Apple GPU that it can use on macOS "
+                    f"{platform.mac_ver()[0] or 'of unknown version'}. Take an Apple processor with macOS 14 or newer")
+        if world_size() > 1:
+            return "an Apple GPU serves one process, not several of torchrun. Start train.py without torchrun"
+        return None
+
+    def name(self) -> str:
+        return torch.backends.mps.get_name()
+
+    def has_bf16(self) -> bool:
+        return torch.backends.mps.is_macos_or_newer(14, 0)
+
+    def why_no_compile(self) -> str | None:
+        return None  # Metal compiles what inductor writes
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def event(self) -> Any:
+        self.synchronize()  # a run marks logged steps alone, whose figures the host awaits anyway
+
+    def total_memory(self) -> int:
+        return torch.mps.recommended_max_memory()  # of the RAM
+
+    def free_memory(self) -> int | None:
+        return min(self.total_memory() - torch.mps.driver_allocated_memory(), available_ram())
+
+    def peak_memory(self) -> int:
+        # Nothing records the most: it is what Metal holds now, with the freed memory that PyTorch keeps.
+        return torch.mps.driver_allocated_memory()
+
+    def release_memory(self) -> None:
+        gc.collect()
+        torch.mps.empty_cache()
+
+
+class CUDA(Backend):
+    """NVIDIA's GPUs."""
+
+    type = "cuda"
+    article_and_name = "an NVIDIA GPU"
+    is_gpu = has_own_memory = runs_ahead = compiles = reports_use = True
+    is_exact = False
+    busy_tokens = 16_384
+    matmul_width = 8192
+    collectives = "cpu:gloo,cuda:nccl"
+
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def is_for_this_system(self) -> bool:
+        """True where the system would have one, or has."""
+        return True
+
+    def why_not(self) -> str | None:
+        if torch.cuda.is_available():
+            return _why_this_card_cannot_be_used()
+        if not torch.backends.cuda.is_built():
+            return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
+                    "pip install --force-reinstall torch")
+        if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+            return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} leaves no GPU visible. Unset it"
+        if not Path("/dev/nvidiactl").exists() and sys.platform == "linux":
+            return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
+                    "(on Colab: Runtime, Change runtime type)")
+        return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver, "
+                f"or where you cannot do that (Colab) install a build for an older CUDA: {OLDER_CUDA_BUILD}")
+
+    def num_devices(self) -> int:
+        return torch.cuda.device_count()
+
+    def name(self) -> str:
+        return torch.cuda.get_device_name()
+
+    def has_bf16(self) -> bool:
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+    def has_tf32(self) -> bool:
+        return torch.cuda.is_tf32_supported()
+
+    def why_no_compile(self) -> str | None:
+        if importlib.util.find_spec("triton") is None:
+            return "the package triton is missing"
+        major, minor = torch.cuda.get_device_capability()
+        return f"compute capability {major}.{minor} is below 7.0" if major < 7 else None
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def utilisation_and_watts(self) -> tuple[float, float]:
+        return torch.cuda.utilization(), torch.cuda.power_draw() / 1000
+
+    def total_memory(self) -> int:
+        return torch.cuda.mem_get_info()[1]
+
+    def free_memory(self) -> int | None:
+        return torch.cuda.mem_get_info()[0]
+
+    def peak_memory(self) -> int:
+        return torch.cuda.max_memory_reserved()
+
+    def forget_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def release_memory(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+CPU, NVIDIA = Backend(), CUDA()
+GPUS = (MPS(), NVIDIA)  # the first that is for this system counts
+BACKENDS = {backend.type: backend for backend in (CPU, *GPUS)}
+
+
+def backend_of(place: torch.device | torch.Tensor) -> Backend:
+    """The kind of a device, or of the device that a tensor lies on."""
+    return BACKENDS[(place.device if isinstance(place, torch.Tensor) else place).type]
+
+
+def gpu_of_this_system() -> Backend:
+    """The kind of GPU that this system has, or would have: its why_not() says whether there is one."""
+    return next(gpu for gpu in GPUS if gpu.is_for_this_system())
+
+
+def why_no_headers() -> str | None:
+    """Why no C or C++ that calls Python can be compiled, with the one thing to do; None if nothing prevents it.
+
+    Linux distributions have the headers in a package of their own, and compilers report their absence in many lines.
+    """
+    folder = Path(sysconfig.get_path("include"))
+    is_elsewhere = sys.platform == "darwin" or any(map(os.environ.get, ("CPATH", "CPLUS_INCLUDE_PATH")))
+    if is_elsewhere or (folder / "Python.h").exists():
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (f"Python.h is missing in {printable(str(folder))}. Run: apt-get install python{version}-dev (Fedora: dnf "
+            "install python3-devel)")
+
+
+def _sysctl(name: str) -> str:
+    """What macOS says of itself under this name; empty on other systems, and where it does not know the name."""
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=True,
+                                  timeout=SYSCTL_SECONDS).stdout.strip()
+    return ""
+
+
+def _why_this_card_cannot_be_used() -> str | None:
+    try:
+        major, minor = torch.cuda.get_device_capability()
+    except RuntimeError as error:
+        return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
+    built_for = [name for name in torch.cuda.get_arch_list() if _capability(name)]
+    if not built_for or any(_runs_on(name, major, minor) for name in built_for):
+        return None
+    reason = f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. "
+    if (major, minor) > min(number for name in built_for if (number := _capability(name))):
+        return (f"{reason}It is newer than this build, for CUDA {torch.version.cuda}. Install the build for the newest "
+                "CUDA, and a driver for it: pip install --force-reinstall torch")
+    if (major, minor) < OLDEST_WITH_A_BUILD:
+        return f"{reason}No release that is supported has them. Take a newer GPU"
+    return f"{reason}Install a build that has them: {OLDER_CUDA_BUILD}"
+
+
+def _capability(name: str) -> tuple[int, int] | None:
+    """(9, 0) of 'sm_90' or 'compute_90a'; None for a name of another kind."""
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[af]?", name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _runs_on(name: str, major: int, minor: int) -> bool:
+    """True if what was compiled for this name of torch.cuda.get_arch_list() runs on a GPU of that compute capability.
+
+    Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
+    What uses an architecture's own instructions runs on that one alone (sm_90a), or on its family (sm_100f).
+    Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
+    """
+    if (built := _capability(name)) is None:
+        return False
+    if name.endswith("a"):
+        return built == (major, minor)
+    if name.startswith("sm") or name.endswith("f"):
+        return built[0] == major and built[1] <= minor
+    return built <= (major, minor)
