@@ -192,12 +192,12 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl", of="call",
            called="out_dir out save_dir checkpoint_dir log_dir run_dir")
     g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay")
-    g.flag("--checkpoint_every_steps", whole(1), None, "steps between rolling checkpoints", "off",
-           called="save_interval save_steps save_every")
-    g.flag("--checkpoint_every_minutes", real(0, 1e6, unit="MINUTES"), 10.0, "between rolling checkpoints; 0: off")
+    g.flag("--checkpoint_every", flags.one_or_more(flags.cadence()), "10m", "steps, 500, or minutes, 10m, between "
+           "rolling checkpoints; or both; 0: off", called="save_interval save_steps save_every")
+    g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps=steps))
+    g.old("--checkpoint_every_minutes", real(0, 1e6), lambda minutes, asked: flags.with_cadence(asked, minutes=minutes))
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation",
            called="save_total_limit max_checkpoints keep_last")
-    g.flag("--keep_epochs", whole(1), None, "epochs' checkpoints that stay, the newest of them", "all")
     g.flag("--mirror_to", text("DIR"), None, "folder on another disk, such as a mounted drive, to which checkpoints "
            "are copied beside training; --resume_from auto goes on from there where --output_dir is empty", "none",
            of="call")

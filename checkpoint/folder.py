@@ -135,26 +135,23 @@ class Keeping(NamedTuple):
     saved: int
     keep: int
     protected: frozenset[int]
-    keep_epochs: int | None = None
 
 
-def prune(output_dir: Path, saved: int, keep: int, protected: Set[int], keep_epochs: int | None = None) -> None:
-    """After checkpoint `saved`: deletes the older rolling ones except for keep, and of epochs' ends but keep_epochs.
+def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
+    """After checkpoint `saved`: deletes the older rolling ones except for keep, which counts the one saved.
 
-    Both numbers include the one saved. Without keep_epochs all of epochs' ends stay. Those of the protected steps, and
-    later ones, which the run has not come to yet, are never deleted.
+    Those of epochs' ends and of the protected steps, and later ones, which the run has not come to yet, stay.
     """
-    for path in outdated(output_dir, saved, keep, protected, keep_epochs):
+    for path in outdated(output_dir, saved, keep, protected):
         discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
         with contextlib.suppress(OSError):
             rename(path, discarded)
             shutil.rmtree(discarded, ignore_errors=True)
 
 
-def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int], keep_epochs: int | None = None,
-             ) -> list[Path]:
+def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> list[Path]:
     """The checkpoints that prune deletes."""
-    rolling, staying = [], []
+    rolling = []
     for step, path in steps_in(output_dir).items():
         if step > saved:
             continue  # a damaged one, which a resumed run passed over
@@ -162,6 +159,6 @@ def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int], keep_
             stays = bool(read_json(path / STATE).get("stays"))
         except InvalidCheckpoint:
             continue  # an unreadable one may be what somebody wants to rescue
-        if step not in protected:
-            (staying if stays else rolling).append(path)
-    return [*rolling[keep:], *(staying[keep_epochs:] if keep_epochs else [])]
+        if step not in protected and not stays:
+            rolling.append(path)
+    return rolling[keep:]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from common.config import Layer, Origin, Row, against, changes, holds, laid_over, read_toml
-from common.errors import MESSAGE_LINES, Exit, UserError
+from common.errors import MESSAGE_LINES, Exit, UserError, warn
 from common.words import printable
 
 MAX_WHOLE = 2**31 - 1
@@ -154,6 +154,37 @@ SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or
 WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
 
 
+def cadence() -> ValueKind:
+    """A number of steps, 500, or of minutes, 10m."""
+
+    def parse(text: str) -> str:
+        value = text.replace(",", "").replace("_", "")
+        real(0, 1e6).parse(value.removesuffix("m")) if value.endswith("m") else whole(0).parse(value)
+        return value
+
+    return ValueKind(parse, "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm", (str, int))
+
+
+def steps_and_minutes(values: Any) -> tuple[int, float]:
+    """The steps and the minutes among the values of a flag with a cadence; 0 where there are none."""
+    steps = [int(value) for value in in_list(values) if not value.endswith("m")]
+    minutes = [float(value[:-1]) for value in in_list(values) if value.endswith("m")]
+    return max(steps, default=0), max(minutes, default=0.0)
+
+
+def with_cadence(asked: Mapping[str, Any], steps: int | None = None, minutes: float | None = None) -> dict[str, Any]:
+    """--checkpoint_every with steps or minutes in place of its own, which are the default where it is not asked for."""
+    before = steps_and_minutes(asked.get("checkpoint_every", "10m"))
+    steps, minutes = before[0] if steps is None else steps, before[1] if minutes is None else minutes
+    both = [*([str(steps)] if steps else []), *([f"{minutes:.12g}m"] if minutes else [])]
+    return {"checkpoint_every": both if len(both) == 2 else both[0] if both else "0"}
+
+
+def in_list(value: Any) -> list[Any]:
+    """The values of a flag that may have several."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def encoding() -> ValueKind:
     """The name of a text encoding, as Python's own name of it; None for UTF-8."""
     not_of_files = {"idna", "punycode", "undefined", "unicode-escape", "unicode_escape", "raw-unicode-escape",
@@ -225,11 +256,6 @@ def having(args: Args, **values: Any) -> Args:
 
 
 # ---------------------------------------------------------------- the parser
-
-
-def in_list(value: Any) -> list[Any]:
-    """The values of a flag that may have several."""
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 class _Values(argparse.Action):
@@ -419,14 +445,14 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _is_gone(self, name: str, value: Any, layer: Layer, is_decided: bool) -> bool:
-        """Whether a flag of a file is one that there was: at its default, or as a program decided it, it says nothing.
-
-        At another value it is a problem.
-        """
-        if name in self.rows:
-            return False
+        """Whether a flag of a file, or its value, is one that there was: at its default, or as a program decided it, it
+        says nothing, and a value is left out with a warning. A flag at another value is a problem."""
         from common.synonyms import GONE
 
+        for word in in_list(value):
+            if gone := GONE.get(f"{self.command} {name} {word}"):
+                warn(f"{name} {word} ({layer.source}): is gone. {gone[1]}")
+                return True
         default, answer = GONE.get(f"{self.command} {name}", (None, ""))
         if answer and not is_decided and value != default:
             self.problems.append(f"{name} ({layer.places.get(name, layer.source)}): is gone. {answer}")

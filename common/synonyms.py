@@ -34,7 +34,7 @@ ANSWERS = {
         "total_batch_size global_batch_size tokens_per_step": _A_STEP,
         "devices num_gpus nproc_per_node ddp fsdp deepspeed strategy": "Start the processes with torchrun; "
                                                                        "--model_parallel says how they share a model.",
-        "save_strategy always_save_checkpoint": "Give --checkpoint_interval in epochs, or --checkpoint_every_steps.",
+        "save_strategy always_save_checkpoint": "Give --checkpoint_interval in epochs, or --checkpoint_every.",
         "max_tokens train_tokens target_tokens": "Give --max_steps or --epochs; the plan says how many tokens that is.",
         "num_workers dataloader_num_workers": "No worker is needed; --preload says where the tokens live.",
         "max_time time_limit max_hours": "Give --max_minutes.",
@@ -64,8 +64,11 @@ VALUES = {
     "--preload": {"mmap": "memmap disk", "ram": "cpu memory", "gpu": "cuda device"},
 }
 
-# Flags that there were: the default, with which a record of the flag says nothing, and what to do at another value.
-GONE: dict[str, tuple[object, str]] = {}
+# Flags, or values, that there were: the default, with which a record says nothing, and what to do in their place.
+GONE: dict[str, tuple[object, str]] = {
+    "train keep_epochs": (None, "All of epochs' checkpoints stay: a larger --checkpoint_interval makes fewer."),
+    "train tracker mlflow": (None, "Give --tracker wandb, trackio or tensorboard."),
+}
 
 LONELY_WORDS = {
     "train": "A text is made into tokens first: python pretokenize.py FILE",

@@ -349,7 +349,7 @@ def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: 
 
     if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
         saving = plan.saving
-        fewer = "" if args.keep_epochs or saving.num_epochs < 3 else ", or give --keep_epochs 2"
+        fewer = "" if saving.num_epochs < 3 else ", or give a larger --checkpoint_interval"
         found.append(f"--output_dir has {size(free)} free, and up to {several(saving.num_checkpoints, 'checkpoint')} "
                      f"will take {size(saving.disk_bytes)}. Free some space{fewer}.")
     return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from checkpoint import contents, find, save
 from checkpoint.folder import Keeping, prune
 from checkpoint.mirror import Mirror
 from common.errors import UserError
+from common.flags import steps_and_minutes
 from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
 from hub.names import DATASET, MODEL, is_on_hub, repo_of
@@ -57,7 +57,7 @@ class SavingPlan:
     def for_recipe(self, args: argparse.Namespace, recipe: Recipe) -> SavingPlan:
         """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
         # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
-        num_epochs = min(int(recipe.passes) // args.checkpoint_interval, args.keep_epochs or 2**62)
+        num_epochs = int(recipe.passes) // args.checkpoint_interval
         has_plateau = recipe.plateau_end is not None
         is_copied = args.mirror_to is not None  # one stays until its copy is done
         most = args.keep_checkpoints + 2 + has_plateau + is_copied + num_epochs
@@ -82,9 +82,10 @@ def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, o
                 ) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
+    steps, minutes = steps_and_minutes(args.checkpoint_every)
     in_between = (
-        args.checkpoint_every_minutes > 0
-        or (args.checkpoint_every_steps or math.inf) < recipe.total_steps
+        minutes > 0
+        or 0 < steps < recipe.total_steps
         or recipe.eval_interval < recipe.total_steps
         or recipe.plateau_end is not None
         or recipe.passes > args.checkpoint_interval)
@@ -159,14 +160,14 @@ class Checkpointer:
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
-        every = self._args.checkpoint_every_steps
+        every, _ = steps_and_minutes(self._args.checkpoint_every)
         return bool(every and self.state.step % every == 0)
 
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
         """
-        minutes, is_first = self._args.checkpoint_every_minutes, self._runtime.processes.is_first
-        is_late = is_first and minutes and time.monotonic() - self._begun_at >= 60 * minutes
+        _, minutes = steps_and_minutes(self._args.checkpoint_every)
+        is_late = self._runtime.processes.is_first and minutes and time.monotonic() - self._begun_at >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def stays(self) -> bool:
@@ -217,7 +218,7 @@ class Checkpointer:
     def _keeping(self, step: int) -> Keeping:
         """Which checkpoints stay after that of this step."""
         protected = frozenset((self.state.best_step, self.best_step, self.recipe.plateau_end or 0))
-        return Keeping(step, self._args.keep_checkpoints, protected, self._args.keep_epochs)
+        return Keeping(step, self._args.keep_checkpoints, protected)
 
     def _mirror(self) -> None:
         """Asks for a copy of what was written last, if there is a mirror; returns at once."""

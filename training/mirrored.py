@@ -248,6 +248,6 @@ def catch_up(args: argparse.Namespace, step: int, best_step: int, out: Progress)
     with contextlib.suppress(OSError):  # of which the copy tells more
         mirror.take()
     mirror.start()
-    mirror.wants(Keeping(step, args.keep_checkpoints, frozenset((best_step,)), args.keep_epochs))
+    mirror.wants(Keeping(step, args.keep_checkpoints, frozenset((best_step,))))
     mirror.finish()
     mirror.close()

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+import train
 from common import flags
 from common.errors import Exit, UserError
 
@@ -175,3 +176,12 @@ def test_the_flags_of_a_group_are_a_view_of_all_flags() -> None:
         args.data.beta1  # noqa: B018
     with pytest.raises(AttributeError):
         args.data.beta1 = 1.0
+
+
+@pytest.mark.parametrize(("words", "cadence"), [
+    ("", (0, 10.0)), ("--checkpoint_every 500", (500, 0)), ("--checkpoint_every 2.5m", (0, 2.5)),
+    ("--checkpoint_every 1,000 5m", (1000, 5.0)), ("--checkpoint_every 0", (0, 0)),
+    ("--checkpoint_every_steps 7", (7, 10.0)), ("--checkpoint_every_minutes 0", (0, 0)),
+    ("--checkpoint_every_steps 7 --checkpoint_every_minutes 0.5", (7, 0.5))])
+def test_a_cadence_is_in_steps_or_minutes_and_has_two_old_spellings(words, cadence):
+    assert flags.steps_and_minutes(train.read_flags(words.split()).checkpoint_every) == cadence

@@ -37,7 +37,7 @@ class Trial:
         self.forks, self.folder, self.last = forks, folder, last
         self.flags = ["--data_dir", str(corpus), *TINY, "--max_steps", str(last), "--resume_from", "auto", *flags]
         self.whole = folder / "whole"
-        code, text, self.seconds = self.run(self.whole, "--keep_checkpoints", "1000", "--keep_epochs", "1000")
+        code, text, self.seconds = self.run(self.whole, "--keep_checkpoints", "1000")
         assert code == 0, text
         self.losses = metrics_of(self.whole)
         self.tensors = {step: tensors(path) for step, path in steps_in(self.whole).items()}

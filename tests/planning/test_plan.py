@@ -113,9 +113,9 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
     saved = re.search(r"up to 14 checkpoints \(9 at ends of epochs\), ([\d.]+ MiB); 1.0 MiB free", text)
     assert saved
     assert (f"--output_dir has 1.0 MiB free, and up to 14 checkpoints will take {saved[1]}. Free some space, or give "
-            "--keep_epochs 2.") in text
-    _, text = run("--epochs", "9", "--batch_size", "50", "--keep_epochs", "3", "--verbose", out="three")
-    assert "up to 8 checkpoints (3 at ends of epochs)" in text
+            "a larger --checkpoint_interval.") in text
+    _, text = run("--epochs", "9", "--batch_size", "50", "--checkpoint_interval", "4", "--verbose", out="three")
+    assert "up to 7 checkpoints (2 at ends of epochs)" in text
     assert "Free some space.\n" in text
 
 

@@ -1140,7 +1140,6 @@ def checkpoint_rows() -> list[Row]:
             f"--mirror_to {HERE} is a checkpoint itself. Give its folder, out, or another one."),
         Row("train.py: the mirror holds another run", f"{TRAIN} --mirror_to out", code, "--mirror_to out holds the "
             "checkpoints of another run, the last one of step 2. Give --resume_from auto to continue that run"),
-        Row("train.py: no epoch's checkpoint stays", f"{TRAIN} --keep_epochs 0", Exit.FLAGS, "--keep_epochs '0'"),
     ]
 
 

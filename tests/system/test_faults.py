@@ -217,7 +217,7 @@ MODES = [
     ["--checkpoint_every_steps", "8", "--no-tie_weights", "--label_smoothing", "0.1", "--activation_checkpointing"],
     ["--checkpoint_every_steps", "9", "--sample_interval", "10", "--dropout", "0.3"],
     ["--keep_checkpoints", "1", "--eval_interval", "10"],
-    ["--checkpoint_every_steps", "4", "--keep_checkpoints", "1", "--keep_epochs", "1", "--eval_interval", "6"],
+    ["--checkpoint_every_steps", "4", "--keep_checkpoints", "1", "--eval_interval", "6"],
 ]
 
 

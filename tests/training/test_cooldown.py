@@ -46,7 +46,7 @@ def settings_of(folder) -> dict:
 
 def test_the_checkpoint_of_the_plateau_stays_and_a_longer_run_equals_one_planned_so_long(run):
     flags = ["--lr_schedule", "wsd", "--log_interval", "1", "--learning_rate", "1e-3", "--warmup_steps", "2",
-             "--keep_checkpoints", "1", "--keep_epochs", "1", "--checkpoint_every_steps", "3"]
+             "--keep_checkpoints", "1", "--checkpoint_every_steps", "3"]
     assert run(*flags, "--max_steps", "20")[0] == 0
     out = run.folder / "out"
     assert 16 in steps_in(out)

@@ -177,3 +177,16 @@ def test_figures_that_somebody_edited_do_not_stop_a_resumed_run(stopped):
     card = Path("parts/checkpoint-20/README.md").read_text()
     assert "| 2 | 2.0000 | n/a |" in card
     assert not any(f"| {step} |" in card for step in (1, 3, 4))
+
+
+def test_flags_that_are_gone_say_nothing_at_their_default_and_stop_the_run_at_another_value(stopped, capsys):
+    stopped(FEW)
+    path, recorded = Path("parts/config.toml"), Path("parts/config.toml").read_text()
+    path.write_text('tracker = "mlflow"\n' + recorded)
+    assert train.read_flags(["--resume_from", "parts"]).tracker is None
+    assert "warning: tracker mlflow (parts/config.toml): is gone. Give --tracker wandb" in capsys.readouterr().err
+    path.write_text("keep_epochs = 2\n" + recorded)
+    with pytest.raises(UserError, match=r"^keep_epochs \(line 1 of parts/config.toml\): is gone\. All of epochs'"):
+        train.read_flags(["--resume_from", "parts"])
+    with pytest.raises(UserError, match=r"^--keep_epochs: no such flag\. All of epochs' checkpoints stay"):
+        train.read_flags(["--keep_epochs", "2"])
