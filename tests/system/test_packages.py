@@ -1,20 +1,19 @@
-"""The lists of packages agree: what is required, what the commands check, what uv reads and has locked."""
+"""The lists of packages agree: what is required, what the commands check, what uv reads and has locked; the images."""
 
 import ast
 import re
+import subprocess
 import sys
-
-import pytest
 
 from common.errors import PACKAGES
 from tests.helpers.commands import ROOT
 from tests.helpers.house import sources
-from trackers.names import OLDEST
 
-# Packages of the program by the name under which they are imported, where that is another.
-IMPORTED_AS = {"nvidia-ml-py": "pynvml", "charset-normalizer": "charset_normalizer"}
+IMPORTED_AS = {"nvidia-ml-py": "pynvml", "charset-normalizer": "charset_normalizer"}  # where the name is another
 REQUIRED = {*PACKAGES, "triton", "filelock", "transformers"}  # the second comes with torch, the third with the hub's
 # library, and with the last bench.py compares.
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+LOCK = (ROOT / "uv.lock").read_text(encoding="utf-8")
 
 
 def lines_of(name: str) -> list[str]:
@@ -24,24 +23,14 @@ def lines_of(name: str) -> list[str]:
 
 def listed(name: str) -> list[str]:
     """The strings of a list in pyproject.toml; Python 3.10 has no reader for it."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return ast.literal_eval(re.search(rf"^{name} = (\[.*?\n?\])", re.sub(r"  # .*", "", text), re.M | re.S)[1])  # type: ignore[index]
+    found = re.search(rf"^{name} = (\[.*?\n?\])", re.sub(r"  # .*", "", PYPROJECT), re.MULTILINE | re.DOTALL)
+    return ast.literal_eval(found[1])  # type: ignore[index]
 
 
 def extras() -> dict[str, str]:
     """The oldest release of each optional package that uv is told."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    section = text.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    section = PYPROJECT.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     return dict(re.findall(r'= \["([\w-]+)>=([\d.]+)"\]', section))
-
-
-def locked() -> dict[str, set[str]]:
-    """The versions of each package in uv.lock; some have one for each release of Python."""
-    found: dict[str, set[str]] = {}
-    text = (ROOT / "uv.lock").read_text(encoding="utf-8")
-    for name, version in re.findall(r'^name = "([^"]+)"\nversion = "([^"]+)"', text, re.MULTILINE):
-        found.setdefault(name, set()).add(version)
-    return found
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -56,23 +45,13 @@ def test_the_requirements_are_what_the_commands_check_and_what_uv_reads():
 
 
 def test_the_lock_has_the_torch_that_was_tested_and_nothing_older_than_required():
-    versions = locked()
-    assert [f"torch=={version}" for version in versions["torch"]] == lines_of("constraints.txt")
-    floors = {**{name: found.oldest for name, found in PACKAGES.items()}, **extras()}
-    for name, oldest in floors.items():
-        assert all(number(version) >= number(oldest) for version in versions[name.replace("_", "-")]), name
-    text = (ROOT / "uv.lock").read_text(encoding="utf-8")
-    for name, oldest in extras().items():
-        assert f'name = "{name.replace("_", "-")}", marker' in text
-        assert f'specifier = ">={oldest}"' in text
-
-
-def test_the_page_and_the_check_of_the_trackers_name_the_same_oldest_releases():
-    page = (ROOT / "docs/platforms.md").read_text(encoding="utf-8")
-    table = page.split("| package | oldest | for |\n| --- | --- | --- |\n")[1].split("\n\n")[0]
-    rows = {name: oldest for _, name, oldest, *_ in (re.split(r" *\| *", line) for line in table.splitlines())}
-    assert rows == {**OLDEST, **extras()}
-    assert OLDEST["tensorboard"] == extras()["tensorboard"]
+    locked = re.findall(r'^name = "([^"]+)"\nversion = "([^"]+)"', LOCK, re.MULTILINE)
+    assert [f"torch=={version}" for name, version in locked if name == "torch"] == lines_of("constraints.txt")
+    for name, oldest in {**{name: found.oldest for name, found in PACKAGES.items()}, **extras()}.items():
+        versions = [version for held, version in locked if held == name.replace("_", "-")]
+        assert versions, name
+        assert all(number(version) >= number(oldest) for version in versions), name
+    assert all(f'specifier = ">={oldest}"' in LOCK for oldest in extras().values())
 
 
 def test_each_optional_package_that_is_imported_has_an_oldest_release():
@@ -84,6 +63,27 @@ def test_each_optional_package_that_is_imported_has_an_oldest_release():
     assert roots <= {IMPORTED_AS.get(name, name) for name in extras()}
 
 
-@pytest.mark.parametrize("line", lines_of("tests/requirements.txt"))
-def test_what_the_tests_need_is_named_once(line):
-    assert lines_of("tests/requirements.txt").count(line) == 1
+# ---------------------------------------------------------------- images
+
+
+def test_all_of_the_program_goes_into_an_image_and_nothing_else():
+    """A folder that .dockerignore does not name again stays out: the first line leaves out everything."""
+    lines = lines_of(".dockerignore")
+    assert lines[0] == "*"
+    named = {line[1:] for line in lines if line.startswith("!")}
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    rooms = {name.split("/")[0] for name in sources() if "/" in name}
+    assert {name for name in named if (ROOT / name).is_dir()} == rooms
+    tops = {path for path in files if "/" not in path}
+    assert {"*.py", "requirements.txt", "constraints.txt", "LICENSE"} == named - rooms <= tops | {"*.py"}
+    assert {"**/__pycache__", "**/*.pyc"} <= set(lines)
+
+
+def test_the_two_images_differ_in_pytorchs_build_alone_and_run_as_a_user_who_hears_docker_stop():
+    texts = ((ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "Dockerfile.cpu"))
+    cuda, cpu = ({re.sub(r"\s+", " ", line) for line in re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace(
+        "\\\n", " ").splitlines()} for text in texts)
+    for line in cuda ^ cpu:
+        assert re.match(r"ARG TORCH_INDEX|ARG EXTRAS|RUN pip install .*(torch|requirements\.txt)|ENV XDG", line), line
+    assert {"USER 1000", 'VOLUME ["/cache"]'} <= cuda
+    assert any(line.startswith("ENTRYPOINT") and "exec python" in line for line in cuda)
