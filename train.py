@@ -306,7 +306,7 @@ from training.checkpointing import Checkpointer, SavingPlan, command_for_card, p
 from training.cooldown import set_aside
 from training.decisions import Wishes
 from training.fused import adamw_for
-from training.mirrored import catch_up, check_mirror, prepare_mirror, take_mirror
+from training.mirror import catch_up, check_mirror, prepare_mirror, take_mirror
 from training.optimizers import OPTIMIZERS, OptimizerKind, dtype_of_products, parameter_groups
 from training.overfit_test import few_windows, memorize, without_noise
 from training.parallel import build, sequences_at_a_time

@@ -16,9 +16,9 @@ from architectures.fields import InvalidCheckpoint
 from checkpoint.contents import MANIFEST, STATE
 from checkpoint.find import steps_in
 from checkpoint.recorded import RUN_CONFIG
-from checkpoint.verify import read_json
+from checkpoint.verify import read_json, verify
 from common.errors import Exit, UserError
-from common.files import rename
+from common.files import rename, sync
 from common.locks import try_lock_if_there_are_any
 from common.words import is_utf8, printable, shell_word
 
@@ -37,19 +37,12 @@ def owned(output_dir: Path) -> Iterator[None]:
     A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
-    shown = printable(str(output_dir))
-    if not is_utf8(str(output_dir)):
-        raise UserError(Exit.FLAGS, f"--output_dir {shown} is a name with bytes that are not UTF-8, under which the "
-                                    "checkpoints could not be read again. Choose another name.")
     try:
         is_new = not output_dir.exists()
     except OSError as error:
-        raise UserError(Exit.MACHINE, f"--output_dir {shown[:MOST_SHOWN]} cannot be read: {error.strerror}. Choose "
-                                      "another folder.") from error
-    if (output_dir / MANIFEST).is_file():
-        parent = shell_word(str(output_dir.parent))
-        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} is a checkpoint itself, and a run "
-                                         f"would write into it. Give its folder, {parent}, or another one.")
+        raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))[:MOST_SHOWN]} cannot be read: "
+                                      f"{error.strerror}. Choose another folder.") from error
+    check_place("--output_dir", output_dir)
     with _lock_file(output_dir) as handle:
         _take_lock(handle, output_dir)
         try:
@@ -62,6 +55,17 @@ def owned(output_dir: Path) -> Iterator[None]:
                     (output_dir / LOCK).unlink()
                     output_dir.rmdir()
             raise
+
+
+def check_place(flag: str, folder: Path) -> None:
+    """Raises UserError if a folder of checkpoints has a name under which they could not be read again, or is one."""
+    shown = f"{flag} {printable(str(folder))}"
+    if not is_utf8(str(folder)):
+        raise UserError(Exit.FLAGS, f"{shown} is a name with bytes that are not UTF-8, under which the checkpoints "
+                                    "could not be read again. Choose another name.")
+    if (folder / MANIFEST).is_file():
+        raise UserError(Exit.CHECKPOINT, f"{shown} is a checkpoint itself, and a run would write into it. Give its "
+                                         f"folder, {shell_word(str(folder.parent))}, or another one.")
 
 
 def _lock_file(output_dir: Path) -> TextIO:
@@ -120,6 +124,43 @@ def sweep(output_dir: Path) -> None:
     for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
         put_back(leftover, output_dir / leftover.name.removeprefix(REPLACED))
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def appearing(output_dir: Path, name: str) -> Iterator[Path]:
+    """A new folder to write a checkpoint into, which gets its name once it verifies: nobody sees it before.
+
+    An older, or damaged, checkpoint of the same step is put aside for that moment. Raises InvalidCheckpoint if what
+    was written does not verify, and OSError; nothing is then left of it.
+    """
+    final, replaced = output_dir / name, output_dir / f"{REPLACED}{name}"
+    temporary = output_dir / f"{TEMPORARY}{name.partition('-')[2]}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        yield temporary
+        sync(temporary)
+        verify(temporary)
+        put_in_place(temporary, final, replaced)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
+    """Gives a folder its name, and puts aside what has it."""
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        rename(final, replaced)
+    try:
+        rename(temporary, final)
+        sync(final.parent)
+    except OSError:  # the disk may not hold the new name: the new checkpoint must not be found under it
+        with contextlib.suppress(OSError):
+            final.rename(temporary)
+        put_back(replaced, final)
+        raise
 
 
 def put_back(replaced: Path, final: Path) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import struct
 import threading
 from collections import deque
@@ -32,9 +31,8 @@ from checkpoint.contents import (
     tensor_files,
     text_files,
 )
-from checkpoint.folder import REPLACED, TEMPORARY, put_back
-from checkpoint.verify import verify
-from common.files import rename, sync, write_all
+from checkpoint.folder import appearing
+from common.files import write_all
 from machine.pinned import HostBuffer
 from ops.shards import assembled
 
@@ -94,49 +92,23 @@ def save(output_dir: Path, step: int, config: ModelConfig, tensors: Tensors, sta
     written and NotFinite if it must not be; nothing is then left of it.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
-    final = output_dir / f"checkpoint-{step}"
-    replaced = output_dir / f"{REPLACED}checkpoint-{step}"
-    temporary = output_dir / f"{TEMPORARY}{step}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir()
-        texts = text_files(step, config, state, tokenizer_json, end_of_text_id, card)
-        _write_files(temporary, tensor_files(config, tensors), texts)
-        verify(temporary)
-        put_in_place(temporary, final, replaced)
+        with appearing(output_dir, f"checkpoint-{step}") as temporary:
+            texts = text_files(step, config, state, tokenizer_json, end_of_text_id, card)
+            _write_files(temporary, tensor_files(config, tensors), texts)
     except InvalidCheckpoint as error:
         raise OSError(f"what was written reads back differently: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-    return final
+    return output_dir / f"checkpoint-{step}"
 
 
 def _write_files(folder: Path, tensors: Mapping[str, dict[str, torch.Tensor]], texts: Mapping[str, str]) -> None:
-    """Writes all files into a new folder and waits until they are on disk; the manifest is last."""
+    """Writes all files into a new folder, the manifest last."""
     with ThreadPoolExecutor(len(tensors)) as writers:  # the disk and the hash wait less for each other
         written = {name: writers.submit(write_tensors, folder / name, part) for name, part in tensors.items()}
     manifest = {name: entry.result() for name, entry in written.items()}
     for name, text in texts.items():
         manifest[name] = write_file(folder / name, [text.encode()])
     write_file(folder / MANIFEST, [manifest_text(manifest).encode()])
-    sync(folder)
-
-
-def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
-    """Gives the folder its name. An older, or damaged, checkpoint of the same step is put aside for that moment."""
-    if final.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        rename(final, replaced)
-    try:
-        rename(temporary, final)
-        sync(final.parent)
-    except OSError:  # the disk may not hold the new name: the new checkpoint must not be found under it
-        with contextlib.suppress(OSError):
-            final.rename(temporary)
-        put_back(replaced, final)
-        raise
 
 
 # ---------------------------------------------------------------- one file

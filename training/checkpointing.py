@@ -20,7 +20,6 @@ from architectures.fields import is_number
 from architectures.table import ModelConfig
 from checkpoint import contents, find, save
 from checkpoint.folder import Keeping, prune
-from checkpoint.mirror import Mirror
 from common.errors import UserError
 from common.flags import steps_and_minutes
 from common.signals import Stake
@@ -30,6 +29,7 @@ from machine.memory import available_ram
 from planning.recipe import Recipe
 from tokens.corpus import Corpus
 from tokens.mixture import in_words, share_in_words
+from training.mirror import Mirror
 from training.optimizers import state_bytes
 from training.starting import Settings
 from training.state import Learner, Runtime, TrainState

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures.gpt2 import to_hf_tensors
+from checkpoint import folder as folders
 from checkpoint import save as room
 from checkpoint import verify as verify_room
 from checkpoint.contents import Tensors
@@ -39,7 +40,7 @@ def test_the_bytes_are_those_that_safetensors_writes(make_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(("module", "broken", "calls_that_work"), [
-    (room, "sync", 0), (room, "sync", 1), (room, "write_tensors", 0), (room, "write_tensors", 1),
+    (folders, "sync", 0), (folders, "sync", 1), (room, "write_tensors", 0), (room, "write_tensors", 1),
     (room, "write_file", 0), (room, "write_file", 1), (room, "write_file", 5), (room, "write_file", 8),
     (verify_room, "sha256_of", 0), (verify_room, "sha256_of", 7)])
 def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_model, sound, folder, monkeypatch, module,

@@ -1137,7 +1137,7 @@ def checkpoint_rows() -> list[Row]:
         Row("train.py: the mirror's disk is not there", f"{TRAIN} --mirror_to /proc/drive/run", Exit.MACHINE,
             "--mirror_to /proc/drive/run cannot be written: No such file or directory. Mount its disk"),
         Row("train.py: the mirror is a checkpoint", f"{TRAIN} --mirror_to {HERE}", code,
-            f"--mirror_to {HERE} is a checkpoint itself. Give its folder, out, or another one."),
+            f"--mirror_to {HERE} is a checkpoint itself, and a run would write into it. Give its folder, out"),
         Row("train.py: the mirror holds another run", f"{TRAIN} --mirror_to out", code, "--mirror_to out holds the "
             "checkpoints of another run, the last one of step 2. Give --resume_from auto to continue that run"),
     ]

@@ -1,0 +1,437 @@
+"""The mirror of a run (--mirror_to): a folder on another disk, to which a thread copies each checkpoint.
+
+Nothing that the mirror's disk does reaches a step: it may be slow, full, read-only or gone. What fails is said once and
+tried again at the next save. On a new machine, where the run's own folder is empty, the newest checkpoint is copied
+back, and the run goes on as if it had never been elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from architectures.fields import InvalidCheckpoint
+from checkpoint import find
+from checkpoint.contents import MANIFEST
+from checkpoint.find import steps_in
+from checkpoint.folder import Keeping, appearing, check_place, outdated, prune, sweep
+from checkpoint.recorded import MIRROR, read_mark, write_mark
+from checkpoint.verify import manifest_entries, read_state, verify
+from common.errors import Exit, UserError
+from common.files import named_in, read_bytes, rename, write_all
+from common.progress import Progress
+from common.words import duration, printable, several, shell_word, size
+from training.cooldown import left_decays, plateau_of, set_aside
+from training.starting import delete_other_runs, is_same_folder
+
+BLOCK_BYTES = 2**24  # copied, and the disk waited for, at a time: a network's would otherwise take all at the end
+PART = ".mirror-part"  # a file that is no checkpoint's, while it is copied
+STANDSTILL_SECONDS = 300.0  # without a block: the last copy is waited for no longer, any other is said to hang
+LONGEST_WAIT_SECONDS = 1200.0  # for the last copy; other processes, if there are any, wait for 30 minutes at most
+
+
+class GivenUp(Exception):
+    """The run has ended before the copy."""
+
+
+# ---------------------------------------------------------------- copies
+
+
+def copy_checkpoint(source: Path, folder: Path, advance: Callable[[], None] = lambda: None) -> None:
+    """Copies a checkpoint into a folder, where it gets its name once it has been read back.
+
+    advance is called after each block, and may raise to give the copy up. Raises InvalidCheckpoint if the source is
+    damaged or gone, OSError if the copy could not be written or reads back differently.
+    """
+    names = {*manifest_entries(source), MANIFEST}
+    try:
+        with appearing(folder, source.name) as temporary:
+            for path in source.iterdir():
+                if path.name in names:
+                    copy_file(path, temporary / path.name, advance)
+    except (OSError, InvalidCheckpoint) as error:
+        verify(source)  # which of the two disks it was
+        if isinstance(error, OSError):
+            raise
+        raise OSError(errno.EIO, f"what was written reads back differently ({error})") from error
+
+
+def copy_file(source: Path, target: Path, advance: Callable[[], None] = lambda: None) -> None:
+    """Copies a file, waits for the disk, and forgets it: who reads the copy then reads what the disk holds."""
+    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
+        handle = writer.fileno()
+        while block := reader.read(BLOCK_BYTES):
+            write_all(handle, block)
+            os.fsync(handle)
+            advance()
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run_files(folder: Path) -> list[Path]:
+    """The run's files beside its checkpoints: metrics.jsonl, config.toml, logs. Trackers write theirs from the first.
+    """
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink()
+                  and path.name != MIRROR and not path.name.startswith("."))
+
+
+def is_copied(source: Path, copy: Path) -> bool:
+    """True if the copy is of the source as it is now: their manifests, which have the hash of every file, are equal."""
+    try:
+        return read_bytes(source / MANIFEST) == read_bytes(copy / MANIFEST)
+    except OSError:
+        return False
+
+
+class Mirror:
+    """Brings a folder in line with a run's own: the newest checkpoint first, older ones that stay, then pruning."""
+
+    def __init__(self, root: Path, output_dir: Path, out: Progress):
+        self.root, self.output_dir = root, output_dir
+        self.held: frozenset[int] = frozenset()  # the step that is being copied, which must not be pruned meanwhile
+        self._shown, self._out = printable(str(root)), out
+        self._mark: dict[str, str] = {}  # what says in the folder that this run uses it; empty until it is written
+        self._changed = threading.Condition()
+        self._keeping: Keeping | None = None  # what is asked for
+        self._is_asked = self._is_working = self._is_closed = self._is_reported = self._is_finished = False
+        self._known: dict[Path, tuple[int, int]] = {}  # size and time of the run's files that were copied
+        self._damaged: set[Path] = set()
+        self._trouble = self._said = ""  # what is wrong now, and what was said last
+        self._moved_at = 0.0
+        self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")  # a disk that hangs ends no run
+
+    # ---- asked by the run
+
+    def take(self) -> None:
+        """Makes the folder this run's, and removes what a killed copy left. Raises OSError."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._write_mark()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def wants(self, keeping: Keeping) -> None:
+        """Asks for a copy of what the run's folder holds now; returns at once."""
+        with self._changed:
+            self._keeping, self._is_asked = keeping, True
+            stands_still = time.monotonic() - self._moved_at if self._is_working else 0.0
+            self._changed.notify_all()
+        if stands_still > STANDSTILL_SECONDS:
+            self._warn(f"it has taken nothing for {duration(stands_still)}")
+
+    def finish(self) -> None:
+        """Waits for the last copy while the disk takes it, and says whether it is there."""
+        if self._keeping is None or self._is_finished:
+            return
+        self._is_finished = True
+        self.wants(self._keeping)  # once more where it failed, and with the last lines of the logs
+        began, last = time.monotonic(), self.output_dir / f"checkpoint-{self._keeping.saved}"
+        with self._out.phase(f"copying to the mirror {self._shown}"), self._changed:
+            while self._is_asked or self._is_working:
+                self._changed.wait(0.2)
+                self._out.now(f"copying to the mirror {self._shown}", goes_on=True)
+                now = time.monotonic()
+                if now - max(began, self._moved_at) > STANDSTILL_SECONDS or now - began > LONGEST_WAIT_SECONDS:
+                    self._trouble = f"no end after {duration(now - began)}"
+                    break
+        if not self._trouble and is_copied(last, self.root / last.name):
+            self._out.say(f"mirror      {last.name} is in {self._shown}, verified")
+            return
+        self._out.warn(f"the mirror {self._shown} lacks {last.name}: {self._trouble or 'it was not copied'}. Copy it "
+                       f"by hand: cp -r {shell_word(str(last))} {shell_word(str(self.root))}/")
+
+    def close(self) -> None:
+        """Waits as finish does, and ends the thread; one that hangs is left."""
+        self.finish()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    # ---- the thread
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # only Linux gives a thread a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while True:
+            with self._changed:
+                self._is_working = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_asked or self._is_closed)
+                if self._is_closed:
+                    return
+                self._is_asked, self._is_working, self._moved_at = False, True, time.monotonic()
+            try:
+                self._bring_in_line()
+            except GivenUp:
+                return
+            except Exception as error:  # a thread that ends by a bug would end the mirror without a word
+                self._trouble = printable(getattr(error, "strerror", None) or str(error))[:200]
+                self._warn(self._trouble)
+            finally:
+                self.held = frozenset()
+
+    def _bring_in_line(self) -> None:
+        """Copies what the mirror lacks, and deletes from it what the run's folder does not keep either."""
+        self._check_mark()
+        while True:
+            path = self._next()
+            self._copy_run_files()  # before the checkpoint: metrics.jsonl has the rows that led to it
+            if path is None:
+                break
+            self._copy(path)
+            assert self._keeping
+            prune(self.root, *self._keeping)
+        if self._said:
+            self._out.say(f"mirror      {self._shown} can be written again and has all that it lacked")
+        self._trouble = self._said = ""
+
+    def _next(self) -> Path | None:
+        """The newest checkpoint that the mirror lacks, up to the one asked for: the user has been told of that one."""
+        assert self._keeping
+        there, going = steps_in(self.root), outdated(self.output_dir, *self._keeping)
+        for step, path in steps_in(self.output_dir).items():
+            is_new = step not in there or (step == self._keeping.saved and not is_copied(path, there[step]))
+            if is_new and step <= self._keeping.saved and path not in going and path not in self._damaged:
+                self.held = frozenset((step,))
+                return path
+        return None
+
+    def _copy(self, path: Path) -> None:
+        began = time.monotonic()
+        try:
+            copy_checkpoint(path, self.root, self._advance)
+        except InvalidCheckpoint as error:
+            self._damaged.add(path)
+            if path.exists():
+                self._out.warn(f"{printable(str(path))} is damaged and is not copied to the mirror: {error}")
+            return
+        if not self._is_reported:
+            self._is_reported = True
+            num_bytes = sum(file.stat().st_size for file in path.iterdir())
+            self._out.say(f"mirror      {path.name} is in {self._shown}: {size(num_bytes)} copied and verified in "
+                          f"{time.monotonic() - began:.1f} s, beside training (later ones are not reported)")
+
+    def _copy_run_files(self) -> None:
+        """Copies what has changed of the run's other files, each whole or not at all."""
+        for path in run_files(self.output_dir):
+            status = path.stat()
+            if self._known.get(path) != (status.st_size, status.st_mtime_ns):
+                copy_file(path, self.root / PART, self._advance)
+                rename(self.root / PART, self.root / path.name)
+                self._known[path] = status.st_size, status.st_mtime_ns
+
+    def _advance(self) -> None:
+        if self._is_closed:
+            raise GivenUp
+        self._moved_at = time.monotonic()
+
+    def _write_mark(self) -> None:
+        self._mark = {"output_dir": str(self.output_dir), "taken_by": f"{platform.node()}, pid {os.getpid()}, since "
+                      f"{time.strftime('%Y-%m-%d %H:%M:%S')}"}
+        write_mark(self.root, self._mark)
+        sweep(self.root)
+
+    def _check_mark(self) -> None:
+        """Raises OSError unless the folder is there, which is another one below a mount point, and is this run's."""
+        os.listdir(self.root)  # raises the reason why not
+        mark = read_mark(self.root)
+        if not mark:
+            raise FileNotFoundError(errno.ENOENT, f"its {MIRROR} is missing")
+        if not self._mark:  # its disk was away when the run began
+            assert self._keeping
+            if any(step > self._keeping.saved for step in steps_in(self.root)):
+                raise OSError("it holds checkpoints of later steps")
+            self._write_mark()
+        elif mark != self._mark:
+            raise OSError(f"another run uses it now ({mark.get('taken_by', 'unknown')})")
+
+    def _warn(self, trouble: str) -> None:
+        """Says what is wrong, once until it is something else, or has been right in between."""
+        kind = trouble.partition(" for ")[0]
+        if kind != self._said:
+            self._said = kind
+            self._out.warn(f"--mirror_to {self._shown}: {trouble}. Look at that disk. Training goes on, its "
+                           f"checkpoints are in {printable(str(self.output_dir))}; each save tries again.")
+
+
+# ---------------------------------------------------------------- before the run
+
+
+def prepare_mirror(args: argparse.Namespace, out: Progress) -> None:
+    """Tries the mirror before any work, and copies from it the checkpoint that the run's own folder lacks.
+
+    Raises UserError: exit 5 if it cannot be written, exit 4 if it is a checkpoint, or holds another run's. A run that
+    goes on from its own folder does without a mirror that it had before, and says so: nobody may be there to mount it.
+    """
+    if not args.mirror_to:
+        return
+    root, output_dir, shown = Path(args.mirror_to), Path(args.output_dir), f"--mirror_to {printable(args.mirror_to)}"
+    check_place("--mirror_to", root)
+    with out.phase("looking at the mirror"):
+        try:
+            if _is_away(args):
+                raise OSError(errno.ENOENT, f"it has no {MIRROR}")
+            _try_to_write(root)
+        except OSError as error:
+            if not _had_it(args):
+                raise UserError(Exit.MACHINE, f"{shown} cannot be written: {error.strerror}. Mount its disk, or choose "
+                                              "a folder that you may write to.") from error
+            out.warn(f"{shown} cannot be written: {error.strerror}. The run goes on without it, and each save tries "
+                     f"again. Mount its disk; for a new mirror delete {printable(str(output_dir / MIRROR))}.")
+            return
+        folder, _ = named_in(Path(args.resume_from or ""), output_dir)
+        if args.resume_from and (args.resume_from == "auto" or any(
+                is_same_folder(str(folder), own) for own in (args.output_dir, args.mirror_to))):
+            bring_back(root, output_dir, out)
+
+
+def _had_it(args: argparse.Namespace) -> bool:
+    """True for a run that goes on in its own folder, and had this mirror before."""
+    output_dir = Path(args.output_dir)
+    return bool(args.resume_from and steps_in(output_dir) and is_same_folder(
+        read_mark(output_dir).get("mirror_to", ""), args.mirror_to))
+
+
+def _is_away(args: argparse.Namespace) -> bool:
+    """True if the run's mirror is not there, or what is there is only the place where its disk is mounted."""
+    return _had_it(args) and not read_mark(Path(args.mirror_to))
+
+
+def _try_to_write(root: Path) -> None:
+    """Writes a byte where the mirror is, or is to be. Raises OSError."""
+    nearest = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    probe = nearest / f".tmp-try-{os.getpid()}"
+    try:
+        probe.write_bytes(b"\n")
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
+    """Copies the newest sound checkpoint of a mirror into the run's folder, unless one as new is there.
+
+    With it come the best by validation, the one at the end of a plateau, and the other files of the run. Raises
+    UserError: exit 4 if all are damaged or another run's, exit 5 if the disk does not take them.
+    """
+    here, there, damaged = steps_in(output_dir), steps_in(root), []
+    newest = max(here, default=-1)
+    why = f"went no further than step {newest:,}" if here else "held none"
+    for step, path in there.items():
+        if step == newest:
+            with contextlib.suppress(InvalidCheckpoint):
+                verify(here[step])
+                return
+            why = "held it damaged"
+        if step < newest:
+            return
+        try:
+            state = read_state(path)
+            if here and step > newest:
+                _check_same_run(read_state(here[newest]), state, root)
+            with out.phase("copying from the mirror"):
+                copy_checkpoint(path, output_dir)
+                for other in {state.get("best_step"), plateau_of(state)} & there.keys() - here.keys() - {step}:
+                    with contextlib.suppress(InvalidCheckpoint):
+                        copy_checkpoint(there[other], output_dir)
+                for file in run_files(root):
+                    target = output_dir / file.name
+                    if not target.exists() or target.stat().st_size < file.stat().st_size:
+                        copy_file(file, target)
+        except InvalidCheckpoint as error:
+            damaged.append(path.name)
+            out.warn(f"{printable(str(path))} is damaged and was skipped: {error}")
+            continue
+        except OSError as error:
+            raise UserError(Exit.MACHINE, f"{path.name} could not be copied from the mirror to "
+                                          f"{printable(str(output_dir))}: {error.strerror}. Free some space, or give "
+                                          "another --output_dir.") from error
+        out.say(f"resume      {path.name} was copied from the mirror {printable(str(root))}: "
+                f"{printable(str(output_dir))} {why}")
+        return
+    if damaged and not here:
+        raise UserError(Exit.CHECKPOINT, f"no sound checkpoint in the mirror {printable(str(root))}: "
+                                         f"{', '.join(damaged[:3])}. Nothing was deleted; restore one from a copy, or "
+                                         "start with another --mirror_to.")
+
+
+def check_mirror(args: argparse.Namespace, found: find.Found | None) -> None:
+    """Raises UserError (exit 4) if the mirror holds checkpoints that do not lead to the one the run goes on from."""
+    there = steps_in(Path(args.mirror_to)) if args.mirror_to else {}
+    if not there:
+        return
+    root, shown = Path(args.mirror_to), printable(args.mirror_to)
+    if args.overwrite:
+        if args.init_from and find.is_inside(Path(args.init_from), root):
+            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
+                                        "--init_from. Give another --mirror_to.")
+        return
+    decays = [path for path, _ in left_decays(root, root / found[0].name, found[1]["step"])] if found else []
+    later = [path for step, path in there.items()
+             if found is None or (step > found[1]["step"] and path not in decays)]
+    if later:
+        raise UserError(Exit.CHECKPOINT, f"--mirror_to {shown} holds the checkpoints of another run, the last "
+                                         f"one of step {max(there):,}. Give --resume_from auto to "
+                                         "continue that run, another folder, or --overwrite, which deletes "
+                                         f"{several(len(later), 'checkpoint')}.")
+    assert found
+    with contextlib.suppress(InvalidCheckpoint):  # a damaged one tells nothing
+        _check_same_run(found[1], read_state(next(iter(there.values()))), root)
+
+
+def _check_same_run(state: dict, other: dict, root: Path) -> None:
+    """Raises UserError (exit 4) if two checkpoints are of other models, or of other vocabularies."""
+    mine, theirs = ({**(of.get("model") or {}), "dropout": 0, "arch": of.get("arch"),
+                     "tokenizer": (of.get("data") or {}).get("tokenizer_sha256")} for of in (state, other))
+    if mine != theirs:
+        raise UserError(Exit.CHECKPOINT, f"--mirror_to {printable(str(root))} holds the checkpoints of another run: "
+                                         f"that of step {other['step']:,} has another model or tokenizer. Give another "
+                                         "folder.")
+
+
+# ---------------------------------------------------------------- as the run begins, and after its end
+
+
+def take_mirror(args: argparse.Namespace, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
+    """Makes the folder this run's own mirror, with what --overwrite and a left decay ask for done there too."""
+    root, output_dir, shown = mirror.root, mirror.output_dir, printable(str(mirror.root))
+    same = root / resumed.name if resumed else None
+    if _is_away(args):  # which has been said; it is not made anew
+        return
+    try:
+        write_mark(output_dir, {"mirror_to": str(root.absolute())})
+        if args.overwrite:
+            delete_other_runs(root, same, step, out)
+        set_aside(root, same, step, out)
+        mirror.take()
+        free = shutil.disk_usage(root).free
+        out.say(f"mirror      each checkpoint is copied to {shown} beside training, and verified there; {size(free)} "
+                "free")
+        if root.stat().st_dev == output_dir.stat().st_dev:
+            out.warn(f"--mirror_to {shown} is on the same disk as {printable(str(output_dir))}, and is lost with it. "
+                     "Give a folder on another disk, and mount that disk before the run.")
+    except OSError as error:
+        out.warn(f"--mirror_to {shown} cannot be written: {error.strerror}. The run goes on, and each save tries "
+                 "again.")
+
+
+def catch_up(args: argparse.Namespace, step: int, best_step: int, out: Progress) -> None:
+    """Brings the mirror of a finished run in line: the run may have been killed while it waited for the last copy."""
+    if not args.mirror_to or args.dry_run:
+        return
+    mirror = Mirror(Path(args.mirror_to), Path(args.output_dir), out)
+    with contextlib.suppress(OSError):  # of which the copy tells more
+        mirror.take()
+    mirror.start()
+    mirror.wants(Keeping(step, args.keep_checkpoints, frozenset((best_step,))))
+    mirror.close()
