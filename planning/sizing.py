@@ -68,43 +68,29 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
     Each of the two limits is None where its flag was not given.
     """
     minutes = max_minutes or USUAL_MINUTES
-    seq_length = seq_length or longest_sequence(num_tokens)
-    speed, where = FLOPS_OF_APPLE_GPU, "an Apple GPU"
+    seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
+    speed, where, assumed = FLOPS_OF_APPLE_GPU, "an Apple GPU", f"an Apple GPU at {FLOPS_OF_APPLE_GPU / 1e12:g} TFLOP/s"
     if num_threads is not None:
         speed, where = FLOPS_PER_THREAD * num_threads, "a CPU"
+        assumed = f"{several(num_threads, 'thread')} at {FLOPS_PER_THREAD / 1e9:g} GFLOP/s"
     flops = speed * 60 * minutes
-    name = "tiny"
-    for larger in ("mini", "gpt2_small"):
-        config = architecture.sized(SIZES[larger], vocab_size, seq_length)
-        needed = LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
-        if config.num_parameters <= num_tokens and needed <= flops:
-            name = larger
+    configs = {name: architecture.sized(SIZES[name], vocab_size, seq_length) for name in ("tiny", "mini", "gpt2_small")}
+    fitting = [name for name, config in configs.items() if config.num_parameters <= num_tokens
+               and LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token <= flops]
+    name = fitting[-1] if fitting else "tiny"
     reasons = (
         f"model_size {name}: the largest size with no more parameters than the corpus has tokens, for which "
-        f"{minutes:g} minutes of {_in_words(num_threads)} (assumed) are enough to read {LEAST_TOKENS_PER_PARAMETER} "
-        "tokens per parameter; else the smallest",
+        f"{minutes:g} minutes of {assumed} (assumed) are enough to read {LEAST_TOKENS_PER_PARAMETER} tokens per "
+        "parameter; else the smallest",
         f"seq_length {seq_length}: {LONGEST_SEQUENCE} on {where}, less for few tokens, unless --seq_length is given")
 
-    config = architecture.sized(SIZES[name], vocab_size, seq_length)
-    affordable = int(flops / config.flops_per_token / num_tokens)
-    wanted = -(-20 * config.num_parameters // num_tokens)
+    affordable = int(flops / configs[name].flops_per_token / num_tokens)
+    wanted = -(-20 * configs[name].num_parameters // num_tokens)
     epochs = max(1, min(MOST_EPOCHS, affordable, wanted))
     why = {MOST_EPOCHS: "a text that is read more often is learned by heart", wanted: "20 tokens per parameter"}
     why_epochs = why.get(epochs, f"what {minutes:g} minutes are assumed to allow, at least one")
     step_tokens = _power_of_two(epochs * num_tokens // WANTED_STEPS, LEAST_STEP_TOKENS, MOST_STEP_TOKENS)
     return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, why_epochs, where)
-
-
-def _in_words(num_threads: int | None) -> str:
-    """How fast the processor, or without threads an Apple GPU, is assumed to be."""
-    if num_threads is None:
-        return f"an Apple GPU at {FLOPS_OF_APPLE_GPU / 1e12:g} TFLOP/s"
-    return f"{several(num_threads, 'thread')} at {FLOPS_PER_THREAD / 1e9:g} GFLOP/s"
-
-
-def longest_sequence(num_tokens: int) -> int:
-    """T for a corpus on a processor: 256, and for less than 16,384 tokens shorter, 32 at least."""
-    return _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
 
 
 def config_of_size(args: argparse.Namespace, layers_heads_width: tuple[int, int, int], vocab_size: int,
@@ -116,17 +102,13 @@ def config_of_size(args: argparse.Namespace, layers_heads_width: tuple[int, int,
     return architecture.sized(layers_heads_width, vocab_size, seq_length, args.dropout, args.tie_weights, **own)
 
 
-def fitting_size(config: ModelConfig, num_tokens: int) -> str:
-    """The largest size with no more parameters than the corpus has tokens, or the smallest one."""
-    sized = architecture_of(config).sized
-    sizes = [name for name in SIZES
-             if sized(SIZES[name], config.vocab_size, config.seq_length).num_parameters <= num_tokens]
-    return sizes[-1] if sizes else next(iter(SIZES))
-
-
 def describe_misfit(config: ModelConfig, num_tokens: int, passes: float) -> str:
-    """The objection to a model with more parameters than the corpus has tokens, with the size that fits."""
-    fits = fitting_size(config, num_tokens)
+    """The objection to a model with more parameters than the corpus has tokens, with the largest size that fits."""
+    sized = architecture_of(config).sized
+    fits = next(iter(SIZES))
+    for name, shape in SIZES.items():
+        if sized(shape, config.vocab_size, config.seq_length).num_parameters <= num_tokens:
+            fits = name
     what = f"{count(num_tokens)} tokens, read {passes:.1f} times, for {count(config.num_parameters)} parameters"
     if SIZES[fits][2] < config.n_embd:
         return f"the corpus is too small for this model: {what}. --model_size {fits} fits it."

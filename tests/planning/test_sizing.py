@@ -5,8 +5,7 @@ import torch
 
 import train
 from machine.backends import NVIDIA
-from model import GPTConfig
-from planning.sizing import choose_sizing, fitting_size, longest_sequence, sizing_for
+from planning.sizing import choose_sizing, sizing_for
 from tests.helpers.training import metrics_of
 
 
@@ -20,7 +19,6 @@ from tests.helpers.training import metrics_of
 def test_the_size_follows_from_corpus_machine_and_time(vocab_size, num_tokens, threads, minutes, expected):
     found = sizing_for(vocab_size, num_tokens, threads, minutes, None)
     assert (found.name, found.seq_length, found.batch_size, found.epochs) == expected
-    assert sizing_for(vocab_size, num_tokens, threads, minutes, None) == found
 
 
 def test_more_of_anything_never_makes_the_model_smaller():
@@ -37,12 +35,8 @@ def test_more_of_anything_never_makes_the_model_smaller():
 
 def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
     assert sizing_for(1024, 443_000, 2, None, 64).seq_length == 64
-    assert [longest_sequence(tokens) for tokens in (100, 2048, 16_383, 16_384, 10**9)] == [32, 32, 128, 256, 256]
-
-
-def test_the_largest_size_that_fits_has_no_more_parameters_than_there_are_tokens():
-    fits = [fitting_size(GPTConfig(50_257, 1024), tokens) for tokens in (10**3, 10**7, 10**8, 2 * 10**8, 10**12)]
-    assert fits == ["tiny", "tiny", "mini", "gpt2_small", "gpt2_xl"]
+    found = [sizing_for(1024, tokens, 2, None, None).seq_length for tokens in (100, 16_383, 16_384, 10**9)]
+    assert found == [32, 128, 256, 256]
 
 
 @pytest.mark.parametrize("flags", [["--model_size", "mini"], ["--n_layer", "2"], ["--n_embd", "64"],
