@@ -292,12 +292,11 @@ from machine.processes import ALONE, joined, of_environment
 from model import Options
 from planning.check import check_machine, compile_something
 from planning.memory import MemorySetting, choose_sharing, most_sequences
-from planning.micro_batch import find_micro_batch
+from planning.micro_batch import find_micro_batch, what_fits
 from planning.pace import Deadline, Pace, measure_pace, plan_until
 from planning.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
 from planning.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens
 from planning.schedules import learning_rate_at
-from planning.shortage import what_fits
 from planning.sizing import Sizing, choose_sizing
 from planning.trial import measure_trial
 from tokens.corpus import Corpus

@@ -13,6 +13,7 @@ import torch
 
 from architectures.table import ModelConfig, architecture_of
 from common.words import size
+from machine.backends import BACKENDS, NVIDIA
 from machine.cards import TYPICAL
 from machine.device import Machine
 from machine.memory import total_memory
@@ -22,7 +23,6 @@ from planning.sizing import Sizing
 from training.optimizers import OPTIMIZERS
 
 GIB = 2**30
-MOST_TOKENS = {"cuda": 16_384, "mps": 8_192, "cpu": 4_096}  # of the default micro-batch: more keep a device no busier
 MARGIN = 0.08  # of the memory there is; left free for what nobody counted
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident besides tensors on a CPU, measured on Linux with torch 2.13: the process, what the compiler adds (more where
@@ -65,6 +65,11 @@ class MemorySetting:
                              strategy if processes.world_size > 1 else "alone", processes.world_size, shards)
 
     @property
+    def has_own_memory(self) -> bool:
+        """True on a GPU whose memory is not the RAM."""
+        return BACKENDS[self.device_type].has_own_memory
+
+    @property
     def is_sharded(self) -> bool:
         """True where weights are gathered when they are needed."""
         return self.strategy in ("fsdp", "hsdp")
@@ -93,7 +98,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
 
     logits = _logit_bytes(config, batch_size, setting, table)
     activations = _activation_bytes(config, batch_size, setting, table, logits)
-    copies_here = setting.copies and setting.device_type != "cuda"
+    copies_here = setting.copies and not setting.has_own_memory
     return {"weights": weights // setting.shards, "optimizer": optimizer // setting.shards,
             **({"copy": weights + optimizer} if copies_here else {}), "gradients": gradients, **gathered,
             "activations": activations, "logits": logits,
@@ -149,13 +154,13 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     rows = min(tokens, setting.logit_rows or tokens)
     is_in_chunks, bytes_per_logit, sums = rows < tokens, 12, 0
     if setting.compiled:
-        bytes_per_logit = 2 * e if is_in_chunks and setting.device_type == "cuda" else e
+        bytes_per_logit = 2 * e if is_in_chunks and setting.has_own_memory else e
     if is_in_chunks and setting.device_type == "cpu":
         sums = tokens // rows * table * e
     elif is_in_chunks and not (setting.keeps_gradients and config.tie_weights):  # else the gradients have it already
         sums = 4 * table
     logits = rows * config.padded_vocab_size * bytes_per_logit
-    if is_in_chunks and setting.device_type == "cuda" and setting.dtype == torch.float16:
+    if is_in_chunks and setting.has_own_memory and setting.dtype == torch.float16:
         logits = max(logits, e * (rows * config.padded_vocab_size + table))
     return logits + sums
 
@@ -246,7 +251,7 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: Mode
 
     --optimizer auto, which depends on it, counts as AdamW.
     """
-    most = sizing.batch_size if sizing else max(1, MOST_TOKENS[machine.device.type] // config.seq_length)
+    most = sizing.batch_size if sizing else max(1, machine.backend.busy_tokens // config.seq_length)
     memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
     if machine.device.type == "cpu":
         memory_bytes //= processes.local_world_size
@@ -261,7 +266,7 @@ def largest_on_cards(config: ModelConfig, setting: MemorySetting) -> dict[int, i
 
 def on_a_card(setting: MemorySetting, dtype: torch.dtype = torch.bfloat16) -> MemorySetting:
     """The setting of the same run on a GPU with memory of its own, compiled, in this precision."""
-    return replace(setting, device_type="cuda", dtype=dtype, compiled=True)
+    return replace(setting, device_type=NVIDIA.type, dtype=dtype, compiled=True)
 
 
 def room_on_card(gigabytes: int) -> float:

@@ -1,17 +1,16 @@
-"""--batch_size auto: the largest micro-batch that really fits, found by trying.
+"""The micro-batch that really fits: found by trying (--batch_size auto), or smaller than what ran out of memory.
 
-Each trial is two steps in a child process, where running out of memory harms nobody. What was measured is remembered
-between runs.
+Each trial is two steps in a child process (trial.py), where running out of memory harms nobody. What was measured is
+remembered between runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +19,8 @@ from architectures.table import ModelConfig
 from common.children import ask
 from common.errors import Exit, UserError
 from common.files import cache_folder, sha256_of, write_whole
+from common.flags import Flags
+from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, several, size
 from machine.device import Machine, name_of_dtype
@@ -33,6 +34,7 @@ from training.state import Runtime
 OUT_OF_MEMORY = 75  # the exit code by which a trial says so
 # CUDA's words for a GPU that another process holds in compute mode EXCLUSIVE_PROCESS, of older and newer drivers.
 HELD_BY_ANOTHER = ("devices are busy or unavailable", "device(s) is/are busy or unavailable")
+FILE = "out_of_memory.json"  # in the output folder: how many sequences did not fit, and the setting of the run
 MOST_TOKENS = 65_536  # of a micro-batch that is searched for; a card is busy long before
 
 
@@ -63,86 +65,60 @@ class HeldByAnother(Exception):
     """The GPU serves one process at a time, and that is this one: a child can try nothing."""
 
 
-@dataclass
-class MeasuredPeaks:
-    """The peaks that trials measured, in bytes by setting and micro-batch, kept in a file between runs."""
+class MeasuredPeaks(dict[int, int]):
+    """The bytes that trials held, by micro-batch; a file keeps them between runs, those of each setting under its key.
+    """
 
-    file: Path
+    def __init__(self, file: Path, key: str):
+        """A file that cannot be read holds none."""
+        self.file, self._key, self._all = file, key, {}
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            found = json.loads(file.read_text(encoding="utf-8"))
+            self._all = {str(other): {int(n): int(held) for n, held in peaks.items()} for other, peaks in found.items()}
+        super().__init__(self._all.get(key, {}))
 
-    def read(self) -> dict[str, dict[str, int]]:
-        """The measured peaks; a file that cannot be read holds none."""
-        try:
-            found = json.loads(self.file.read_text(encoding="utf-8"))
-            return {str(key): {str(int(n)): int(held) for n, held in peaks.items()} for key, peaks in found.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            return {}
-
-    def write(self, peaks: dict[str, dict[str, int]]) -> None:
-        """Keeps the peaks; a folder that cannot be written costs the time to measure again."""
+    def __setitem__(self, batch_size: int, held: int) -> None:
+        """Keeps a peak; a folder that cannot be written costs the time to measure again."""
+        super().__setitem__(batch_size, held)
+        self._all[self._key] = dict(self)
         with contextlib.suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.file, json.dumps(peaks))
+            write_whole(self.file, json.dumps(self._all))
 
 
-def find_largest(candidates: Sequence[int], first: int, room: int, key: str, known: MeasuredPeaks,
-                 measure: Callable[[int], int | None]) -> tuple[int | None, int]:
-    """The largest candidate that holds at most room bytes, and what it holds; (None, 0) if there is none.
-
-    measure(candidate) returns the bytes held, None for too many. What it finds is remembered under the key.
-    """
-    if not candidates:
-        return None, 0
-    all_peaks = known.read()
-    peaks = all_peaks.setdefault(key, {})
-
-    def fits(batch_size: int) -> bool:
-        if str(batch_size) not in peaks:
-            held = measure(batch_size)
-            peaks[str(batch_size)] = room + 1 if held is None else held  # tried again where more memory is free
-            known.write(all_peaks)
-        return peaks[str(batch_size)] <= room
-
-    found = largest_that_fits(candidates, first, fits)
-    return found, peaks[str(found)] if found else 0
-
-
-def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Options, recipe: Recipe,
-                     kind: OptimizerKind, runtime: Runtime, command: Callable[[int, int], list[str]]) -> int:
+def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe: Recipe, kind: OptimizerKind,
+                     runtime: Runtime, command: Callable[[int, int], list[str]]) -> int:
     """The largest micro-batch that fits: a divisor of the samples of a step, of which each process has its share.
 
     A trial is one process that has the whole model, and its share of a machine's RAM.
     command(batch_size, accumulation) is the command line of a trial, without what follows from config and kind. Raises
     UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
     """
-    machine, signals, out = runtime.machine, runtime.signals, runtime.out
-    processes, free = runtime.processes, free_memory(machine)
+    machine, out, processes = runtime.machine, runtime.out, runtime.processes
     samples = recipe.samples_per_step // processes.world_size
     setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
-    decided = [f"--optimizer={kind.name}", f"--residual_dtype={name_of_dtype(options.residual_dtype)}"]
-    if args.init_from:  # where they are now, if they came from the hub
-        decided.append(f"--init_from={args.init_from}")
-    else:
-        decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
-    if machine.on_gpu:  # else a trial that the GPU refuses would measure the CPU
-        decided.append("--use_gpu")
+    free = free_memory(machine)
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
     expected = largest_micro_batch(config, setting, room)
     first = divisors(samples, min(expected, candidates[-1]))[-1]
-    if machine.device.type != "cuda":  # more than is expected to fit could take other processes down with it
+    if not machine.backend.has_own_memory:  # more than is expected to fit could take other processes down with it
         candidates = [n for n in candidates if n <= expected]
-    tried = []
 
-    def measure(batch_size: int) -> int | None:
-        tried.append(batch_size)
-        with out.phase(f"trying --batch_size {batch_size}"):
-            trial = [*command(batch_size, min(2, samples // batch_size)), *decided]
-            return run_trial(trial, batch_size, signals)
+    decided, tried = _decided(args, config, options, kind, machine), []
+    peaks = MeasuredPeaks(cache_folder() / "peaks.json", _key(args, machine, config, samples, setting))
 
-    known = MeasuredPeaks(cache_folder() / "peaks.json")
+    def fits(batch_size: int) -> bool:
+        if batch_size not in peaks:
+            tried.append(batch_size)
+            with out.phase(f"trying --batch_size {batch_size}"):
+                trial = [*command(batch_size, min(2, samples // batch_size)), *decided]
+                held = run_trial(trial, batch_size, runtime.signals)
+            peaks[batch_size] = room + 1 if held is None else held  # tried again where more memory is free
+        return peaks[batch_size] <= room
+
     try:
-        found, held = find_largest(candidates, first, room, _key(args, machine, config, samples, setting), known,
-                                   measure)
+        found = largest_that_fits(candidates, first, fits) if candidates else None
     except HeldByAnother:
         out.warn(f"--batch_size auto: {first} x {several(samples // first, 'micro-batch')} is computed, not tried: the "
                  "GPU serves one process at a time (compute mode EXCLUSIVE_PROCESS), and a trial is another one. To "
@@ -156,20 +132,31 @@ def find_micro_batch(args: argparse.Namespace, config: ModelConfig, options: Opt
     why = "a whole step" if larger is None else f"{larger} does not fit {size(room)}"
     if larger and larger * config.seq_length > MOST_TOKENS:
         why = f"more than {MOST_TOKENS:,} tokens would be no faster"
-    source = f"{len(tried)} tried" if tried else f"remembered in {printable(str(known.file))}"
-    out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(held)}; {why} ({source})")
+    source = f"{len(tried)} tried" if tried else f"remembered in {printable(str(peaks.file))}"
+    out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(peaks[found])}; {why} "
+            f"({source})")
     return found
 
 
-def _key(args: argparse.Namespace, machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:
+def _decided(args: Flags, config: ModelConfig, options: Options, kind: OptimizerKind, machine: Machine) -> list[str]:
+    """What the run has decided, as flags of a trial."""
+    decided = [f"--optimizer={kind.name}", f"--residual_dtype={name_of_dtype(options.residual_dtype)}"]
+    if args.init_from:  # where they are now, if they came from the hub
+        decided.append(f"--init_from={args.init_from}")
+    else:
+        decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
+    return [*decided, "--use_gpu"] if machine.on_gpu else decided  # a trial that the GPU refuses measures no CPU
+
+
+def _key(args: Flags, machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:
     """A name for all that the memory of a trial depends on besides the micro-batch, the program's own code included."""
     top = Path(__file__).parent.parent
     code = [top / "train.py", top / "model.py", top / "data.py"]
     code += [path for folder in ("ops", "machine", "training") for path in sorted((top / folder).glob("*.py"))]
     total = total_memory(machine) if machine.on_gpu else torch.get_num_threads()
+    flags = {name: getattr(group, name) for group in (args.data, args.model, args.machine) for name in sorted(group)}
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
-             [sha256_of(path) for path in code], samples, str(setting), args.compile_mode, args.compile_blocks,
-             args.label_smoothing, args.fp8_head, args.loss_kernel, args.preload, args.bin_file, args.data_dir]
+             [sha256_of(path) for path in code], samples, str(setting), flags, args.label_smoothing]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -189,3 +176,38 @@ def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> int 
         raise HeldByAnother
     raise UserError(Exit.MACHINE, f"--batch_size auto: the trial with {batch_size} failed: {answer.reason}. Give a "
                                   "number.")
+
+
+# ---------------------------------------------------------------- after memory ran out in one of several processes
+
+
+def remember_too_many(output_dir: Path, config: ModelConfig, setting: MemorySetting, too_many: int) -> None:
+    """Keeps that so many sequences at a time did not fit; in a folder that cannot be written it is not kept.
+
+    One process repeats a step that did not fit. Of several the others wait by then for what the one without memory
+    will never send: all start again, with smaller micro-batches.
+    """
+    with contextlib.suppress(OSError):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(output_dir / FILE, json.dumps({"sequences": too_many, "setting": _digest(config, setting)}))
+
+
+def what_fits(output_dir: Path, recipe: Recipe, config: ModelConfig, setting: MemorySetting, out: Progress) -> int:
+    """The recipe's micro-batch, or where it did not fit when a run in this folder ended, a divisor that is half of it.
+    """
+    try:
+        kept = json.loads((output_dir / FILE).read_text(encoding="utf-8"))
+        too_many = max(2, int(kept["sequences"]))
+        if kept["setting"] != _digest(config, setting) or too_many > recipe.batch_size:
+            return recipe.batch_size
+    except (OSError, ValueError, KeyError, TypeError):
+        return recipe.batch_size
+    found = divisors(recipe.samples_per_step, too_many // 2)[-1]
+    out.say(f"batch_size  {found} x {several(recipe.samples_per_step // found, 'micro-batch')}: with "
+            f"{several(too_many, 'sequence')} at a time the run was out of memory (delete {FILE} in "
+            f"{printable(str(output_dir))} to try again)")
+    return found
+
+
+def _digest(config: ModelConfig, setting: MemorySetting) -> str:
+    return hashlib.sha256(f"{config} {replace(setting, accumulates=True)}".encode()).hexdigest()

@@ -185,12 +185,12 @@ def describe_processes(plan: Plan, processes: Processes) -> list[str]:
 
 def describe_idle_gpus(runtime: Runtime) -> list[str]:
     """The command that would use all GPUs of this machine, where one process uses one of several."""
-    if runtime.machine.device.type != "cuda" or runtime.processes.world_size > 1 or is_one_of_several():
+    num_gpus = runtime.machine.backend.num_devices()
+    if num_gpus < 2 or runtime.processes.world_size > 1 or is_one_of_several():
         return []
-    num_gpus = torch.cuda.device_count()
     script, *flags = sys.argv
     command = shlex.join(["torchrun", "--nproc_per_node", str(num_gpus), os.path.relpath(script), *flags])
-    return [f"GPUs        1 of {num_gpus} is used. All, by: {command}"] if num_gpus > 1 else []
+    return [f"GPUs        1 of {num_gpus} is used. All, by: {command}"]
 
 
 def describe_finished(args: argparse.Namespace, state: TrainState, recipe: Recipe) -> str:
@@ -259,9 +259,8 @@ def _exactness(args: argparse.Namespace, machine: Machine) -> str:
     if args.deterministic or machine.device.type == "cpu":
         return ("bit for bit that of a run that was never stopped "
                 f"({'--deterministic' if args.deterministic else 'on a CPU'})")
-    if machine.device.type == "mps":
-        return "that of a run that was never stopped but for the last digits, by design; not measured on Apple's GPUs"
-    return "that of a run that was never stopped but for the last digits; --deterministic gives every bit"
+    cure = "; --deterministic gives every bit" if machine.backend.has_own_memory else ""
+    return f"that of a run that was never stopped but for the last digits{cure}"
 
 
 def _activations(args: argparse.Namespace, options: Options) -> str:
@@ -390,7 +389,7 @@ def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: 
 
 def _largest_on_cards(plan: Plan, machine: Machine) -> str:
     setting = plan.memory
-    if machine.device.type != "cuda":  # what a card would do without a flag
+    if not machine.backend.has_own_memory:  # what a card would do without a flag
         setting = on_a_card(setting)
     cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
     return (f"{cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} precision, "

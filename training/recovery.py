@@ -26,10 +26,9 @@ from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
 from machine.processes import Processes
 from machine.timing import synchronize
-from planning.micro_batch import divisors
+from planning.micro_batch import divisors, remember_too_many
 from planning.plan import Plan
 from planning.recipe import Recipe
-from planning.shortage import remember
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
 from training.optimizers import compile_optimizer, is_complete, run_eagerly
@@ -197,7 +196,7 @@ def explaining_memory(args: argparse.Namespace, plan: Plan, recovery: Recovery, 
         held, there = size(peak_memory(runtime.machine)), size(total_memory(runtime.machine))
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
         if runtime.processes.world_size > 1 and recovery.batch_size > 1 and not (args.dry_run or args.overfit):
-            remember(Path(args.output_dir), plan.config, plan.memory, recovery.batch_size)
+            remember_too_many(Path(args.output_dir), plan.config, plan.memory, recovery.batch_size)
             cure = "Start again with --resume_from auto: at most half as many at a time are taken then, the same " \
                    "samples a step. torchrun --max_restarts 3 does that by itself."
         with runtime.processes.on_its_own():

@@ -31,7 +31,7 @@ def say(tmp_path, monkeypatch):
     """A function: what --check with these words says, with products of small matrices, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    monkeypatch.setattr(check, "matmul_width", lambda machine: 64)
+    monkeypatch.setattr(check, "matmul_flops", lambda *_: 1e12)
     monkeypatch.setattr(check, "measure_disk", lambda folder: facts.measure_disk(folder, most_bytes=2**20))
 
     def said(*words: str) -> str:

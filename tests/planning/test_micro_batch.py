@@ -1,15 +1,30 @@
 """The search for the micro-batch that fits."""
 
-import json
+import io
 import re
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
 import train
 from common.errors import Exit, UserError
+from common.progress import Progress
 from common.signals import Signals
-from planning.micro_batch import HeldByAnother, MeasuredPeaks, divisors, find_largest, largest_that_fits, run_trial
+from model import GPTConfig
+from planning.memory import MemorySetting
+from planning.micro_batch import (
+    FILE,
+    HeldByAnother,
+    MeasuredPeaks,
+    divisors,
+    largest_that_fits,
+    remember_too_many,
+    run_trial,
+    what_fits,
+)
+from tests.helpers.training import recipe
 
 
 def test_batch_size_auto_keeps_the_samples_of_a_step_and_tries_only_once(run, monkeypatch, tmp_path):
@@ -53,24 +68,15 @@ def test_the_search_finds_the_largest_divisor_that_fits_in_few_trials(limit, fir
     assert len(tried) <= 8
 
 
-def test_measured_peaks_are_remembered_and_a_failure_only_until_more_is_free(tmp_path):
-    known, tried = MeasuredPeaks(tmp_path / "peaks.json"), []
-
-    def measure(batch_size):
-        tried.append(batch_size)
-        return 100 * batch_size if batch_size < 8 else None
-
-    candidates = [1, 2, 4, 8, 16]
-    assert find_largest(candidates, 4, 1000, "a", known, measure) == (4, 400)
-    assert tried == [4, 8]
-    assert find_largest(candidates, 4, 1000, "a", known, measure) == (4, 400)
-    assert find_largest(candidates, 4, 399, "a", known, measure) == (2, 200)
-    assert tried == [4, 8, 2]
-    assert find_largest(candidates, 4, 1001, "a", known, lambda n: n) == (16, 16)  # what failed in less is tried again
-    assert find_largest(candidates, 4, 0, "b", known, measure) == (None, 0)
-    known.file.write_text("{[")
-    assert find_largest(candidates, 1, 1000, "a", known, measure) == (4, 400)
-    assert json.loads(known.file.read_text())["a"]["4"] == 400
+def test_measured_peaks_are_remembered_by_setting_and_a_broken_file_holds_none(tmp_path):
+    file = tmp_path / "cache/peaks.json"
+    MeasuredPeaks(file, "a")[4] = 400
+    MeasuredPeaks(file, "b")[2] = 900
+    MeasuredPeaks(file, "a")[8] = 800
+    assert [MeasuredPeaks(file, key) for key in "abc"] == [{4: 400, 8: 800}, {2: 900}, {}]
+    file.write_text("{[")
+    assert MeasuredPeaks(file, "a") == {}
+    MeasuredPeaks(tmp_path / "cache/peaks.json/x", "a")[1] = 1  # where none can be written none is kept
 
 
 def test_a_trial_that_fails_for_another_reason_is_an_error_with_the_cure():
@@ -96,3 +102,31 @@ def test_where_the_gpu_serves_one_process_at_a_time_the_micro_batch_is_computed(
     assert "sudo nvidia-smi -c DEFAULT." in text
     assert "128 micro-batches of 4 sequences of 8 tokens" in text
     assert not (tmp_path / "cache" / "peaks.json").exists()
+
+
+# ---------------------------------------------------------------- after memory ran out
+
+CONFIG = GPTConfig(400, 8, 2, 2, 32)
+SETTING = MemorySetting("cuda", torch.bfloat16)
+
+
+def fits(folder, setting=SETTING, config=CONFIG):
+    return what_fits(folder, recipe(batch_size=8, accumulation=4), config, setting, Progress(io.StringIO()))
+
+
+@pytest.mark.parametrize(("too_many", "found"), [(8, 4), (6, 2), (2, 1), (1, 1), (16, 8)])
+def test_half_of_what_did_not_fit_is_taken_as_a_divisor_of_the_step(tmp_path, too_many, found):
+    """A step has 32 sequences; what did not fit another time is no reason to take more than the recipe's 8."""
+    remember_too_many(tmp_path / "out", CONFIG, SETTING, too_many)
+    assert fits(tmp_path / "out") == found
+
+
+def test_a_run_that_fits_another_setting_or_a_broken_file_is_left_alone(tmp_path):
+    assert fits(tmp_path) == 8
+    remember_too_many(tmp_path, CONFIG, SETTING, 8)
+    assert fits(tmp_path, setting=replace(SETTING, checkpointing=True)) == 8
+    assert fits(tmp_path, config=replace(CONFIG, n_layer=3)) == 8
+    assert fits(tmp_path, setting=replace(SETTING, accumulates=False)) == 4
+    (tmp_path / FILE).write_text("[]")
+    assert fits(tmp_path) == 8
+    remember_too_many(tmp_path / FILE / "out", CONFIG, SETTING, 8)  # a folder that cannot be written is no other error

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import train
+from machine.backends import NVIDIA
 from machine.processes import ALONE, Processes
 from model import SIZES, GPTConfig, Options
 from planning.memory import MemorySetting
@@ -143,7 +144,7 @@ def test_gpus_that_are_idle_are_said_with_the_command_that_uses_them(monkeypatch
 
 
 def _idle(monkeypatch, machine, num_gpus, processes):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(NVIDIA, "num_devices", lambda: num_gpus)
     monkeypatch.setattr(sys, "argv", ["train.py", "--data_dir", "my data", "--use_gpu"])
     runtime: Any = SimpleNamespace(machine=machine, processes=processes)
     return describe_idle_gpus(runtime)
