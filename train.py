@@ -301,24 +301,29 @@ from planning.sizing import Sizing, choose_sizing
 from planning.trial import measure_trial
 from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words
+from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer, SavingPlan, command_for_card, plan_saving
 from training.cooldown import set_aside
-from training.decisions import Wishes
+from training.decisions import Decisions
 from training.fused import adamw_for
 from training.mirror import catch_up, check_mirror, prepare_mirror, take_mirror
 from training.optimizers import OPTIMIZERS, OptimizerKind, dtype_of_products, parameter_groups
-from training.overfit_test import few_windows, memorize, without_noise
+from training.overfit_test import few_windows, learn_by_heart
 from training.parallel import build, sequences_at_a_time
 from training.parts import FAST, Parts
 from training.recorded import flags_of_run, write_run_config
 from training.recovery import (
     MOST_SKIPPED_IN_A_ROW,
     Abandoned,
-    Recovery,
+    can_shrink,
+    compile_step,
     diverged,
     explaining_divergence,
     explaining_memory,
+    micro_batches,
     saving_before_new_tokens,
+    shrink,
+    undo,
 )
 from training.starting import (
     Settings,
@@ -334,7 +339,7 @@ from training.starting import (
     start_from_weights,
     with_what_no_flag_says,
 )
-from training.state import Learner, Runtime, TrainState
+from training.state import Run, Runtime, Setup, StepResult, TrainState
 from training.validation import Validator
 from watching.monitor import Monitor, mfu
 from watching.starts import recorded_start
@@ -351,7 +356,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
         return answer_trial(int(argv[1]), int(argv[2]), argv[3:])
     began, args, processes = time.monotonic(), read_flags(argv), of_environment()
     if args.overfit:
-        args = without_noise(args)
+        args = flags.having(args, dropout=0.0, label_smoothing=0.0)
     with contextlib.ExitStack() as held:
         transcript = held.enter_context(Transcript(is_silent=not speaks()))
         out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
@@ -474,51 +479,44 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     processes.check_same(in_common(args, plan.recipe, config, options, corpus, machine))
     say_first(args, plan, sizing, corpus, runtime)
 
-    # The parts: model and optimizer, tokens.
-    learner = build_learner(args, parts, config, options, plan.recipe, kind, runtime, way)
-    with out.phase("loading the tokens"):
-        windows = data.CorpusWindows(corpus.train, plan.where, config.seq_length, args.seed, machine.device,
-                                     corpus.shares)
-        drawn_from = few_windows(windows, args.overfit, plan.recipe) if args.overfit else windows
-        batches = parts.batches(drawn_from, plan.at_a_time, machine.device, processes)
-    recovery = Recovery(args, learner, state, plan.recipe, batches, runtime)
-
-    # The time: steps are measured and undone, and the horizon of --max_minutes is fixed.
-    with explaining_memory(args, plan, recovery, runtime):
+    # The parts: model and optimizer, tokens. Steps are measured and undone, and fix the horizon of --max_minutes.
+    run = build_run(Setup(args, runtime, corpus, sizing, resumed, plan), parts, state)
+    with explaining_memory(run):
         if machine.compile and state.step < recipe.total_steps:
-            recovery.compile()
-        step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
-        pace = measure_pace(args, plan, learner, recovery, step, corpus, deadline, runtime)
+            compile_step(run)
+        pace = measure_pace(run, take_step, deadline)
         if deadline.is_open:
             plan = plan_until(deadline, args, plan, choose, pace, state.step, processes)
+    setup = run.setup = replace(run.setup, plan=plan)
     recipe = plan.recipe
     forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
     if not args.overfit:
         say_rest(args, plan, pace, sizing, corpus, state, runtime)
+        say_processes(args, plan, pace, runtime)
 
     # The start: random weights, those of --init_from, or a checkpoint.
-    validator = Validator(args, recipe, config, corpus, runtime, learner.parallel.decisions.stops_now)
+    validator = Validator(args, recipe, config, corpus, runtime,
+                          lambda: run.decisions.agree_now("stop", runtime.signals.number is not None))
     settings = settings_of(args, flags_of_run(args, config, recipe, corpus), recipe, options, machine, processes)
-    checkpointer = Checkpointer(args, plan.saving, recipe, learner, state, corpus, validator.tokenizer_json(),
+    checkpointer = Checkpointer(args, plan.saving, recipe, run, state, corpus, validator.tokenizer_json(),
                                 settings, command_for_card(settings["flags"]["given"]), runtime)
     if args.init_from and not resumed:
-        state.init_from = start_from_weights(args, learner, validator.tokenizer, out)
+        state.init_from = start_from_weights(args, run, validator.tokenizer, out)
     if folder:
-        resume(folder, stored, learner, settings, recipe.total_steps, args.reset_optimizer, out)
+        resume(folder, stored, run, settings, recipe.total_steps, args.reset_optimizer, out)
 
     # The run.
-    with explaining_memory(args, plan, recovery, runtime), explaining_divergence(recipe, checkpointer):
+    with explaining_memory(run), explaining_divergence(recipe, checkpointer):
         if args.dry_run:
-            return dry_run(args, plan, pace, learner, state, recovery, validator, checkpointer, runtime)
+            return dry_run(run, pace, validator, checkpointer)
         if args.overfit:
-            return memorize(args, plan, pace, learner, recovery, batches, step, state, runtime)
+            return learn_by_heart(run, take_step)
         with (open_output(args, argv, settings, config, recipe, state, checkpointer, folder, runtime) as monitor,
               recorded_start(args, plan, pace, sizing, corpus, settings, folder, state, runtime),
               saving_before_new_tokens(checkpointer, processes)):
-            processes.watch(runtime.signals, lambda: learner.parallel.decisions.num_asked, lambda: checkpointer.is_busy,
-                            pace.step)
-            loop(args, recipe, pace, learner, state, recovery, validator, checkpointer, monitor, deadline, runtime)
-            return save_and_close(args, state, recovery, checkpointer, monitor, runtime)
+            processes.watch(runtime.signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
+            loop(run, pace, deadline, validator, checkpointer, monitor)
+            return save_and_close(run, checkpointer, monitor)
 
 
 def open_output(args: argparse.Namespace, argv: Sequence[str], settings: Settings, config: ModelConfig, recipe: Recipe,
@@ -591,86 +589,52 @@ def answer_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int
     if args.check:
         return compile_something(machine)
     runtime = Runtime.of(machine, ALONE, out, Signals())
-    return measure_trial(args, batch_size, accumulation, runtime, build_learner, train_step)
+    return measure_trial(args, batch_size, accumulation, runtime, build_run, take_step)
 
 
-def build_learner(args: argparse.Namespace, parts: Parts, config: ModelConfig, options: Options, recipe: Recipe,
-                  kind: OptimizerKind, runtime: Runtime, way: str) -> Learner:
-    """The model as the seed makes it, shared in this way, with its optimizer and loss scaler."""
-    machine = runtime.machine
-    with runtime.out.phase("building the model"):
+def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
+    """The model as the seed makes it, with its optimizer and loss scaler, and the batches it learns from."""
+    args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
+    recipe, kind = plan.recipe, plan.kind
+    with setup.out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model, parallel = build(config, options, way, runtime.processes, machine, recipe.init_std,
-                                in_graphs=machine.compile and args.compile_mode == "reduce-overhead")
+        model, parallel = build(plan.config, plan.options, plan.memory.sharing.way, setup.processes, machine,
+                                recipe.init_std, machine.compile and args.compile_mode == "reduce-overhead")
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
-        dtype = dtype_of_products(machine)
         optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2),
-                               adamw_for(parts.adamw, machine.device), dtype)
+                               adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-    return Learner(model, optimizer, kind, scaler, parallel)
+    with setup.out.phase("loading the tokens"):
+        windows = data.CorpusWindows(corpus.train, plan.where, plan.config.seq_length, args.seed, machine.device,
+                                     corpus.shares)
+        drawn_from = few_windows(windows, args.overfit, recipe) if args.overfit else windows
+        batches = parts.batches(drawn_from, plan.at_a_time, machine.device, setup.processes)
+    return Run(setup, model, optimizer, scaler, parallel, Decisions(setup.processes), batches, state)
 
 
-# ---------------------------------------------------------------- the step and the loop
+# ---------------------------------------------------------------- the loop and the step
 
 
-def train_step(learner: Learner, machine: Machine, label_smoothing: float, grad_clip: float,
-               micro_batches: Iterable[data.Batch], accumulation: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One optimizer step: mean loss and gradient norm, fp32 [] each, on the device; the host waits for nothing.
-
-    A loss or norm that is not finite leaves weights and optimizer state as they are. All micro-batches have the same
-    number of targets, so the mean of their losses is that of the step.
-    """
-    parallel, optimizer, scaler = learner.parallel, learner.optimizer, learner.scaler
-    mean_loss = torch.zeros((), device=machine.device)
-
-    # Forward and backward, micro-batch by micro-batch; the gradients add up.
-    for number, (inputs_BT, targets_BT) in enumerate(micro_batches, 1):
-        with parallel.micro_batch(is_last=number == accumulation):
-            with machine.autocast():
-                loss = parallel.forward(inputs_BT, targets_BT, label_smoothing) / accumulation
-            scaler.scale(loss).backward()
-        mean_loss += loss.detach()
-
-    # Clip: the fused optimizer divides by grad_scale on its way, and does nothing where found_inf is 1.
-    scaler.unscale_(optimizer)
-    gradients = [p.grad for p in learner.model.parameters() if p.grad is not None]
-    mean_loss, norm = parallel.total(mean_loss, gradients)
-    optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
-    if grad_clip:
-        optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
-
-    # Update.
-    optimizer.step()
-    scaler.update()
-    optimizer.zero_grad(set_to_none=not parallel.keeps_gradients)
-    return mean_loss, norm
-
-
-def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner, state: TrainState,
-         recovery: Recovery, validator: Validator, checkpointer: Checkpointer, monitor: Monitor, deadline: Deadline,
-         runtime: Runtime) -> None:
+def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpointer: Checkpointer,
+         monitor: Monitor) -> None:
     """Trains from the state's step to the horizon, a signal, the end of --max_minutes, or the end of patience."""
-    machine, out, optimizer, decisions = runtime.machine, runtime.out, learner.optimizer, learner.parallel.decisions
-    step = partial(train_step, learner, machine, args.label_smoothing, recipe.grad_clip)
-    losses: list[torch.Tensor] = []  # since the last logged step
-    skipped, skipped_in_a_row = torch.zeros(2, device=machine.device)  # steps that were not finite and changed nothing
+    args, recipe, runtime = run.setup.args, run.setup.recipe, run.setup.runtime
+    state, decisions, out, signals = run.state, run.decisions, runtime.out, runtime.signals
 
-    decisions.ask(Wishes(lambda: runtime.signals.number is not None, checkpointer.is_wanted,
-                         lambda: deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))))
-    validate_first(args, recipe, learner, state, recovery, validator, checkpointer, monitor, out)
+    validate_first(run, validator, checkpointer, monitor)
     runtime.clock.start()
     deadline.start(state)
 
-    while state.step < recipe.total_steps and not decisions.stops():
+    while state.step < recipe.total_steps and not decisions.agree("stop", signals.number is not None):
         # Learning rate: a pure function of the step.
         out.now(f"step {state.step + 1:,}")
-        for group in optimizer.param_groups:
+        for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * learning_rate_at(state.step + 1, recipe)
 
         # Forward, backward, clip, update; again in smaller micro-batches where memory runs out.
         try:
-            loss, norm = recovery.until_it_fits(step)
+            result = take_step(run)
         except Abandoned:  # a resumed run replays the step from its first micro-batch
             break
 
@@ -678,76 +642,118 @@ def loop(args: argparse.Namespace, recipe: Recipe, pace: Pace, learner: Learner,
         state.step += 1
         state.samples_seen += recipe.samples_per_step
         state.seconds = deadline.used
-        found_inf: torch.Tensor = optimizer.found_inf  # type: ignore[attr-defined]
-        skipped += found_inf
-        skipped_in_a_row = (skipped_in_a_row + 1) * found_inf
-        losses.append(loss)
 
         # Log, and look at what is on the device: on a GPU a step later, when it has more to do.
-        if monitor.is_logged(state.step):
-            monitor.note(losses, norm, skipped, skipped_in_a_row, recovery.batch_size)
-            skipped.zero_()
-            losses.clear()
-        log(state, recipe, checkpointer, monitor)
+        monitor.add(result, run.batch_size)
+        log(run, checkpointer, monitor)
 
         # Save, validate, sample: at their intervals, and after the last step.
-        is_too_late = decisions.ends()
+        is_late = deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))
+        is_too_late = decisions.agree("end", is_late and runtime.processes.is_first)
         is_last = is_too_late or state.step == recipe.total_steps
         stays = is_last or checkpointer.stays()
-        saves = stays or checkpointer.is_due() or decisions.saves()
+        saves = decisions.agree("save", checkpointer.is_wanted()) or stays or checkpointer.is_due()
         validates = is_last or state.step % recipe.eval_interval == 0
         samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
         if saves or validates or samples:
-            log(state, recipe, checkpointer, monitor, at_once=True)
+            log(run, checkpointer, monitor, at_once=True)
         if saves or validates:
-            state.skipped_steps += int(skipped)
-            skipped.zero_()
+            state.skipped_steps += monitor.count_skipped()
         checkpointer.settle(wait=False)
-        is_best = validates and validate(state, learner, recovery, validator, checkpointer, monitor)
+        is_best = validates and validate(run, validator, checkpointer, monitor)
         if saves or is_best:
             checkpointer.save(stays)
         if samples:
-            monitor.show_sample(validator.sample(learner.model, state.step))
+            monitor.show_sample(validator.sample(run.model, state.step))
         if args.patience and state.validations_without_gain >= args.patience:
             out.say(f"patience    {args.patience} validations without a new best: the run ends here")
             break
         if is_too_late and state.step < recipe.total_steps:
             out.say(deadline.describe_end(state, recipe, monitor.seconds_per_step))
             break
-    log(state, recipe, checkpointer, monitor, at_once=True)
+    log(run, checkpointer, monitor, at_once=True)
 
 
-def log(state: TrainState, recipe: Recipe, checkpointer: Checkpointer, monitor: Monitor,
-        at_once: bool = False) -> None:
+def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
+    """One optimizer step on the next samples, unless fewer micro-batches are given; the host waits for no device.
+
+    Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or others wait.
+    """
+    rng = device.rng_state(run.setup.machine)
+    while True:
+        num = num_micro_batches or run.accumulation
+        try:
+            return try_step(run, micro_batches(run, num), num)
+        except (Abandoned, TokensChanged):
+            undo(run, rng)
+            raise
+        except (RuntimeError, MemoryError) as error:
+            if not can_shrink(run, error):
+                raise
+        shrink(run, rng)  # not in the except clause: there the error holds the tensors of the failed step
+
+
+def try_step(run: Run, batches: Iterable[data.Batch], num: int) -> StepResult:
+    """The step on num micro-batches, which have the same number of targets: their mean loss is that of the step.
+
+    A loss or norm that is not finite leaves weights and optimizer state as they are.
+    """
+    setup, parallel, optimizer, scaler = run.setup, run.parallel, run.optimizer, run.scaler
+    mean_loss = torch.zeros((), device=setup.machine.device)
+
+    # Forward and backward, micro-batch by micro-batch; the gradients add up.
+    for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
+        with parallel.micro_batch(is_last=number == num):
+            with setup.machine.autocast():
+                loss = parallel.forward(inputs_BT, targets_BT, setup.args.label_smoothing) / num
+            scaler.scale(loss).backward()
+        mean_loss += loss.detach()
+
+    # Clip: the fused optimizer divides by grad_scale on its way, and does nothing where found_inf is 1.
+    scaler.unscale_(optimizer)
+    gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
+    mean_loss, norm = parallel.loss_and_norm(mean_loss, gradients)
+    skipped = optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
+    if setup.recipe.grad_clip:
+        optimizer.grad_scale = (norm / setup.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
+
+    # Update.
+    optimizer.step()
+    scaler.update()
+    optimizer.zero_grad(set_to_none=not parallel.keeps_gradients)
+    return StepResult(mean_loss, norm, skipped)
+
+
+def log(run: Run, checkpointer: Checkpointer, monitor: Monitor, at_once: bool = False) -> None:
     """Logs the steps whose figures are there, with at_once those of the last one too.
 
     Raises UserError (exit 6) where nothing was learned for too many steps.
     """
     for logged in monitor.arrived(at_once):
-        state.skipped_steps += logged.skipped
+        run.state.skipped_steps += logged.skipped
         monitor.log_step(logged)
         if logged.skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
             raise diverged(f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
-                           f"{logged.step:,}; none was applied", recipe, checkpointer)
+                           f"{logged.step:,}; none was applied", run.setup.recipe, checkpointer)
 
 
-def validate_first(args: argparse.Namespace, recipe: Recipe, learner: Learner, state: TrainState, recovery: Recovery,
-                   validator: Validator, checkpointer: Checkpointer, monitor: Monitor, out: Progress) -> None:
+def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
     """Before the first step: the loss of the weights of --init_from, or the validation that a run ended without."""
-    if args.init_from and state.step == 0 and (found := validator.measure(learner.model, recovery.batch_size)):
+    state, recipe, out = run.state, run.setup.recipe, run.setup.out
+    if run.setup.args.init_from and state.step == 0 and (found := validator.measure(run.model, run.batch_size)):
         out.say(f"validation before the first step | loss {found.nats:.4f}")
     monitor.show_bar()
     if state.validated_step < state.step and (
             state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps):
-        validate(state, learner, recovery, validator, checkpointer, monitor)
+        validate(run, validator, checkpointer, monitor)
         if state.validated_step == state.step:  # a checkpoint never changes: a new one takes its place
             checkpointer.save(checkpointer.stays())
 
 
-def validate(state: TrainState, learner: Learner, recovery: Recovery, validator: Validator,
-             checkpointer: Checkpointer, monitor: Monitor) -> bool:
+def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> bool:
     """Measures the validation loss and counts it; true if it is the best so far."""
-    found = validator.measure(learner.model, recovery.batch_size)
+    state = run.state
+    found = validator.measure(run.model, run.batch_size)
     if found is None:  # without validation tokens; or after a signal, and a resumed run validates this step
         return False
     is_best = found.is_finite and (state.best_val_loss is None or found.nats < state.best_val_loss)
@@ -778,37 +784,37 @@ def nothing_is_left(args: argparse.Namespace, state: TrainState, recipe: Recipe,
     return False
 
 
-def save_and_close(args: argparse.Namespace, state: TrainState, recovery: Recovery, checkpointer: Checkpointer,
-                   monitor: Monitor, runtime: Runtime) -> int:
+def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
-    seconds, signals = monitor.seconds, runtime.signals
-    signals.hear(int(runtime.processes.largest(signals.number or 0)))
+    setup, seconds, signals = run.setup, monitor.seconds, run.setup.runtime.signals
+    signals.hear(int(setup.processes.largest(signals.number or 0)))
     is_saved = checkpointer.finish()
-    monitor.close(seconds, recovery.compile_seconds, is_saved)
-    if state.step and not is_saved:
+    monitor.close(seconds, run.compile_seconds, is_saved)
+    if run.state.step and not is_saved:
         last = checkpointer.last_good()
-        raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(args.output_dir)}. Free "
+        raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(setup.args.output_dir)}. Free "
                                       f"{size(checkpointer.plan.checkpoint_bytes)} and "
                                       f"{f'resume from {last}' if last else 'start again: no checkpoint was saved'}.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
-def dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, learner: Learner, state: TrainState, recovery: Recovery,
-            validator: Validator, checkpointer: Checkpointer, runtime: Runtime) -> int:
+def dry_run(run: Run, pace: Pace, validator: Validator, checkpointer: Checkpointer) -> int:
     """What all steps that are left will take, by those that were measured; writes nothing."""
-    clock, validation_seconds = runtime.clock, 0.0
-    with runtime.out.phase("a validation"):
+    setup, validation_seconds = run.setup, 0.0
+    clock = setup.runtime.clock
+    with setup.out.phase("a validation"):
         for _ in range(2 if validator.has_tokens else 0):  # the first one is cold, or compiles, and does not count
             clock.start()
-            validator.measure(learner.model, recovery.batch_size, most_windows=recovery.batch_size)
-            validation_seconds = clock.lap() * validator.num_batches_left(state.step, recovery.batch_size)
+            validator.measure(run.model, run.batch_size, most_windows=run.batch_size)
+            validation_seconds = clock.lap() * validator.num_batches_left(run.state.step, run.batch_size)
         checkpointer.reserve()  # as the first save of the run does
 
-    tokens_per_second = plan.recipe.samples_per_step * plan.config.seq_length / pace.step
-    utilization = percent(mfu(tokens_per_second, plan.config, runtime))
-    lines = describe_dry_run(args, plan, pace, runtime, state.step, validation_seconds, utilization)
-    runtime.out.say("\n".join(lines))
+    tokens_per_second = setup.recipe.samples_per_step * setup.config.seq_length / pace.step
+    utilization = percent(mfu(tokens_per_second, setup.config, setup.runtime))
+    lines = describe_dry_run(setup.args, setup.plan, pace, setup.runtime, run.state.step, validation_seconds,
+                             utilization)
+    setup.out.say("\n".join(lines))
     return Exit.DONE
 
 

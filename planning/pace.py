@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
 
-import data
 from common.errors import UserError
 from machine import device
 from machine.memory import release_memory
@@ -20,10 +18,8 @@ from machine.processes import ALONE, Processes
 from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 from planning.schedules import learning_rate_at
-from tokens.corpus import Corpus
 from tokens.watch import TokensChanged
-from training.recovery import Recovery
-from training.state import Learner, Runtime, TrainState
+from training.state import Run, StepResult, TrainState
 
 WARM_STEPS = 3  # that are measured at least, after a cold one
 MEASURING_SHARE, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes that may go into measuring, and at most
@@ -34,31 +30,31 @@ COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied t
 SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
 MOST_STEPS = 2**40
 
-Step = Callable[[Iterator[data.Batch], int], tuple[torch.Tensor, torch.Tensor]]
+TakeStep = Callable[..., StepResult]  # that of train.py
 
 
 # ---------------------------------------------------------------- how long a run takes
 
 
-def measure_pace(args: argparse.Namespace, plan: Plan, learner: Learner, recovery: Recovery, step: Step,
-                 corpus: Corpus, deadline: Deadline, runtime: Runtime) -> Pace:
+def measure_pace(run: Run, take_step: TakeStep, deadline: Deadline) -> Pace:
     """Measures what a step takes, longer where a horizon depends on it, and derives the rest."""
+    setup = run.setup
+    plan, corpus = setup.plan, setup.corpus
     minutes = deadline.minutes if deadline.is_open else None
     at_least = min(MEASURING_SHARE * 60 * (minutes or 0.0), MEASURING_SECONDS)
     try:
-        seconds, loss = _measure_step(learner, recovery, step, runtime, args.dry_run, at_least)
+        seconds, loss = _measure_step(run, take_step, setup.args.dry_run, at_least)
     except TokensChanged as error:
         raise UserError(error.code, f"{error} Start again when the file is as pretokenize.py wrote it.") from error
     written = plan.saving.checkpoint_bytes / WRITTEN_BYTES
     copied = plan.saving.checkpoint_bytes / COPIED_BYTES if plan.saving.copies else written
     val_token = VALIDATION_SHARE * seconds / (plan.recipe.samples_per_step * plan.config.seq_length)
     val_tokens = corpus.val.length if corpus.val else 0
-    compile_seconds = runtime.processes.agree(lambda: recovery.compile_seconds or 0.0)
+    compile_seconds = setup.processes.agree(lambda: run.compile_seconds or 0.0)
     return Pace(seconds, val_token, val_tokens, copied, written, compile_seconds, loss)
 
 
-def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Runtime, whole: bool,
-                  at_least: float) -> tuple[float, float]:
+def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -> tuple[float, float]:
     """Seconds of a training step and the loss of the last one, measured while there is no optimizer state yet.
 
     It takes at_least these seconds. The lower quartile counts, the fastest of three: what else runs on a machine makes
@@ -66,11 +62,11 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
     optimizer, loss scale and random numbers are then what they were, bit for bit. Unless whole, a step that takes long
     is measured by one, and one of many micro-batches by some of them.
     """
-    machine, seconds, loss = runtime.machine, [], torch.zeros(())
-    groups = learner.optimizer.param_groups
+    runtime, seconds, loss = run.setup.runtime, [], torch.zeros(())
+    machine, groups = runtime.machine, run.optimizer.param_groups
     learning_rates = [group["lr"] for group in groups]
-    rng, scaler = device.rng_state(machine), learner.scaler.state_dict()
-    few = recovery.accumulation if whole else min(MEASURED_MICRO_BATCHES, recovery.accumulation)
+    rng, scaler = device.rng_state(machine), run.scaler.state_dict()
+    few = run.accumulation if whole else min(MEASURED_MICRO_BATCHES, run.accumulation)
 
     def goes_on(seconds: Sequence[float]) -> bool:
         is_enough = bool(seconds) and seconds[0] > LONG_SECONDS and not whole
@@ -81,18 +77,18 @@ def _measure_step(learner: Learner, recovery: Recovery, step: Step, runtime: Run
     with runtime.out.phase("measuring how long a step takes"):
         while runtime.processes.agree(lambda: goes_on(seconds)):
             runtime.clock.start()
-            loss = recovery.until_it_fits(lambda batches, _: step(islice(batches, few), few))[0].cpu()
+            loss = take_step(run, few).loss.cpu()
             seconds.append(runtime.clock.lap())
 
     for group, learning_rate in zip(groups, learning_rates, strict=True):
         group["lr"] = learning_rate
-    learner.optimizer.state.clear()
+    run.optimizer.state.clear()
     release_memory(machine)  # so that what is made next lies together
-    learner.scaler.load_state_dict(scaler)
+    run.scaler.load_state_dict(scaler)
     device.set_rng_state(machine, rng)
     runtime.gauge.forget()
     warm = sorted(runtime.processes.agree(lambda: seconds[1:] or seconds))
-    return warm[len(warm) // 4] * recovery.accumulation / few, float(loss)
+    return warm[len(warm) // 4] * run.accumulation / few, float(loss)
 
 
 def recipe_within(seconds: float, args: argparse.Namespace, plan: Plan, pace: Pace, steps_done: int) -> Recipe:

@@ -32,7 +32,7 @@ from tokens.mixture import in_words, share_in_words
 from training.mirror import Mirror
 from training.optimizers import state_bytes
 from training.starting import Settings
-from training.state import Learner, Runtime, TrainState
+from training.state import Run, Runtime, TrainState
 from watching.trackers import sync_metrics
 
 SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too
@@ -102,7 +102,7 @@ def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, o
 class Checkpointer:
     """Saves the run it was made for, one checkpoint at a time, and knows what is on the disk."""
 
-    def __init__(self, args: argparse.Namespace, plan: SavingPlan, recipe: Recipe, learner: Learner, state: TrainState,
+    def __init__(self, args: argparse.Namespace, plan: SavingPlan, recipe: Recipe, learner: Run, state: TrainState,
                  corpus: Corpus, tokenizer_json: str | None, settings: Settings, command: str, runtime: Runtime):
         self.output_dir, self.plan = Path(args.output_dir), plan
         self.learner, self.state, self.recipe, self.corpus = learner, state, recipe, corpus

@@ -21,7 +21,6 @@ from machine.device import Machine
 from machine.processes import Processes
 from model import Options
 from ops.shards import local
-from training.decisions import Decisions
 
 BUCKET_MIB = 25  # of gradients that are averaged at a time
 
@@ -30,7 +29,6 @@ class Parallel(Protocol):
     """What a step shares with other processes."""
 
     forward: Callable[..., torch.Tensor]  # the model, called to train
-    decisions: Decisions
     keeps_gradients: bool  # from step to step, in the buckets that are averaged; they are set to zero
 
     def compile(self, in_parts: bool, **options: Any) -> None:
@@ -42,7 +40,8 @@ class Parallel(Protocol):
         """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
         ...
 
-    def total(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss and the norm of the gradient of all processes, fp32 [] each."""
         ...
 
@@ -57,8 +56,8 @@ class Alone:
 
     keeps_gradients = False
 
-    def __init__(self, model: Network, processes: Processes):
-        self.forward, self.decisions = model, Decisions(processes)
+    def __init__(self, model: Network):
+        self.forward = model
 
     def compile(self, in_parts: bool, **options: Any) -> None:
         for part in compiled_parts(self.forward) if in_parts else [self.forward]:
@@ -67,7 +66,8 @@ class Alone:
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
-    def total(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
         return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
@@ -99,18 +99,17 @@ class _Shared:
     keeps_gradients = False
 
     def __init__(self, model: Network, processes: Processes, copies: int):
-        self.decisions = Decisions(processes)
         self._model, self._processes, self._copies = model, processes, copies
 
     def compile(self, in_parts: bool, **options: Any) -> None:
         for part in compiled_parts(self._model):
             part.compile(dynamic=False, **options)
 
-    def total(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
         norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients], foreach=True)
-        numbers = torch.cat([torch.stack([loss, norm * norm]), self.decisions.cast(loss.device)])
+        numbers = torch.stack([loss, norm * norm])
         dist.all_reduce(numbers)
-        self.decisions.note(numbers[2:])
         return numbers[0] / self._processes.world_size, (numbers[1] / self._copies).sqrt()
 
 
@@ -173,7 +172,7 @@ def build(config: ModelConfig, options: Options, way: str, processes: Processes,
     if processes.world_size == 1 or way == "ddp":
         model = create(config, machine.device, options, std).train()
         alone = InGraphs if in_graphs else Alone
-        return model, alone(model, processes) if processes.world_size == 1 else DataParallel(model, processes)
+        return model, alone(model) if processes.world_size == 1 else DataParallel(model, processes)
     with torch.device("meta"):
         model = architecture_of(config).build(config, options).train()
     return model, FullySharded(model, processes, machine, std, processes.num_machines if way == "hsdp" else 1)

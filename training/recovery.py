@@ -10,9 +10,8 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -27,149 +26,126 @@ from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_m
 from machine.processes import Processes
 from machine.timing import synchronize
 from planning.micro_batch import divisors, remember_too_many
-from planning.plan import Plan
 from planning.recipe import Recipe
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
 from training.optimizers import compile_optimizer, is_complete, run_eagerly
-from training.state import Learner, Runtime, TrainState
+from training.state import Run
 
 REST_SECONDS = 2.0  # after a signal, a step that would take longer than this is given up at its next micro-batch
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
-T = TypeVar("T")
 
 
 class Abandoned(Exception):
     """A step was given up in its middle because a signal came and the step would take too long."""
 
 
-class Recovery:
-    """Undoes and repeats the steps of one run. Its micro-batches get smaller where memory runs out."""
+def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
+    """The first num micro-batches of the next step. Raises Abandoned between two of them where a signal would wait."""
+    runtime, state, args = run.setup.runtime, run.state, run.setup.args
+    began = time.monotonic()
+    for micro in range(num):
+        if micro and runtime.processes.world_size == 1 and runtime.signals.number is not None:
+            _finish_soon(run, num, micro, (num - micro) * (time.monotonic() - began) / micro)
+        with runtime.gauge.waiting("data"):
+            batch = run.batches.get(state.samples_seen, micro)
+        if args.dropout:  # drawn from the samples' numbers, it is the same in any number of processes
+            first = run.batches.first_sample(state.samples_seen, micro)
+            torch.manual_seed(data.scrambled(args.seed ^ data.scrambled(first)))
+        yield batch
 
-    def __init__(self, args: argparse.Namespace, learner: Learner, state: TrainState, recipe: Recipe,
-                 batches: data.Batches, runtime: Runtime):
-        self.compile_seconds: float | None = None
-        self._args, self._learner, self._state, self._recipe = args, learner, state, recipe
-        self._batches, self._runtime = batches, runtime
-        self._is_one_of_several = runtime.processes.world_size > 1  # the others would wait for the rest of a step
 
-    @property
-    def batch_size(self) -> int:
-        """Sequences of a micro-batch, as small as memory made them."""
-        return self._batches.batch_size
+def _finish_soon(run: Run, num: int, num_done: int, seconds: float) -> None:
+    """Raises Abandoned unless the rest of the step takes little time."""
+    if seconds > REST_SECONDS:
+        run.setup.out.say(f"step {run.state.step + 1:,} is given up after {num_done:,} of "
+                          f"{several(num, 'micro-batch')}: the rest would take {duration(seconds)}. A resumed run does "
+                          "the whole step.")
+        raise Abandoned
 
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches a step in this process; more than planned once memory ran out and made them smaller."""
-        return self._recipe.samples_per_step // (self._batches.batch_size * self._runtime.processes.world_size)
 
-    def micro_batches(self) -> Iterator[data.Batch]:
-        """The micro-batches of the next step. Raises Abandoned between two of them after a signal that would wait."""
-        began = time.monotonic()
-        for micro in range(self.accumulation):
-            if micro and not self._is_one_of_several and self._runtime.signals.number is not None:
-                self._finish_soon(micro, (time.monotonic() - began) / micro)
-            with self._runtime.gauge.waiting("data"):
-                batch = self._batches.get(self._state.samples_seen, micro)
-            if self._args.dropout:  # drawn from the samples' numbers, it is the same in any number of processes
-                torch.manual_seed(data.scrambled(self._args.seed ^ data.scrambled(
-                    self._batches.first_sample(self._state.samples_seen, micro))))
-            yield batch
+def can_shrink(run: Run, error: Exception) -> bool:
+    """True if memory ran out and smaller micro-batches are possible; of several processes the others would wait."""
+    may_shrink = run.may_shrink and run.batch_size > 1 and run.setup.processes.world_size == 1
+    return may_shrink and is_out_of_memory(error)
 
-    def _finish_soon(self, num_done: int, seconds_each: float) -> None:
-        """Raises Abandoned unless the rest of the step takes little time."""
-        seconds = (self.accumulation - num_done) * seconds_each
-        if seconds > REST_SECONDS:
-            self._runtime.out.say(f"step {self._state.step + 1:,} is given up after {num_done:,} of "
-                                  f"{several(self.accumulation, 'micro-batch')}: the rest would take "
-                                  f"{duration(seconds)}. A resumed run does the whole step.")
-            raise Abandoned
 
-    def until_it_fits(self, step: Callable[[Iterator[data.Batch], int], T]) -> T:
-        """step(micro_batches, accumulation); where memory runs out, the same samples again in smaller micro-batches.
+def undo(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
+    """Undoes a step that did not end: its gradients, random draws, unfinished optimizer state and scaler notes."""
+    optimizer, scaler, machine = run.optimizer, run.scaler, run.setup.machine
+    optimizer.zero_grad(set_to_none=True)
+    device.set_rng_state(machine, rng)
+    for parameter in [p for p in optimizer.state if not is_complete(optimizer, p)]:
+        del optimizer.state[parameter]
+    if scaler.is_enabled():
+        # Before its first use the scaler has no scale that could be kept.
+        scaler.scale(torch.zeros((), device=machine.device))
+        scaler.update(scaler.get_scale())
 
-        Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or others wait.
-        """
-        rng = device.rng_state(self._runtime.machine)
-        while True:
-            try:
-                return step(self.micro_batches(), self.accumulation)
-            except (Abandoned, TokensChanged):
-                self._undo(rng)
-                raise
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or self._batches.batch_size == 1 or self._is_one_of_several:
-                    raise
-            self._shrink(rng)  # not in the except clause: there the error holds the tensors of the failed step
 
-    def _undo(self, rng: Mapping[str, torch.Tensor]) -> None:
-        """Undoes a step that did not end: its gradients, random draws, unfinished optimizer state and scaler notes."""
-        optimizer, scaler = self._learner.optimizer, self._learner.scaler
-        optimizer.zero_grad(set_to_none=True)
-        device.set_rng_state(self._runtime.machine, rng)
-        for parameter in [p for p in optimizer.state if not is_complete(optimizer, p)]:
-            del optimizer.state[parameter]
-        if scaler.is_enabled():
-            # Before its first use the scaler has no scale that could be kept.
-            scaler.scale(torch.zeros((), device=self._runtime.machine.device))
-            scaler.update(scaler.get_scale())
+def shrink(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
+    """Undoes the step that did not fit and halves the micro-batch, or nearly: it stays a divisor of the samples."""
+    setup, was = run.setup, run.batch_size
+    undo(run, rng)
+    release_memory(setup.machine)
+    run.batches.resize(divisors(setup.recipe.samples_per_step, (was + 1) // 2)[-1])
 
-    def _shrink(self, rng: Mapping[str, torch.Tensor]) -> None:
-        """Undoes the step that did not fit and halves the micro-batch, or nearly: it stays a divisor of the samples."""
-        self._undo(rng)
-        release_memory(self._runtime.machine)
-        was = self._batches.batch_size
-        self._batches.resize(divisors(self._recipe.samples_per_step, (was + 1) // 2)[-1])
+    again = "; compiling again" if setup.machine.compile else ""
+    setup.out.warn(
+        f"out of memory in step {run.state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
+        f"{run.batch_size} x {several(run.accumulation, 'micro-batch')}, the same samples a step{again}. Next time "
+        f"give --batch_size {run.batch_size} --gradient_accumulation_steps {run.accumulation}, or --batch_size auto.")
+    if setup.machine.compile:
+        with setup.runtime.clock.pause():
+            compile_step(run)
 
-        now, again = self._batches.batch_size, "; compiling again" if self._runtime.machine.compile else ""
-        self._runtime.out.warn(
-            f"out of memory in step {self._state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
-            f"{now} x {several(self.accumulation, 'micro-batch')}, the same samples a step{again}. Next time give "
-            f"--batch_size {now} --gradient_accumulation_steps {self.accumulation}, or --batch_size auto.")
-        if self._runtime.machine.compile:
-            with self._runtime.clock.pause():
-                self.compile()
 
-    def compile(self) -> None:
-        """Compiles a step on the next batch, changing nothing; if it fails, one warning, then eager."""
-        learner, rng, started = self._learner, device.rng_state(self._runtime.machine), time.perf_counter()
-        batch = self._batches.get(self._state.samples_seen, 0)
-        try:
-            with self._runtime.out.phase("compiling, a minute or two the first time"):
-                compile_again_where_unfinished(lambda: self._run_compiled(*batch), self._runtime.out.say)
-            self.compile_seconds = time.perf_counter() - started
-            if self._args.verbose:
-                self._runtime.out.say(f"compiled    in {duration(self.compile_seconds)}")
-        except Exception as error:
-            if not is_out_of_memory(error):  # else the next step runs out of memory too, and takes fewer sequences
-                self._fall_back_to_eager(error)
-        learner.optimizer.zero_grad(set_to_none=True)
-        device.set_rng_state(self._runtime.machine, rng)
-        forget_peak(self._runtime.machine)
+# ---------------------------------------------------------------- compiling
 
-    def _run_compiled(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-        """One forward and backward, and a step of the optimizer that changes nothing, which compiles them."""
-        learner = self._learner
-        learner.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
-        mode = None if self._args.compile_mode == "default" else self._args.compile_mode
-        learner.parallel.compile(compiles_in_parts(self._args, self._runtime.machine), mode=mode)
-        is_whole_step = self.accumulation == 1 and not self._is_one_of_several
-        with learner.parallel.micro_batch(is_last=is_whole_step):
-            with self._runtime.machine.autocast():
-                loss = learner.parallel.forward(inputs_BT, targets_BT, self._args.label_smoothing)
-            learner.scaler.scale(loss).backward()
-        compile_optimizer(learner.optimizer)
-        synchronize(self._runtime.machine)
 
-    def _fall_back_to_eager(self, error: Exception) -> None:
-        torch.compiler.reset()
-        run_eagerly(self._learner.optimizer)
-        for module in self._learner.model.modules():
-            module._compiled_call_impl = None  # what module.compile() set; there is no public way back
-        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
-        self._runtime.out.warn(f"torch.compile failed, running eagerly: {device.compiler_complaint(error)}. Its "
-                               f"kernels go to {printable(folder)}; if that is full or does not allow execution, set "
-                               "TORCHINDUCTOR_CACHE_DIR to another folder.")
+def compile_step(run: Run) -> None:
+    """Compiles a step on the next batch, changing nothing; if it fails, one warning, then eager."""
+    machine, out = run.setup.machine, run.setup.out
+    rng, started = device.rng_state(machine), time.perf_counter()
+    batch = run.batches.get(run.state.samples_seen, 0)
+    try:
+        with out.phase("compiling, a minute or two the first time"):
+            compile_again_where_unfinished(lambda: _run_compiled(run, *batch), out.say)
+        run.compile_seconds = time.perf_counter() - started
+        if run.setup.args.verbose:
+            out.say(f"compiled    in {duration(run.compile_seconds)}")
+    except Exception as error:
+        if not is_out_of_memory(error):  # else the next step runs out of memory too, and takes fewer sequences
+            _fall_back_to_eager(run, error)
+    run.optimizer.zero_grad(set_to_none=True)
+    device.set_rng_state(machine, rng)
+    forget_peak(machine)
+
+
+def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+    """One forward and backward, and a step of the optimizer that changes nothing, which compiles them."""
+    args, machine = run.setup.args, run.setup.machine
+    run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
+    mode = None if args.compile_mode == "default" else args.compile_mode
+    run.parallel.compile(compiles_in_parts(args, machine), mode=mode)
+    is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
+    with run.parallel.micro_batch(is_last=is_whole_step):
+        with machine.autocast():
+            loss = run.parallel.forward(inputs_BT, targets_BT, args.label_smoothing)
+        run.scaler.scale(loss).backward()
+    compile_optimizer(run.optimizer)
+    synchronize(machine)
+
+
+def _fall_back_to_eager(run: Run, error: Exception) -> None:
+    torch.compiler.reset()
+    run_eagerly(run.optimizer)
+    for module in run.model.modules():
+        module._compiled_call_impl = None  # what module.compile() set; there is no public way back
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
+    run.setup.out.warn(f"torch.compile failed, running eagerly: {device.compiler_complaint(error)}. Its kernels go to "
+                       f"{printable(folder)}; if that is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR "
+                       "to another folder.")
 
 
 def compiles_in_parts(args: argparse.Namespace, machine: Machine) -> bool:
@@ -183,24 +159,26 @@ def compiles_in_parts(args: argparse.Namespace, machine: Machine) -> bool:
 
 
 @contextlib.contextmanager
-def explaining_memory(args: argparse.Namespace, plan: Plan, recovery: Recovery, runtime: Runtime) -> Iterator[None]:
-    """Turns want of memory that no smaller micro-batch helps into an error with its cure.
+def explaining_memory(run: Run) -> Iterator[None]:
+    """Turns an out-of-memory error that no smaller micro-batch can fix into a UserError with advice.
 
     Several processes start again, with smaller micro-batches.
     """
+    setup = run.setup
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        held, there = size(peak_memory(runtime.machine)), size(total_memory(runtime.machine))
+        args, processes, at_a_time = setup.args, setup.processes, run.batch_size
+        held, there = size(peak_memory(setup.machine)), size(total_memory(setup.machine))
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
-        if runtime.processes.world_size > 1 and recovery.batch_size > 1 and not (args.dry_run or args.overfit):
-            remember_too_many(Path(args.output_dir), plan.config, plan.memory, recovery.batch_size)
+        if processes.world_size > 1 and at_a_time > 1 and not (args.dry_run or args.overfit):
+            remember_too_many(Path(args.output_dir), setup.config, setup.plan.memory, at_a_time)
             cure = "Start again with --resume_from auto: at most half as many at a time are taken then, the same " \
                    "samples a step. torchrun --max_restarts 3 does that by itself."
-        with runtime.processes.on_its_own():
-            raise UserError(Exit.MACHINE, f"out of memory with {several(recovery.batch_size, 'sequence')} at a time: "
+        with processes.on_its_own():
+            raise UserError(Exit.MACHINE, f"out of memory with {several(at_a_time, 'sequence')} at a time: "
                                           f"{held} held, of {there}. What was saved is safe. {cure}") from error
 
 

@@ -33,7 +33,7 @@ from tokens.shares import folders_of
 from tokens.tokenizer import TOKENIZER_FILES, load_tokenizer
 from training.cooldown import before_decay, choose_cooldown
 from training.optimizers import expected_state
-from training.state import Learner, TrainState
+from training.state import Run, TrainState
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,17 +127,17 @@ def choose_place(args: argparse.Namespace, corpus: Corpus, machine: Machine, pro
 # ---------------------------------------------------------------- weights of another model
 
 
-def start_from_weights(args: argparse.Namespace, learner: Learner, tokenizer: Tokenizer | None, out: Progress) -> str:
+def start_from_weights(args: argparse.Namespace, run: Run, tokenizer: Tokenizer | None, out: Progress) -> str:
     """Loads the weights of --init_from; returns where they come from, of the hub with the commit.
 
     Raises UserError: exit 4 if they do not fit, exit 3 if they were trained with another tokenizer than the corpus's.
     """
     folder, config = load.starting_config(args.init_from, out.warn)
     with out.phase("loading the weights"):
-        load.start_from(folder, learner.model)
+        load.start_from(folder, run.model)
     out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}")
 
-    positions = learner.model.config.seq_length
+    positions = run.model.config.seq_length
     if config.seq_length > positions:
         out.say(f"start       T is {positions:,}: positions up to {config.seq_length:,}, which the weights know, are "
                 "dropped")
@@ -230,16 +230,16 @@ def check_no_stranger(output_dir: Path) -> None:
                                          "away, or give another --output_dir.")
 
 
-def resume(folder: Path, stored: dict[str, Any], learner: Learner, settings: Settings, total_steps: int,
+def resume(folder: Path, stored: dict[str, Any], run: Run, settings: Settings, total_steps: int,
            reset_optimizer: bool, out: Progress) -> None:
     """Restores weights, optimizer, loss scale and random-number generators, and says what differs.
 
     Raises UserError (exit 4).
     """
-    notes = load.load_training(folder, learner.model, learner.optimizer,
-                               partial(expected_state, learner.optimizer), reset_optimizer)
-    if learner.scaler.is_enabled() and stored.get("scaler"):
-        learner.scaler.load_state_dict(stored["scaler"])
+    notes = load.load_training(folder, run.model, run.optimizer,
+                               partial(expected_state, run.optimizer), reset_optimizer)
+    if run.scaler.is_enabled() and stored.get("scaler"):
+        run.scaler.load_state_dict(stored["scaler"])
     out.say(f"resume      from {folder.name}, step {stored['step']:,} of {total_steps:,}")
     for note in notes:
         out.say(f"resume      {note}")

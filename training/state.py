@@ -1,20 +1,93 @@
-"""What the parts of a run share: what it runs on, what it trains, and how far it is."""
+"""What a run is made of: what was decided for it (Setup), what lives while it trains (Run), what a step gives back.
+
+Functions that decide nothing and change nothing take the part that they read; what needs everything takes the Run.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from architectures.table import Network
+import data
+from architectures.table import ModelConfig, Network
 from common.progress import Progress
 from common.signals import Signals
 from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
-from training.optimizers import OptimizerKind
+from model import Options
+from training.decisions import Decisions
 from training.parallel import Parallel
+
+if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a Run itself
+    from checkpoint.find import Found
+    from common.flags import Flags
+    from planning.plan import Plan
+    from planning.recipe import Recipe
+    from planning.sizing import Sizing
+    from tokens.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a run runs on: the machine and its processes, the clock and the gauge of its steps, terminal and signals."""
+
+    machine: Machine
+    processes: Processes
+    out: Progress
+    signals: Signals
+    clock: TrainingClock
+    gauge: Gauge
+
+    @staticmethod
+    def of(machine: Machine, processes: Processes, out: Progress, signals: Signals) -> Runtime:
+        """A new clock and gauge for a run on this machine."""
+        clock = TrainingClock(machine, lambda: out.stopped_seconds)
+        return Runtime(machine, processes, out, signals, clock, Gauge(machine))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is decided once, before the first step. resumed is the checkpoint to resume from, with its state."""
+
+    args: Flags
+    runtime: Runtime
+    corpus: Corpus
+    sizing: Sizing | None
+    resumed: Found | None
+    plan: Plan
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.plan.recipe
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.plan.config
+
+    @property
+    def options(self) -> Options:
+        return self.plan.options
+
+    @property
+    def machine(self) -> Machine:
+        return self.runtime.machine
+
+    @property
+    def processes(self) -> Processes:
+        return self.runtime.processes
+
+    @property
+    def out(self) -> Progress:
+        return self.runtime.out
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The trainer_state.json of the checkpoint to resume from, {} for a new run."""
+        return self.resumed[1] if self.resumed else {}
 
 
 @dataclass
@@ -46,30 +119,49 @@ class TrainState:
         return "n/a" if self.best_val_loss is None else f"{self.best_val_loss:.4f} at step {self.best_step}"
 
 
-@dataclass(frozen=True)
-class Learner:
-    """The model with what updates it; parallel is how other processes share in that."""
+@dataclass
+class Run:
+    """What lives while a run trains: the model with what updates it, its batches, its counters.
 
+    parallel is how other processes share in a step. compile_seconds is None where nothing was compiled. may_shrink:
+    where memory runs out, a step is taken again in smaller micro-batches.
+    """
+
+    setup: Setup
     model: Network
     optimizer: torch.optim.Optimizer
-    kind: OptimizerKind
     scaler: torch.amp.GradScaler
     parallel: Parallel
+    decisions: Decisions
+    batches: data.Batches
+    state: TrainState
+    compile_seconds: float | None = None
+    may_shrink: bool = True
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of a micro-batch of each process, as small as memory made them."""
+        return self.batches.batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step in each process; more than planned once memory ran out and made them smaller."""
+        setup = self.setup
+        return setup.recipe.samples_per_step // (self.batches.batch_size * setup.processes.world_size)
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """What a run runs on: the machine and its processes, the clock and the gauge of its steps, terminal and signals."""
+class StepResult:
+    """What a step gives back, fp32 [] each, on the device: the mean loss, the gradient's norm, 1 if it was skipped.
 
-    machine: Machine
-    processes: Processes
-    out: Progress
-    signals: Signals
-    clock: TrainingClock
-    gauge: Gauge
+    Whatever extra holds is recorded in metrics.jsonl by its name.
+    """
 
-    @staticmethod
-    def of(machine: Machine, processes: Processes, out: Progress, signals: Signals) -> Runtime:
-        """A new clock and gauge for a run on this machine."""
-        clock = TrainingClock(machine, lambda: out.stopped_seconds)
-        return Runtime(machine, processes, out, signals, clock, Gauge(machine))
+    loss: torch.Tensor
+    norm: torch.Tensor
+    skipped: torch.Tensor
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def by_name(self) -> dict[str, torch.Tensor]:
+        """All of it by the names in metrics.jsonl."""
+        return {"loss": self.loss, "grad_norm": self.norm, "skipped": self.skipped, **self.extra}

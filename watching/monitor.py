@@ -18,7 +18,7 @@ from machine.pinned import to_host
 from machine.timing import Mark
 from planning.recipe import Recipe
 from planning.schedules import learning_rate_at
-from training.state import Runtime, TrainState
+from training.state import Runtime, StepResult, TrainState
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
 from watching.history import BITS_OF, VAL_LOSS_OF
@@ -43,13 +43,12 @@ def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> floa
 
 @dataclass(frozen=True)
 class Logged:
-    """The figures of a logged step: the losses, skipped steps and seconds are of all steps since the last one."""
+    """A logged step. figures are by name those of all steps since the last one, and so are skipped and seconds."""
 
     step: int
     samples_seen: int
-    losses: Sequence[float]
-    norm: float
-    skipped: int
+    figures: dict[str, list[float]]
+    skipped: int  # those that were not counted before
     skipped_in_a_row: int
     batch_size: int  # the micro-batch in use
     seconds: float
@@ -57,9 +56,11 @@ class Logged:
 
 @dataclass(frozen=True)
 class _OnTheWay:
-    """Figures of a step, which are on the host once the device has reached the mark."""
+    """Figures of steps, [steps, names], which are on the host once the device has reached the mark."""
 
+    names: list[str]
     numbers: torch.Tensor
+    num_counted: int  # of the steps, whose skipped ones were counted before
     step: int
     samples_seen: int
     batch_size: int
@@ -81,6 +82,9 @@ class Monitor:
         self._last_val_loss: float | None = None
         self._first_step = self._last_logged = state.step
         self._last_loss = math.nan
+        self._results: list[StepResult] = []  # since the last logged step
+        self._num_counted = 0  # of them, by count_skipped
+        self._skipped_in_a_row = 0
         self._on_the_way: deque[_OnTheWay] = deque()  # oldest first
         self._said: set[str] = set()
         self._recall(trackers.rows)
@@ -109,18 +113,27 @@ class Monitor:
         """True for the steps that are logged: the same ones whether the run was resumed or not."""
         return step % self._recipe.log_interval == 0 or step in (1, self._recipe.total_steps)
 
-    def note(self, losses: Sequence[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor,
-             skipped_in_a_row: torch.Tensor, batch_size: int) -> None:
+    def add(self, result: StepResult, batch_size: int) -> None:
         """Takes the figures of the step just done, to be logged once arrived() has them; nobody waits for the device.
 
-        losses are those of the steps since the last noted one, batch_size is the micro-batch in use.
+        batch_size is the micro-batch in use.
         """
-        numbers = to_host(torch.stack([*losses, norm, skipped, skipped_in_a_row]))
-        self._on_the_way.append(_OnTheWay(numbers, self.state.step, self.state.samples_seen, batch_size,
-                                          self._clock.mark()))
+        self._results.append(result)
+        if not self.is_logged(self.state.step):
+            return
+        figures = [figure for result in self._results for figure in result.by_name().values()]
+        numbers = to_host(torch.stack(figures).view(len(self._results), -1))
+        self._on_the_way.append(_OnTheWay(list(result.by_name()), numbers, self._num_counted, self.state.step,
+                                          self.state.samples_seen, batch_size, self._clock.mark()))
+        self._results, self._num_counted = [], 0
+
+    def count_skipped(self) -> int:
+        """How many steps since the last logged one were skipped that were not counted before; waits for the device."""
+        new, self._num_counted = self._results[self._num_counted:], len(self._results)
+        return int(sum(result.skipped.item() for result in new))
 
     def arrived(self, at_once: bool) -> Iterator[Logged]:
-        """The noted steps that are to be logged now: all, but with CUDA those before the last step.
+        """The steps that are to be logged now: all, but with CUDA those before the last step.
 
         Then the device has the next step to do while the host reads. at_once waits for all of them. It is the only
         place in the loop where the host waits for the device.
@@ -130,14 +143,16 @@ class Monitor:
             noted = self._on_the_way.popleft()
             with self._gauge.waiting("device"):
                 noted.end.wait()
-            *losses, norm, skipped, in_a_row = noted.numbers.tolist()
-            yield Logged(noted.step, noted.samples_seen, losses, norm, int(skipped), int(in_a_row), noted.batch_size,
-                         self._clock.lap(noted.end))
+            figures = dict(zip(noted.names, noted.numbers.T.tolist(), strict=True))
+            for skipped in figures["skipped"]:
+                self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+            yield Logged(noted.step, noted.samples_seen, figures, int(sum(figures["skipped"][noted.num_counted:])),
+                         self._skipped_in_a_row, noted.batch_size, self._clock.lap(noted.end))
 
     def log_step(self, logged: Logged) -> None:
         """Prints and records the figures of the steps since the last logged one, and says what they show."""
         num_steps = logged.step - self._last_logged
-        self._last_loss = logged.losses[-1]
+        self._last_loss = logged.figures["loss"][-1]
         self._log(logged, logged.seconds / num_steps)
         self._watch(logged.seconds, logged.seconds / num_steps, logged.batch_size)
         self._read_curve(logged)
@@ -149,15 +164,18 @@ class Monitor:
         lr = learning_rate_at(step, recipe)
         tokens_per_second = recipe.samples_per_step * T / seconds
         share, held = mfu(tokens_per_second, self._config, self._runtime), peak_memory(self._machine)
-        self._trackers.log(step, time=time.time(), loss=self._last_loss, lr=lr, grad_norm=logged.norm,
-                           tokens=logged.samples_seen * T, seconds=seconds, tokens_per_second=tokens_per_second,
-                           mfu=share, memory_bytes=held, gpu=self._gpu, **self._gauge.last_reading())
+        figures = {name: values[-1] for name, values in logged.figures.items() if name != "skipped"}
+        norm, extra = figures["grad_norm"], {name: figures[name] for name in list(figures)[2:]}
+        self._trackers.log(step, time=time.time(), lr=lr, **figures, tokens=logged.samples_seen * T, seconds=seconds,
+                           tokens_per_second=tokens_per_second, mfu=share, memory_bytes=held, gpu=self._gpu,
+                           **self._gauge.last_reading())
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
         per_step = (time.perf_counter() - self._clock.began) / (step - self._first_step)
         said = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
-                "loss": f"loss {self._last_loss:.4f}", "lr": f"lr {lr:.2e}", "norm": f"norm {logged.norm:.2f}",
+                "loss": f"loss {self._last_loss:.4f}", "lr": f"lr {lr:.2e}", "norm": f"norm {norm:.2f}",
+                **{name: f"{name} {value:.4g}" for name, value in extra.items()},
                 "time": f"{seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
                 "mfu": f"mfu {percent(share)}", "memory": f"{held / 2**30:.1f} GiB",
                 "left": f"{duration(per_step * (recipe.total_steps - step))} left"}
@@ -212,8 +230,9 @@ class Monitor:
 
     def _read_curve(self, logged: Logged) -> None:
         """Says what the losses of the steps since the last logged one show."""
-        self._overfitting.add_losses(logged.losses)
-        for step, loss in enumerate(logged.losses, self._last_logged + 1):
+        losses = logged.figures["loss"]
+        self._overfitting.add_losses(losses)
+        for step, loss in enumerate(losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
                 self.warn(spike)
         peak = self._recipe.learning_rate
