@@ -487,12 +487,11 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         pace = measure_pace(run, take_step, deadline)
         if deadline.is_open:
             plan = plan_until(deadline, args, plan, choose, pace, state.step, processes)
-    setup = run.setup = replace(run.setup, plan=plan)
+    run.setup = replace(run.setup, plan=plan)
     recipe = plan.recipe
     forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
     if not args.overfit:
         say_rest(args, plan, pace, sizing, corpus, state, runtime)
-        say_processes(args, plan, pace, runtime)
 
     # The start: random weights, those of --init_from, or a checkpoint.
     validator = Validator(args, recipe, config, corpus, runtime,

@@ -33,9 +33,9 @@ from tests.helpers.commands import run as run_command
 from tests.helpers.forks import Forks, Raised
 from tests.helpers.training import (
     TINY,
-    learner_of,
     metrics_of,
     on_cpu,
+    run_of,
     same_tensors,
     small_batch,
     small_model,
@@ -43,23 +43,27 @@ from tests.helpers.training import (
 from tokens.layouts import Part
 from tokens.stream import TokenStream
 from training.optimizers import OPTIMIZERS, parameter_groups
-from training.state import Learner
+from training.state import Run
 from training.validation import Validator
 from watching.monitor import Monitor
 
 ROOT = Path(train.__file__).parent
 
 
-def step_with(learner: Learner, batches, clip: float = 1.0, dtype: torch.dtype = torch.float32):
-    machine = dataclasses.replace(on_cpu(), dtype=dtype)
-    return train.train_step(learner, machine, 0.0, clip, batches, len(batches))
+def step_with(learner: Run, batches):
+    """The loss and the norm."""
+    result = train.try_step(learner, batches, len(batches))
+    return result.loss, result.norm
+
+
+IN_FP16 = dataclasses.replace(on_cpu(), dtype=torch.float16)
 
 
 def test_one_batch_of_2b_equals_two_micro_batches_of_b():
     whole, halves = small_model(), small_model()
     x, y = small_batch(8)
-    one = step_with(learner_of(whole), [(x, y)])
-    two = step_with(learner_of(halves), [(x[:4], y[:4]), (x[4:], y[4:])])
+    one = step_with(run_of(whole), [(x, y)])
+    two = step_with(run_of(halves), [(x[:4], y[:4]), (x[4:], y[4:])])
     assert torch.allclose(one[0], two[0], atol=1e-6)
     assert torch.allclose(one[1], two[1], rtol=1e-5)
     for (name, a), b in zip(whole.named_parameters(), halves.parameters(), strict=True):
@@ -70,12 +74,12 @@ def test_one_batch_of_2b_equals_two_micro_batches_of_b():
 def test_a_step_equals_plain_adamw_with_clipping(clip):
     ours = small_model()
     theirs = copy.deepcopy(ours)
-    learner = learner_of(ours, learning_rate=1e-3)
+    learner = run_of(ours, learning_rate=1e-3, grad_clip=clip)
     groups = parameter_groups(theirs, OPTIMIZERS["adamw"], 0.1)
     reference = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), foreach=False, fused=False)
     for seed in range(5):
         x, y = small_batch(4, seed)
-        loss, norm = step_with(learner, [(x, y)], clip)
+        loss, norm = step_with(learner, [(x, y)])
         expected = F.cross_entropy(theirs(x).flatten(0, 1), y.flatten())
         reference.zero_grad()
         expected.backward()
@@ -91,7 +95,7 @@ def test_a_step_equals_plain_adamw_with_clipping(clip):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_gradient_that_is_not_finite_changes_nothing(name):
     model = small_model()
-    learner = learner_of(model, name=name)
+    learner = run_of(model, name=name)
     step_with(learner, [small_batch(4)])
     weights = [p.clone() for p in model.parameters()]
     moments = copy.deepcopy(learner.optimizer.state_dict()["state"])
@@ -107,16 +111,16 @@ def test_a_gradient_that_is_not_finite_changes_nothing(name):
 def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows(name):
     model = small_model()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-    learner = learner_of(model, scaler, name=name)
+    learner = run_of(model, scaler, name=name, machine=IN_FP16)
     weights = [p.clone() for p in model.parameters()]
-    _, norm = step_with(learner, [small_batch(4)], dtype=torch.float16)
+    _, norm = step_with(learner, [small_batch(4)])
     assert not norm.isfinite()
     assert scaler.get_scale() == 2.0**39
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
 
     learner = dataclasses.replace(learner, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
-    loss, norm = step_with(learner, [small_batch(4)], dtype=torch.float16)
-    expected, expected_norm = step_with(learner_of(small_model()), [small_batch(4)])
+    loss, norm = step_with(learner, [small_batch(4)])
+    expected, expected_norm = step_with(run_of(small_model()), [small_batch(4)])
     assert loss.item() == pytest.approx(expected.item(), rel=1e-2)
     assert norm.item() == pytest.approx(expected_norm.item(), rel=2e-2)  # unscaled before it is measured and clipped
 
@@ -462,7 +466,7 @@ def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> N
     parts = [*common, "--output_dir", str(folder / "parts")]
     for step in (8, 24, 47):
         calls = 1 + WARM_STEPS + step - max(steps_in(folder / "parts"), default=0)
-        killed = forks.run(parts, raised=[Raised("train:train_step", calls, signal.SIGKILL)])
+        killed = forks.run(parts, raised=[Raised("train:take_step", calls, signal.SIGKILL)])
         assert killed.code == -signal.SIGKILL, killed.stderr
     assert forks.run(parts).code == 0
     assert metrics_of(folder / "whole") == metrics_of(folder / "parts")
@@ -683,7 +687,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
     torch.use_deterministic_algorithms(False)  # what another test has set
     model, cuda = small_model().to("cuda"), torch.device("cuda")
     machine = dataclasses.replace(on_cpu(), device=cuda, dtype=torch.bfloat16)
-    learner = learner_of(model, torch.amp.GradScaler("cuda", enabled=False))
+    learner = run_of(model, torch.amp.GradScaler("cuda", enabled=False), machine=machine)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 2000).astype("<u2")
     ids.tofile(tmp_path / "ids.bin")
     stream = TokenStream((Part(tmp_path / "ids.bin", "uint16", 2000),))
@@ -695,7 +699,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
 
     def step(number: int) -> None:
         batches = (loader.get(8 * number, micro) for micro in range(2))
-        train.train_step(learner, machine, 0.0, 1.0, batches, 2)
+        train.try_step(learner, batches, 2)
 
     step(0)
     torch.cuda.set_sync_debug_mode("error")

@@ -110,11 +110,12 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
 
     still = [name for (name, parameter), weight in zip(run.model.named_parameters(), weights, strict=True)
              if torch.equal(parameter.detach().cpu(), weight)]
-    unchanged = f"{', '.join(still[:3])}{' and others' * bool(still[3:])} never changed: no gradient gets there."
+    others = f" and {several(len(still) - 1, 'other')}" if still[1:] else ""
+    unchanged = f"{still[0]}{others} never changed: no gradient gets there." if still else ""
     if last > near:
         raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss did not come near {near:.4f}: {first:.4f} at first, "
                                        f"{last:.4f} after {several(state.step, 'step')}. "
-                                       f"{unchanged if still else _cure(recipe)}")
+                                       f"{_cure(recipe, unchanged)}")
     if leak := seen_future(run, run.batches.get(0, 0)):
         raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss came down to {last:.4f}, but the network sees the "
                                        f"tokens that it is to predict: {leak} Look at the mask of its attention.")
@@ -125,12 +126,13 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     return Exit.DONE
 
 
-def _cure(recipe: Recipe) -> str:
+def _cure(recipe: Recipe, unchanged: str = "") -> str:
     if recipe.learning_rate < LOW_RATE * recipe.usual_learning_rate:
         return (f"--learning_rate {recipe.learning_rate:g} is far below the default of this run, "
                 f"{recipe.usual_learning_rate:.2g}. Drop the flag.")
-    return (f"Try half the --learning_rate ({recipe.learning_rate / 2:.2g}), then --no-use_amp, fewer batches, and "
-            "more --max_steps if it still falls.")
+    return unchanged or (
+        f"Try half the --learning_rate ({recipe.learning_rate / 2:.2g}), then --no-use_amp, fewer batches, and "
+        "more --max_steps if it still falls.")
 
 
 def seen_future(run: Run, batch: data.Batch) -> str:

@@ -25,10 +25,10 @@ from architectures.table import ARCHITECTURES, ModelConfig
 from machine import device
 from machine.processes import ALONE, Processes, of_environment
 from model import Options
-from train import train_step
+from tests.helpers.training import run_of
+from train import try_step
 from training.optimizers import OPTIMIZERS, parameter_groups
 from training.parallel import build
-from training.state import Learner
 
 KINDS = {"allgather": "all_gather", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
          "allreduce": "all_reduce", "all_reduce": "all_reduce", "broadcast": "broadcast"}
@@ -101,11 +101,11 @@ def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[
         parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
     kind = OPTIMIZERS[step.optimizer]
     optimizer = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), dtype=torch.bfloat16)
-    learner = Learner(model, optimizer, kind, torch.amp.GradScaler("cpu", enabled=False), parallel)
+    run = run_of(model, machine=machine, optimizer=optimizer, parallel=parallel)
     ids = torch.randint(0, config.vocab_size, (step.batch_size, config.seq_length))
 
     def train() -> None:
-        train_step(learner, machine, 0.0, 1.0, [(ids, ids)] * step.accumulation, step.accumulation)
+        try_step(run, [(ids, ids)] * step.accumulation, step.accumulation)
 
     train()
     train()

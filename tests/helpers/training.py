@@ -1,21 +1,28 @@
 """A tiny model, its batches, and what a run of train.py left behind."""
 
+import io
 import json
+import types
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from architectures.table import Network
 from common.errors import UserError
+from common.flags import having
+from common.progress import Progress
+from common.signals import Signals
 from data import Batch
 from machine import device
 from machine.device import Machine
 from machine.processes import ALONE
 from model import GPT, GPTConfig
 from planning.recipe import Recipe
+from training.decisions import Decisions
 from training.optimizers import OPTIMIZERS, parameter_groups
 from training.parallel import Alone
-from training.state import Learner
+from training.state import Run, Runtime, Setup, TrainState
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
 QUIET = ["--sample_interval", "0", "--eval_interval", "1000"]  # no checkpoints but those a test is about
@@ -64,11 +71,20 @@ def small_batch(rows: int, seed: int = 0) -> Batch:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def learner_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
-               name: str = "adamw") -> Learner:
-    kind = OPTIMIZERS[name]
-    optimizer = kind.build(parameter_groups(model, kind, 0.1), learning_rate, (0.9, 0.95))
-    return Learner(model, optimizer, kind, scaler or torch.amp.GradScaler("cpu", enabled=False), Alone(model, ALONE))
+def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
+           name: str = "adamw", machine: Machine | None = None, grad_clip: float = 1.0, **more: Any) -> Run:
+    """What train.try_step needs to train the model; more are an optimizer, a parallel, batches, a label_smoothing."""
+    import train
+
+    machine, kind = machine or on_cpu(), OPTIMIZERS[name]
+    optimizer = more.get("optimizer") or kind.build(parameter_groups(model, kind, 0.1), learning_rate, (0.9, 0.95))
+    args = having(train.read_flags(["--no-use_gpu"]), label_smoothing=more.get("label_smoothing", 0.0))
+    runtime = Runtime.of(machine, ALONE, Progress(io.StringIO()), Signals())
+    plan: Any = types.SimpleNamespace(recipe=recipe(batch_size=1, grad_clip=grad_clip), config=model.config)
+    nothing: Any = None
+    return Run(Setup(args, runtime, nothing, None, None, plan), model, optimizer,
+               scaler or torch.amp.GradScaler("cpu", enabled=False), more.get("parallel") or Alone(model),
+               Decisions(ALONE), more.get("batches"), TrainState())  # type: ignore[arg-type]
 
 
 def metrics_of(folder: Path) -> list[dict]:

@@ -20,7 +20,7 @@ from planning.pace import WARM_STEPS
 from tests.helpers.forks import Ended, Forks, Raised
 from tests.helpers.training import metrics_of
 
-STEP = "train:train_step"
+STEP = "train:take_step"
 MEASURED = 1 + WARM_STEPS  # steps that are measured, and undone, before the first one
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "4",

@@ -22,8 +22,8 @@ from generation.decoder import Decoder
 from generation.sampling import decode
 from model import GPT, Options
 from tests.helpers import apple
-from tests.helpers.training import learner_of
-from train import train_step
+from tests.helpers.training import run_of
+from train import try_step
 
 TABLE = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
 BY_SCALER = {"aten::_to_copy", "aten::reciprocal"}  # in float64, which PyTorch's GradScaler leaves out on "mps:0"
@@ -84,12 +84,13 @@ def test_every_operation_of_a_training_step_has_a_kernel_and_none_takes_float64(
     config = ARCHITECTURES[arch].sized((2, 2, 32), 70, 16, 0.1)
     torch.manual_seed(1)
     model = create(config, torch.device("cpu"), Options(torch.bfloat16, loss_chunk=8))
-    learner = learner_of(model, torch.amp.GradScaler("cpu", enabled=arch == "gpt2"), name=optimizer)
-    ids = torch.randint(config.vocab_size, (4, config.seq_length + 1), dtype=torch.int32)
     machine = replace(apple.machine(), device=torch.device("cpu"))
+    learner = run_of(model, torch.amp.GradScaler("cpu", enabled=arch == "gpt2"), name=optimizer, machine=machine,
+                     label_smoothing=0.1)
+    ids = torch.randint(config.vocab_size, (4, config.seq_length + 1), dtype=torch.int32)
     with sdpa_kernel(SDPBackend.MATH), Operations() as seen:  # what PyTorch takes on MPS while it trains
         for _ in range(2):
-            train_step(learner, machine, 0.1, 1.0, [(ids[:, :-1], ids[:, 1:])], 1)
+            try_step(learner, [(ids[:, :-1], ids[:, 1:])], 1)
     assert len(seen.names) > 30
     assert not {name for name in seen.names if not runs_on_mps(name)}
     assert seen.in_float64 == (BY_SCALER if arch == "gpt2" else set())

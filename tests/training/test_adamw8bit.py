@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.helpers.training import learner_of, small_batch, small_model
+from tests.helpers.training import run_of, small_batch, small_model
 from training import adamw8bit
 from training.adamw8bit import AdamW8bit, split
 
@@ -191,7 +191,7 @@ def test_a_checkpoint_holds_codes_and_scales_under_their_own_names(run):
 
 def test_a_model_learns_as_with_adamw():
     def last_loss(name: str) -> float:
-        learner = learner_of(model := small_model(vocab_size=128, n_embd=32), name=name)
+        learner = run_of(model := small_model(vocab_size=128, n_embd=32), name=name)
         for _ in range(20):
             model(*small_batch(8)).backward()
             learner.optimizer.step()

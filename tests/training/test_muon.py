@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-from tests.helpers.training import learner_of, small_batch, small_model
+from tests.helpers.training import run_of, small_batch, small_model
 from training import muon
 from training.muon import Muon
-from training.state import Learner
+from training.state import Run
 
 ROWS = ((16,), (16, 16, 16), (64,), (16,))
 SHAPES = ((16, 16), (48, 16), (64, 16), (16, 64))
@@ -69,7 +69,7 @@ def test_the_gradient_is_divided_by_grad_scale():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_step_with_found_inf_changes_no_bit(bad):
-    learner = learner_of(model := small_model(), name="muon")
+    learner = run_of(model := small_model(), name="muon")
     optimizer = learner.optimizer
 
     def step(found_inf: float, factor: float) -> None:
@@ -103,14 +103,14 @@ def test_q_k_and_v_are_made_orthogonal_apart():
 
 
 def test_a_copy_of_the_state_goes_on_bit_for_bit():
-    def steps(each: Learner, *seeds: int) -> None:
+    def steps(each: Run, *seeds: int) -> None:
         for seed in seeds:
             each.model(*small_batch(2, seed)).backward()
             each.optimizer.step()
             each.optimizer.zero_grad()
 
-    steps(learner := learner_of(model := small_model(), name="muon"), 0, 1)
-    other = learner_of(copy.deepcopy(model), name="muon")
+    steps(learner := run_of(model := small_model(), name="muon"), 0, 1)
+    other = run_of(copy.deepcopy(model), name="muon")
     for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True):
         other.optimizer.state[b] = {key: value.clone() for key, value in learner.optimizer.state[a].items()}
     steps(learner, 2, 3)
@@ -119,7 +119,7 @@ def test_a_copy_of_the_state_goes_on_bit_for_bit():
 
 
 def test_the_step_of_all_hidden_matrices_is_traced_as_one_graph():
-    eager, traced = (learner_of(small_model(), name="muon") for _ in range(2))
+    eager, traced = (run_of(small_model(), name="muon") for _ in range(2))
     graphs = []
 
     def count(graph, _inputs):

@@ -8,7 +8,7 @@ import torch
 import train
 from common.errors import Exit
 from model import GPT, GPTConfig
-from tests.helpers.training import learner_of, same_tensors, small_batch, small_model
+from tests.helpers.training import run_of, same_tensors, small_batch, small_model
 from training.optimizers import (
     OPTIMIZERS,
     choose_optimizer,
@@ -46,7 +46,7 @@ def test_embeddings_decay_as_matrices_unless_their_own_decay_is_given():
 
 @KINDS
 def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
-    learner = learner_of(model := small_model(vocab_size=128, n_embd=256), name=name)
+    learner = run_of(model := small_model(vocab_size=128, n_embd=256), name=name)
     optimizer = learner.optimizer
     model(*small_batch(2)).backward()
     assert not any(is_complete(optimizer, parameter) for parameter in model.parameters())
@@ -59,7 +59,7 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
     num_bytes = sum(tensor.nbytes for state in made.values() for tensor in state.values())
     assert num_bytes == state_bytes(optimizer)
     scalars = sum(tensor.nbytes for state in made.values() for tensor in state.values() if tensor.dim() == 0)
-    expected = learner.kind.memory_bytes(model.config) * model.config.num_parameters
+    expected = OPTIMIZERS[name].memory_bytes(model.config) * model.config.num_parameters
     assert num_bytes - scalars == pytest.approx(expected, rel=0.02)
 
 

@@ -1,13 +1,10 @@
 """How one process trains, with CUDA graphs and without: the same step. Of several: tests/system/test_several*.py."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import train
-from machine.processes import ALONE
-from tests.helpers.training import learner_of, on_cpu, small_model
+from tests.helpers.training import run_of, small_model
 from training.parallel import Alone, InGraphs
 
 
@@ -37,12 +34,11 @@ def weights_after(parallel_class, accumulations, models):
     torch.manual_seed(0)
     model = small_model()
     models.append(model)
-    learner = learner_of(model)
-    learner = replace(learner, parallel=parallel_class(model, ALONE))
+    learner = run_of(model, parallel=parallel_class(model))
     ids = torch.randint(model.config.vocab_size, (8, 2, 2, model.config.seq_length))
     for accumulation in accumulations:
         batches = [(inputs, targets) for inputs, targets in ids[:accumulation]]
-        train.train_step(learner, on_cpu(), 0.0, 1.0, batches, accumulation)
+        train.try_step(learner, batches, accumulation)
     models.clear()
     return torch.cat([weight.detach().ravel() for weight in model.parameters()])
 
@@ -56,7 +52,7 @@ def test_gradients_in_graphs_are_used_up_or_added_up_elsewhere(graphs, accumulat
 
 def test_one_micro_batch_keeps_no_second_copy_of_the_gradients(graphs):
     model = small_model()
-    parallel = InGraphs(model, ALONE)
+    parallel = InGraphs(model)
     with parallel.micro_batch(is_last=True):
         assert all(parameter.grad is None for parameter in model.parameters())
     assert not parallel.keeps_gradients

@@ -1,6 +1,5 @@
 """Steps that fail: out of memory, between micro-batches; a compiler that cannot."""
 
-import io
 import types
 
 import pytest
@@ -8,24 +7,18 @@ import torch
 
 import train
 from common.errors import Exit
-from common.progress import Progress
-from common.signals import Signals
 from machine import device
-from machine.processes import ALONE
 from model import GPT
 from planning.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
 from tests.helpers.training import (
     OUT_OF_MEMORY,
     forward_that_needs,
-    learner_of,
     metrics_of,
-    on_cpu,
-    recipe,
+    run_of,
     small_batch,
     small_model,
 )
-from training.recovery import Abandoned, Recovery
-from training.state import Runtime, TrainState
+from training.recovery import Abandoned
 
 
 def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
@@ -82,32 +75,28 @@ def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatc
 
 def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    learner = learner_of(small_model(), scaler)
-    args = train.read_flags(["--no-use_gpu"])
-    runtime = Runtime.of(on_cpu(), ALONE, Progress(io.StringIO()), Signals())
-    batches = types.SimpleNamespace(batch_size=1, get=lambda seen, micro: small_batch(1, micro))
-    recovery = Recovery(args, learner, TrainState(), recipe(batch_size=1), batches, runtime)  # type: ignore[arg-type]
-    train.train_step(learner, runtime.machine, 0.0, 1.0, [small_batch(4)], 1)
-    parameter = next(iter(learner.optimizer.state))
+    run = run_of(small_model(), scaler)
+    train.try_step(run, [small_batch(4)], 1)
+    parameter = next(iter(run.optimizer.state))
     scale, rng = scaler.get_scale(), torch.get_rng_state()
 
-    def fails(micro_batches, accumulation):
+    def fails(seen, micro):
         torch.rand(1)
-        del learner.optimizer.state[parameter]["exp_avg_sq"]
-        for p in learner.model.parameters():
+        del run.optimizer.state[parameter]["exp_avg_sq"]
+        for p in run.model.parameters():
             p.grad = torch.zeros_like(p)
         scaler.scale(torch.ones(()))
-        scaler.unscale_(learner.optimizer)
+        scaler.unscale_(run.optimizer)
         raise Abandoned
 
+    run.batches = types.SimpleNamespace(batch_size=1, get=fails)  # type: ignore[assignment]
     with pytest.raises(Abandoned):
-        recovery.until_it_fits(fails)
-    assert parameter not in learner.optimizer.state
-    assert all(p.grad is None for p in learner.model.parameters())
+        train.take_step(run)
+    assert parameter not in run.optimizer.state
+    assert all(p.grad is None for p in run.model.parameters())
     assert scaler.get_scale() == scale
     assert torch.equal(torch.get_rng_state(), rng)
-    loss, _ = train.train_step(learner, runtime.machine, 0.0, 1.0, [small_batch(4)], 1)
-    assert torch.isfinite(loss)
+    assert torch.isfinite(train.try_step(run, [small_batch(4)], 1).loss)
 
 
 def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monkeypatch):

@@ -23,7 +23,7 @@ from tests.helpers.checkpoints import no_warning
 from tests.helpers.machines import CPU
 from tests.helpers.terminals import drawn, terminal
 from tests.helpers.training import QUIET, TINY, metrics_of
-from training.state import TrainState
+from training.state import StepResult, TrainState
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
 from watching.monitor import Monitor
@@ -96,8 +96,9 @@ def overfitting(run, monkeypatch):
     log_step = Monitor.log_step
 
     def log(monitor, logged):
-        first = logged.step - len(logged.losses) + 1
-        log_step(monitor, replace(logged, losses=[falling(step) for step in range(first, logged.step + 1)]))
+        first = logged.step - len(logged.figures["loss"]) + 1
+        losses = [falling(step) for step in range(first, logged.step + 1)]
+        log_step(monitor, replace(logged, figures={**logged.figures, "loss": losses}))
 
     monkeypatch.setattr(Monitor, "log_step", log)
     monkeypatch.setattr("training.validation.evaluate", lambda *_: ValidationLoss(next(taken), None))
@@ -260,23 +261,33 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         machine = replace(CPU, device=torch.device(kind))
         runtime: Any = SimpleNamespace(machine=machine, out=None, clock=clock, gauge=Gauge(machine))
         args: Any = SimpleNamespace()
-        recipe: Any = SimpleNamespace(usual_learning_rate=1.0)
+        recipe: Any = SimpleNamespace(usual_learning_rate=1.0, log_interval=1, total_steps=4)
         config: Any = SimpleNamespace(vocab_size=9)
         trackers: Any = SimpleNamespace(rows=[])
         return Monitor(args, recipe, config, state, trackers, runtime)
 
-    skipped, seen = torch.zeros(()), []
+    seen = []
     on_gpu, on_cpu = monitor_on("cuda"), monitor_on("cpu")
     for step in (1, 2, 3, 4):
         state.step = step
-        skipped += step == 2
+        result = StepResult(*torch.tensor([step, 0.5, step == 2]), extra={"entropy": torch.tensor(2.0 * step)})
         for monitor in (on_gpu, on_cpu):
-            monitor.note([torch.tensor(float(step))], torch.tensor(0.5), skipped, skipped, 7)
-        skipped.zero_()
+            monitor.add(result, 7)
         assert [logged.step for logged in on_cpu.arrived(at_once=False)] == [step]
         SlowMark.waited.clear()
-        seen.append([(logged.step, logged.losses, logged.skipped, logged.norm, logged.batch_size)
+        seen.append([(logged.step, *logged.figures.items(), logged.skipped, logged.skipped_in_a_row, logged.batch_size)
                      for logged in on_gpu.arrived(at_once=step == 4)])
         assert len(set(SlowMark.waited)) == len(seen[-1])
-    assert seen == [[], [(1, [1.0], 0, 0.5, 7)], [(2, [2.0], 1, 0.5, 7)],
-                    [(3, [3.0], 0, 0.5, 7), (4, [4.0], 0, 0.5, 7)]]
+    figures = [(step, ("loss", [step]), ("grad_norm", [0.5]), ("skipped", [step == 2]), ("entropy", [2 * step]),
+                step == 2, step == 2, 7) for step in (1, 2, 3, 4)]
+    assert seen == [[], [figures[0]], [figures[1]], figures[2:]]
+
+
+def test_whatever_a_step_gives_back_is_recorded_by_its_name(run, monkeypatch):
+    step = train.try_step
+    monkeypatch.setattr(train, "try_step", lambda *rest: (
+        lambda result: replace(result, extra={"double_loss": 2 * result.loss}))(step(*rest)))
+    _, text = run("--max_steps", "4", "--log_interval", "2")
+    rows = [row for row in metrics_of(run.folder / "out") if "loss" in row]
+    assert [row["double_loss"] for row in rows] == [2 * row["loss"] for row in rows]
+    assert f"double_loss {2 * rows[-1]['loss']:.4g}" in text

@@ -27,14 +27,13 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
     """Peak bytes of the step, those predicted, and each launch in turn with its bytes and FLOP."""
     import train
     from machine.device import Machine
-    from machine.processes import ALONE
     from ops import loss_kernel
     from planning.memory import MemorySetting, memory_parts, predicted_peak
     from planning.recipe import choose_config, choose_options
+    from tests.helpers.training import run_of
     from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
     from training.parallel import Alone
     from training.recovery import compiles_in_parts
-    from training.state import Learner
 
     card = CARDS[capability]
     half = torch.bfloat16 if capability >= 80 else torch.float16
@@ -55,8 +54,8 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
         groups = [{"params": list(model.parameters())}] if nanogpt else parameter_groups(model, kind, 0.1)
         optimizer: Any = kind.build(groups, 1e-3, (0.9, 0.95), torch.optim.AdamW, dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
-        learner = Learner(model, optimizer, kind, scaler, Alone(model, ALONE))
-        learner.parallel.compile(compiles_in_parts(args, machine) and not nanogpt)
+        run = run_of(model, scaler, machine=machine, optimizer=optimizer, parallel=Alone(model))
+        run.parallel.compile(compiles_in_parts(args, machine) and not nanogpt)
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
         else:
@@ -68,7 +67,7 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
             ledger.clear()
             rows = torch.zeros(B, T + 1, dtype=torch.int32, device="cuda")
             accumulation = args.gradient_accumulation_steps
-            train.train_step(learner, machine, 0.0, 1.0, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
+            train.try_step(run, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
 
     setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, False, kind.memory_bytes(config))
     wide = [shape for dtype, shape in ledger.made if dtype == torch.float32

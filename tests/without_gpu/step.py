@@ -48,12 +48,10 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     import train
     from architectures.table import architecture_of
     from machine.device import Machine
-    from machine.processes import ALONE
     from model import Options
     from planning.recipe import choose_config
+    from tests.helpers.training import run_of
     from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
-    from training.parallel import Alone
-    from training.state import Learner
 
     half = torch.bfloat16 if card.capability >= 80 else torch.float16
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
@@ -68,14 +66,14 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
         optimizer: Any = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), torch.optim.AdamW,
                                dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
-        learner = Learner(model, optimizer, kind, scaler, Alone(model, ALONE))
+        run = run_of(model, scaler, machine=machine, optimizer=optimizer)
         model.compile(dynamic=False)
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
 
         def step() -> None:
             rows = torch.zeros(ROWS, T + 1, dtype=torch.int32, device="cuda")
-            train.train_step(learner, machine, 0.0, 1.0, [(rows[:, :-1], rows[:, 1:])], 1)
+            train.try_step(run, [(rows[:, :-1], rows[:, 1:])], 1)
 
         step()
         graphs = {"first step": list(compiler.graphs)}
