@@ -597,7 +597,7 @@ def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
     recipe, kind = plan.recipe, plan.kind
     with setup.out.phase("building the model"):
         torch.manual_seed(args.seed)
-        model, parallel = build(plan.config, plan.options, plan.memory.sharing.way, setup.processes, machine,
+        model, parallel = build(plan.config, plan.options, plan.memory.strategy, setup.processes, machine,
                                 recipe.init_std, machine.compile and args.compile_mode == "reduce-overhead")
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
         groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)

@@ -12,7 +12,6 @@ from planning.memory import MemorySetting
 from planning.micro_batch import OUT_OF_MEMORY
 from planning.plan import Plan
 from planning.recipe import choose_config, choose_options, choose_recipe
-from planning.sharing import Sharing
 from training.checkpointing import SavingPlan
 from training.optimizers import OPTIMIZERS
 from training.parts import FAST
@@ -35,9 +34,8 @@ def prepare_trial(args: argparse.Namespace, batch_size: int, accumulation: int, 
     recipe = replace(recipe, batch_size=batch_size, accumulation=accumulation)
     kind = OPTIMIZERS[recipe.optimizer]
     options = choose_options(args, machine, FAST.attention, {})
-    way = args.model_parallel if processes.world_size > 1 else "alone"
     memory = MemorySetting.of(machine, options, accumulation > 1, False, kind.memory_bytes(config),
-                              Sharing.of(way, processes))
+                              args.model_parallel, processes)
     plan = Plan(config, options, recipe, kind, memory, SavingPlan(0, 0, 0, False, False),
                 *choose_place(args, corpus, machine, processes), at_a_time=batch_size)
     run = build_run(Setup(args, runtime, corpus, None, None, plan), FAST, TrainState())
