@@ -3,8 +3,9 @@
     python plot.py out                                         plot.png; needs matplotlib
     python plot.py out --panels loss --output loss.pdf         the loss alone, for a paper
     python plot.py out-a out-b --names wide,deep --x tokens    two runs laid over each other
+    python plot.py a-1 a-2 b-1 b-2 --names a,a,b,b             runs of one name are its seeds: their mean and their band
     python plot.py out-a out-b --text                          a table and curves on the terminal; needs no package
-    python plot.py out --html report.html                      all that a run recorded, as one page; needs no package
+    python plot.py out --html report.html                      one page: curves, samples, warnings, flags, checkpoints
 
 A run that is still going can be drawn: a last line that is cut short, and values that were not finite, are skipped.
 """
@@ -12,13 +13,14 @@ A run that is still going can be drawn: a last line that is cut short, and value
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +28,8 @@ from common import flags
 from common.errors import Exit, UserError, guard, warn
 from common.outputs import PICTURES, Output, requested
 from common.words import duration, printable, several, size
-from reports.page import page_bytes
-from reports.sources import read_files
-from watching.axes import SPIKES, Curve, Curves, XAxis, curves_of, loss_limits
-from watching.history import LoggedRun, have_other_tokens, read_run
+from watching.history import BITS_OF, VAL_LOSS_OF, Curve, LoggedRun, XAxis, have_other_tokens, lowest, read_run
+from watching.page import page_of
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"  # one for each run; in capitals its validation
 PANELS = {"loss": "loss", "lr": "learning rate", "norm": "gradient norm", "speed": "tokens per second"}
@@ -39,9 +39,6 @@ CHART_ROWS = 14
 COLORS = ("#0b4f7d", "#d9730d", "#7fc4a3", "#7b2d8b", "#59b5d9", "#a83232", "#b59f1f", "#444444")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-GREY = "#666666"
-STAR: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12, "markeredgecolor": "black",
-                        "markeredgewidth": 0.7}
 FAINT = 0.28
 MOST_VECTORS = 5000  # points of a faint curve, which has no letters, before it becomes an image within the picture
 LOOKS = {
@@ -51,6 +48,10 @@ LOOKS = {
     "grid.linewidth": 0.7, "svg.fonttype": "none", "pdf.fonttype": 42,  # letters stay letters
 }
 MOST_FAINT_RUNS = 3  # whose curves are also drawn unsmoothed
+# Of the largest x: curves fall so steeply before it that limits of the y axis which include it show nothing else.
+STEEP = 0.05
+SPIKES = 0.02  # of the values may lie above the y axis, if they are far away
+FEWEST_SMOOTHED = 20  # values of a curve that is smoothed by default
 
 
 # ---------------------------------------------------------------- flags
@@ -86,10 +87,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("which runs")
     g.group.add_argument("runs", nargs="*", metavar="OUT", help="output folders of train.py, or metrics.jsonl files "
                                                                 "(default: out)")
-    g.flag("--names", flags.text("NAME,NAME,..."), None, "names of the runs in the legend", "the words that name them")
+    g.flag("--names", flags.text("NAME,NAME,..."), None, "names of the runs; those of one name are its seeds, drawn as "
+           "their mean and the band between them", "the words that name them")
     g = parser.group("what is drawn")
     g.flag("--panels", listed(list(PANELS)), tuple(PANELS), "panels of the picture, the first one large",
-           "loss,lr,norm,speed")
+           ",".join(PANELS))
     g.flag("--x", flags.one_of("steps", "tokens", "hours"), "steps", "horizontal axis; hours are of training alone")
     g.flag("--y", flags.one_of("auto", "nats", "bits"), "auto", "loss in nats per token or in bits per byte; auto: "
            "bits where the runs have different vocabularies or validation texts")
@@ -97,13 +99,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--y_limits", limits(), None, "limits of the loss axis", "all but the steep beginning and lone spikes")
     g.flag("--smoothing", flags.real(0, 1, below=True), None, "of the training loss: the weight of the next logged "
            "steps on both sides, as TensorBoard's but without its lag; 0: none", "by the number of logged steps")
-    g.flag("--title", flags.text("TEXT"), None, "title of the picture", "none")
     g = parser.group("where")
     g.switch("--text", False, "a table and curves made of characters; needs no package and writes no file")
     g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text or --html "
            "is given", called="out output_file png")
-    g.flag("--html", flags.text(), None, "page to write, .html: curves to zoom into, samples, settings, machine, plan "
-           "and checkpoints in one file that needs no network and no package", "none")
+    g.flag("--html", flags.text(), None, "page to write, .html: the picture, or without matplotlib the curves of "
+           "--text, with samples, warnings, flags and checkpoints; it loads nothing", "none")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -111,7 +112,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be drawn."""
     num_runs = max(1, len(args.runs))
-    no_picture = args.text and args.output is None and args.html is None
     wrong = {
         f"--output {printable(args.output or '')}: must end in {', '.join(PICTURES)}":
             args.output is not None and not args.output.lower().endswith(PICTURES),
@@ -122,9 +122,6 @@ def check(args: argparse.Namespace) -> list[str]:
         f"--names: must name {several(num_runs, 'run')}, with commas between":
             args.names is not None and len(args.names.split(",")) != num_runs,
         "--y_limits: must be above 0 with --log_y": args.log_y and args.y_limits is not None and args.y_limits[0] <= 0,
-        "--panels: has no effect with --text alone": no_picture and args.panels != tuple(PANELS),
-        "--title: has no effect with --text alone": no_picture and args.title is not None,
-        "--log_y: has no effect with --text alone": no_picture and args.log_y,
     }
     return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
@@ -138,245 +135,304 @@ def main(argv: Sequence[str]) -> int:
     draws = args.output is not None or not (args.text or args.html)
     picture = Output("--output", args.output or "plot.png") if draws else None
     page = requested("--html", args.html)
-    runs = [read_run(word) for word in args.runs or ["out"]]
+    words = args.runs or ["out"]
+    runs = [read_run(word) for word in words]
     if args.names is not None:
         runs = [replace(run, name=printable(name)) for run, name in zip(runs, args.names.split(","), strict=True)]
-    in_bits = loss_in_bits(args, runs)
-    x_axis = XAxis.of(args.x, runs)
-    curves = [curves_of(run, x_axis, in_bits, args.smoothing) for run in runs]
-    unit = unit_of(in_bits)
-    low, high = args.y_limits or loss_limits(curves, args.log_y)
+    drawn = Drawing.of(args, runs)
+    names = ", ".join(dict.fromkeys(run.name for run in runs))
     if args.text:
-        print_runs(curves, x_axis, unit, low, high)
+        print("\n".join(drawn.text(max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10)))), flush=True)
     if page is not None:
-        write_page(args, runs, in_bits, low, high, page)
+        curves = ""
+        with contextlib.suppress(UserError):  # without matplotlib: curves made of characters
+            curves = picture_of(drawn, args.panels, "svg").decode()
+        content = page_of(names, list(zip(words, runs, strict=True)), curves, "\n".join(drawn.text(100)))
+        page.write(content)
+        print(f"{printable(page.path)}: {names}, {size(len(content))}")
     if picture is not None:
-        draw_picture(args, curves, x_axis, unit, low, high, picture)
-        print(f"{printable(picture.path)}: {', '.join(run.name for run in runs)}{what_is_left_out(args, curves, high)}")
+        picture.write(picture_of(drawn, args.panels, picture.ending))
+        print(f"{printable(picture.path)}: {names}{drawn.what_is_left_out()}")
     return Exit.DONE
 
 
-def unit_of(in_bits: bool) -> str:
-    """What losses are counted in."""
-    return "bits per byte" if in_bits else "nats per token"
-
-
-def loss_in_bits(args: argparse.Namespace, runs: Sequence[LoggedRun]) -> bool:
+def loss_in_bits(wish: str, runs: Sequence[LoggedRun]) -> bool:
     """True for bits per byte, False for nats per token; warns where losses cannot be compared.
 
     Raises UserError (exit 3) for --y bits without a validation that recorded them.
     """
     without = [run for run in runs if run.bits_per_nat is None]
-    if args.y == "bits" and without:
+    if wish == "bits" and without:
         raise UserError(Exit.DATA, f"--y bits: {without[0].name} has no validation with bits_per_byte. Its metadata "
                                    "has no byte counts, or it has not validated yet. Give --y nats.")
-    differ = len(runs) > 1 and have_other_tokens(runs)
-    if not differ or args.y == "bits":
-        return args.y == "bits"
-    if args.y == "auto" and not without:
+    if wish == "bits" or not have_other_tokens(runs):
+        return wish == "bits"
+    if wish == "auto" and not without:
         warn("the runs have different vocabularies or validation texts: their losses are drawn in bits per byte.")
         return True
-    why = f"{without[0].name} has no bits_per_byte" if args.y == "auto" else "--y nats"
+    why = f"{without[0].name} has no bits_per_byte" if wish == "auto" else "--y nats"
     warn("the runs have different vocabularies or validation texts: their losses in nats per token cannot be compared "
          f"({why}).")
     return False
 
 
-def write_page(args: argparse.Namespace, runs: Sequence[LoggedRun], in_bits: bool, low: float, high: float,
-               page: Output) -> None:
-    """Writes the runs as one page, whose curves are laid over steps: the page itself knows their tokens and hours."""
-    curves = [curves_of(run, XAxis.of("steps", runs), in_bits, args.smoothing) for run in runs]
-    files = [read_files(word) for word in args.runs or ["out"]]
-    drawn = {"x": args.x, "log": args.log_y, "limits": [low, high], "unit": unit_of(in_bits)}
-    content = page_bytes(args.title or ", ".join(run.name for run in runs), curves, files, drawn, args.panels)
-    page.write(content)
-    print(f"{printable(page.path)}: {', '.join(run.name for run in runs)}, {size(len(content))}")
+# ---------------------------------------------------------------- what is drawn
 
 
-def what_is_left_out(args: argparse.Namespace, curves: Sequence[Curves], high: float) -> str:
-    """Words about losses above the axis; empty where there are none."""
-    highest = max((y for run in curves for curve in (run.raw, run.validation) for y in curve.ys), default=high)
-    if args.y_limits is not None or highest <= high:
-        return ""
-    return f"; the loss axis ends at {high:.3g}, losses went up to {highest:.3g} (--y_limits)"
+@dataclass(frozen=True)
+class Lines:
+    """A run as it is drawn: the training loss as logged and smoothed, validation, and the rest by name.
+
+    shares are the validation losses of a mixture's folders, by name.
+    """
+
+    run: LoggedRun
+    raw: Curve
+    training: Curve
+    validation: Curve
+    others: dict[str, Curve]
+    shares: dict[str, Curve]
+
+    @property
+    def last_x(self) -> float:
+        return max(self.training.last_x, self.validation.last_x)
 
 
-# ---------------------------------------------------------------- on the terminal
+@dataclass(frozen=True)
+class Drawing:
+    """All runs over one horizontal axis, with the limits of the loss."""
+
+    lines: list[Lines]
+    x_axis: XAxis
+    unit: str
+    limits: tuple[float, float]
+    is_log: bool = False
+
+    @staticmethod
+    def of(args: argparse.Namespace, runs: Sequence[LoggedRun]) -> Drawing:
+        """What the flags ask for."""
+        x_axis, in_bits = XAxis.of(args.x, runs), loss_in_bits(args.y, runs)
+        lines = []
+        for run in runs:
+            factor = run.bits_per_nat or 1.0 if in_bits else 1.0
+            raw = x_axis.over(run, run["loss"], factor)
+            weight = default_smoothing(len(raw.ys)) if args.smoothing is None else args.smoothing
+            shares = run.shares(BITS_OF if in_bits else VAL_LOSS_OF)
+            lines.append(Lines(run, raw, Curve(raw.xs, smoothed(raw.ys, weight)) if weight else raw,
+                               x_axis.over(run, run["val_loss"], factor),
+                               {name: x_axis.over(run, run["grad_norm" if name == "norm" else name])
+                                for name in PANELS if name != "loss"},
+                               {name: x_axis.over(run, curve) for name, curve in shares.items()}))
+        return Drawing(lines, x_axis, "bits per byte" if in_bits else "nats per token",
+                       args.y_limits or loss_limits(lines, args.log_y), args.log_y)
+
+    def what_is_left_out(self) -> str:
+        """Words about losses above the axis; empty where there are none."""
+        high = self.limits[1]
+        highest = max((y for run in self.lines for curve in (run.raw, run.validation) for y in curve.ys), default=high)
+        if highest <= high:
+            return ""
+        return f"; the loss axis ends at {high:.3g}, losses went up to {highest:.3g} (--y_limits)"
+
+    def text(self, width: int) -> list[str]:
+        """The table, then the curves of training and validation loss, so many columns wide."""
+        title = f"loss in {self.unit}: a training, A validation, * several, ^ above"
+        shares = [f"{mark}  at step {run.run['val_loss'].last_x:,.0f}: "
+                  + ", ".join(f"{name} {curve.ys[-1]:.4f}" for name, curve in run.shares.items())
+                  for mark, run in zip(MARKS, self.lines, strict=False) if run.shares]
+        return [*table_of([run.run for run in self.lines]), *shares, *chart(title, self, width)]
 
 
-def print_runs(curves: Sequence[Curves], x_axis: XAxis, unit: str, low: float, high: float) -> None:
-    """Prints the table, then the curves of training and validation loss."""
-    width = max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10))
-    title = f"loss in {unit}: a training, A validation, * several, ^ above"
-    lines = [*table_of([run.run for run in curves]), *shares_of(curves),
-             *chart(title, curves, x_axis, low, high, width)]
-    print("\n".join(lines), flush=True)
+def default_smoothing(num_values: int) -> float:
+    """The weight of the neighbours by which a mean covers about a twentieth of the curve; 0 for short curves."""
+    covered = max(5.0, num_values / 20)  # an exponential mean with weight w covers (1 + w) / (1 - w) values
+    return (covered - 1) / (covered + 1) if num_values >= FEWEST_SMOOTHED else 0.0
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """Means of each value with its neighbours on both sides, whose weight falls by the factor with every one further.
+
+    It is the exponential mean with bias correction, as TensorBoard's, but does not lag behind the values.
+    """
+
+    def running_sums(values: Iterable[float]) -> list[tuple[float, float]]:
+        total = weights = 0.0
+        return [(total := weight * total + value, weights := weight * weights + 1) for value in values]
+
+    return [(left[0] + right[0] - value) / (left[1] + right[1] - 1) for value, left, right in zip(
+        values, running_sums(values), reversed(running_sums(reversed(values))), strict=True)]
+
+
+def loss_limits(lines: Sequence[Lines], on_log_axis: bool = False) -> tuple[float, float]:
+    """Limits of the loss axis within which a reader sees something: without the steep beginning and lone spikes."""
+    shares = lines[0].shares.values() if len(lines) == 1 else ()  # several runs are drawn without them
+    drawn = [(x, y) for run in lines for curve in (run.training, run.validation, *shares)
+             for x, y in zip(curve.xs, curve.ys, strict=True)]
+    steep_until = STEEP * max(run.last_x for run in lines)
+    values = sorted(y for x, y in drawn if x >= steep_until)
+    if len(values) < 3:
+        values = sorted(y for _, y in drawn) or [0.0]
+    low, usual = values[0], values[int((1 - SPIKES) * (len(values) - 1))]
+    high = min(values[-1], usual + 0.5 * (usual - low)) if usual > low else values[-1]
+    if on_log_axis:
+        low = next((value for value in values if value > 0), 1.0)
+        return 0.97 * low, 1.03 * max(low, high)
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+# ---------------------------------------------------------------- as text
 
 
 def table_of(runs: Sequence[LoggedRun]) -> list[str]:
     """The lines of a table with one line for each run, under a heading; the name, which may be long, stands last."""
     rows = [("", "step", "loss", "best val", "at step", "bits/byte", "tok/s", "time", "run")]
-    rows += [(mark, *cells_of(run)) for mark, run in zip(MARKS, runs, strict=False)]
+    for mark, run in zip(MARKS, runs, strict=False):
+        step, best = run.best or (0.0, None)
+        bits = None if best is None or run.bits_per_nat is None else best * run.bits_per_nat
+        loss, seconds, speeds = run["loss"].ys, run["seconds"].ys, run["speed"].ys
+        rows.append((mark, f"{max(run['loss'].last_x, run['val_loss'].last_x):,.0f}",
+                     f"{loss[-1]:.4f}" if loss else "n/a", "n/a" if best is None else f"{best:.4f}",
+                     "n/a" if best is None else f"{step:,.0f}", "n/a" if bits is None else f"{bits:.4f}",
+                     f"{statistics.median(speeds):,.0f}" if speeds else "n/a",
+                     duration(seconds[-1]) if seconds else "n/a", run.name))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]])
             for row in rows]
 
 
-def shares_of(curves: Sequence[Curves]) -> list[str]:
-    """A line for each run on a mixture: the last validation loss of each of its folders."""
-    return [f"{mark}  at step {run.run.val_loss.last_step:,}: "
-            + ", ".join(f"{name} {curve.ys[-1]:.4f}" for name, curve in run.shares.items())
-            for mark, run in zip(MARKS, curves, strict=False) if run.shares]
-
-
-def cells_of(run: LoggedRun) -> tuple[str, ...]:
-    """The cells of a run in the table: how far it is, its last and best losses, its speed, its name."""
-    step, best = run.best or (0, None)
-    speeds = run.tokens_per_second.values
-    return (
-        f"{run.last_step:,}",
-        f"{run.loss.values[-1]:.4f}" if run.loss.values else "n/a",
-        "n/a" if best is None else f"{best:.4f}",
-        "n/a" if best is None else f"{step:,}",
-        "n/a" if best is None or run.bits_per_nat is None else f"{best * run.bits_per_nat:.4f}",
-        f"{statistics.median(speeds):,.0f}" if speeds else "n/a",
-        duration(run.seconds.values[-1]) if run.seconds.values else "n/a",
-        run.name,
-    )
-
-
-def chart(title: str, curves: Sequence[Curves], x_axis: XAxis, low: float, high: float, width: int) -> list[str]:
+def chart(title: str, drawing: Drawing, width: int) -> list[str]:
     """Curves as rows of characters: small letters are training, capitals validation, * where several meet.
 
     A column shows the mean of its values. There are no rows if there are no values.
     """
-    last = max(run.last_x for run in curves)
-    drawn = [(mark, curve) for letter, run in zip(MARKS, curves, strict=False)
+    (low, high), last = drawing.limits, max(run.last_x for run in drawing.lines)
+    drawn = [(mark, curve) for letter, run in zip(MARKS, drawing.lines, strict=False)
              for mark, curve in ((letter, run.training), (letter.upper(), run.validation)) if curve.ys]
     if not drawn:
         return []
     grid = [[" "] * width for _ in range(CHART_ROWS)]
     for mark, curve in drawn:
-        for column, value in means_by_column(curve, last, width).items():
+        columns: dict[int, list[float]] = {}
+        for x, y in zip(curve.xs, curve.ys, strict=True):
+            columns.setdefault(max(0, min(width - 1, int(x / last * width))) if last > 0 else 0, []).append(y)
+        for column, ys in columns.items():
+            value = statistics.fmean(ys)
             row = grid[max(0, min(CHART_ROWS - 1, round((high - value) / (high - low) * (CHART_ROWS - 1))))]
             row[column] = "^" if value > high else mark if row[column] == " " else "*"
 
     labels = {0: f"{high:.4g}", CHART_ROWS - 1: f"{low:.4g}"}
     edge = max(map(len, labels.values()))
     rows = [f"{labels.get(number, ''):>{edge}} |{''.join(row)}".rstrip() for number, row in enumerate(grid)]
-    return ["", title, *rows, f"{'':>{edge}} +{'-' * width}", f"{'':>{edge}}  0{x_axis.words(last):>{width - 1}}"]
-
-
-def means_by_column(curve: Curve, last_x: float, width: int) -> dict[int, float]:
-    """The mean of the values in each of width columns that has any; the columns share the axis from 0 to last_x."""
-    inside: dict[int, list[float]] = {}
-    for x, value in zip(curve.xs, curve.ys, strict=True):
-        column = min(width - 1, int(x / last_x * width)) if last_x > 0 else 0
-        inside.setdefault(max(0, column), []).append(value)
-    return {column: statistics.fmean(values) for column, values in inside.items()}
+    return ["", title, *rows, f"{'':>{edge}} +{'-' * width}",
+            f"{'':>{edge}}  0{drawing.x_axis.words(last):>{width - 1}}"]
 
 
 # ---------------------------------------------------------------- as a picture
 
 
-@dataclass(frozen=True)
-class Style:
-    """How a run is drawn, so that it is told from the others in colour and in grey."""
-
-    color: str
-    line: str
-    marker: str
-
-    @staticmethod
-    def of(number: int) -> Style:
-        return Style(COLORS[number % len(COLORS)], LINES[number % len(LINES)], MARKERS[number % len(MARKERS)])
-
-
-def draw_picture(args: argparse.Namespace, curves: Sequence[Curves], x_axis: XAxis, unit: str, low: float, high: float,
-                 picture: Output) -> None:
-    """Writes the picture, whole or not at all. Raises UserError (exit 5) without matplotlib."""
+def picture_of(drawing: Drawing, panels: Sequence[str], kind: str) -> bytes:
+    """The picture as a file of this kind: png, svg or pdf. Raises UserError (exit 5) without matplotlib."""
     try:
         matplotlib = importlib.import_module("matplotlib")
-        figure_class = importlib.import_module("matplotlib.figure").Figure
+        importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise UserError(Exit.MACHINE, "the picture needs the package matplotlib, which is not installed. Run: "
                                       f"{os.path.basename(sys.executable)} -m pip install matplotlib, or give "
                                       "--text.") from error
-    with matplotlib.rc_context(LOOKS):
-        others = len(args.panels) - 1
-        figure = figure_class((6.4, 5.6 if others else 4.0), layout="constrained")
-        for number, (axes, name) in enumerate(zip(axes_of(figure, others), args.panels, strict=True)):
-            if name == "loss":
-                draw_loss(args, axes, curves, x_axis)
-                axes.set(ylim=(low, high), ylabel=f"loss, {unit}")
-            else:
-                draw_other(axes, name, curves)
-            if number:
-                axes.set_title(PANELS[name])
-            else:
-                axes.legend(loc="lower right" if name == "speed" else "upper right")
-                axes.set_ylabel(axes.get_ylabel() or PANELS[name])
-            draw_scales(axes, x_axis, is_large=not number)
-        if args.title is not None:
-            figure.suptitle(args.title, fontsize=11)
-        save_picture(figure, picture)
+    # Without a date, and with its own ids, the same curves make the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
+    content = io.BytesIO()
+    with matplotlib.rc_context({**LOOKS, "svg.hashsalt": "plot"}):
+        figure_of(drawing, panels).savefig(content, dpi=200, format=kind, metadata=metadata)
+    return content.getvalue()
 
 
-def axes_of(figure: Any, num_small: int) -> list[Any]:
-    """The axes of a large panel, and of so many small ones in a row below it."""
-    if not num_small:
-        return [figure.subplots()]
-    grid = figure.add_gridspec(2, num_small, height_ratios=(2.6, 1))
-    return [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[1, column]) for column in range(num_small))]
+def figure_of(drawing: Drawing, panels: Sequence[str]) -> Any:
+    """The first panel large, the others small in a row below it."""
+    num_small = len(panels) - 1
+    figure = sys.modules["matplotlib.figure"].Figure((6.4, 5.6 if num_small else 4.0), layout="constrained")
+    grid = figure.add_gridspec(1 + bool(num_small), num_small or 1, height_ratios=(2.6, 1)[:1 + bool(num_small)])
+    for number, name in enumerate(panels):
+        axes = figure.add_subplot(grid[1, number - 1] if number else grid[0, :])
+        draw_panel(axes, name, drawing)
+        if number:
+            axes.set_title(PANELS[name])
+        else:
+            axes.legend(loc="lower right" if name == "speed" else "upper right")
+            axes.set_ylabel(axes.get_ylabel() or PANELS[name])
+        draw_scales(axes, drawing.x_axis.label, most=4 if number else 8)
+    return figure
 
 
-def draw_loss(args: argparse.Namespace, axes: Any, curves: Sequence[Curves], x_axis: XAxis) -> None:
-    """Training and validation loss of every run, the training loss as logged faintly behind, the best marked."""
-    if args.log_y:
-        axes.set_yscale("log")
-    alone = len(curves) == 1
-    for number, run in enumerate(curves):
-        style = Style.of(number)
-        validation = Style.of(1).color if alone else style.color
-        if run.is_smoothed and len(curves) <= MOST_FAINT_RUNS:
-            axes.plot(run.raw.xs, run.raw.ys, color=style.color, alpha=FAINT, linewidth=0.7,
-                      rasterized=len(run.raw.xs) > MOST_VECTORS)
-        axes.plot(run.training.xs, run.training.ys, color=style.color, linewidth=1.5 if alone else 1.0,
-                  linestyle=style.line, label="training" + ", smoothed" * run.is_smoothed if alone else None)
-        axes.plot(run.validation.xs, run.validation.ys, color=validation, linewidth=1.5, linestyle=style.line,
-                  marker=style.marker, markersize=4, markevery=max(1, len(run.validation.xs) // 25),
-                  markerfacecolor="white", markeredgewidth=1.1, label="validation" if alone else run.run.name)
-        for at, (name, curve) in enumerate(run.shares.items() if alone else (), 2):
-            axes.plot(curve.xs, curve.ys, color=Style.of(at).color, linestyle=Style.of(at).line, linewidth=1.0,
-                      label=f"validation, {name}")
-        if run.best is not None:
-            x, y = run.best
-            words = f"best: {y:.3f} at {x_axis.words(x)}"
-            axes.plot([x], [y], color=validation, zorder=5, label=words if alone else None, **STAR)
-            if not alone:
-                axes.lines[-2].set_label(f"{run.run.name}, {words}")
-    if not alone:
-        smooth = any(run.is_smoothed for run in curves)
-        axes.plot([], [], color=GREY, label="best validation", **STAR)
-        axes.plot([], [], color=GREY, linewidth=1.0, label="thin lines: training" + ", smoothed" * smooth)
-
-
-def draw_other(axes: Any, name: str, curves: Sequence[Curves]) -> None:
-    """Learning rate, gradient norm or tokens per second of every run."""
-    for number, run in enumerate(curves):
-        style, curve = Style.of(number), run.others[name]
-        axes.plot(curve.xs, curve.ys, color=style.color, linestyle=style.line, linewidth=1.0, label=run.run.name)
-    values = sorted(y for run in curves for y in run.others[name].ys) or [1.0]
+def draw_panel(axes: Any, name: str, drawing: Drawing) -> None:
+    """One panel: the loss, or the learning rate, gradient norm or tokens per second of every run."""
+    seeds: dict[str, list[Lines]] = {}
+    for run in drawing.lines:
+        seeds.setdefault(run.run.name, []).append(run)
+    if name == "loss":
+        for number, runs in enumerate(seeds.values()):
+            draw_loss(axes, number, runs, drawing)
+        axes.set_yscale("log" if drawing.is_log else "linear")
+        axes.set(ylim=drawing.limits, ylabel=f"loss, {drawing.unit}")
+        return
+    for number, runs in enumerate(seeds.values()):
+        for run in runs:
+            curve = run.others[name]
+            axes.plot(curve.xs, curve.ys, color=COLORS[number % len(COLORS)], linestyle=LINES[number % len(LINES)],
+                      linewidth=1.0, label=run.run.name if run is runs[0] else None)
+    values = sorted(y for run in drawing.lines for y in run.others[name].ys) or [1.0]
     usual = values[int((1 - SPIKES) * (len(values) - 1))]
     axes.set_ylim(0, 1.1 * (min(values[-1], 2 * usual) if name == "norm" else values[-1]) or 1.0)
 
 
-def draw_scales(axes: Any, x_axis: XAxis, is_large: bool) -> None:
+def draw_loss(axes: Any, number: int, runs: Sequence[Lines], drawing: Drawing) -> None:
+    """The losses of one name: training thinly, as logged faintly behind it; of validation the mean, and the best of it.
+
+    Between several seeds lies a band.
+    """
+    alone = len(drawing.lines) == 1
+    color, line = COLORS[number % len(COLORS)], LINES[number % len(LINES)]
+    for run in runs:
+        if run.training is not run.raw and len(drawing.lines) <= MOST_FAINT_RUNS:
+            axes.plot(run.raw.xs, run.raw.ys, color=color, alpha=FAINT, linewidth=0.7,
+                      rasterized=len(run.raw.xs) > MOST_VECTORS)
+        if len(runs) == 1:
+            axes.plot(run.training.xs, run.training.ys, color=color, linewidth=1.5 if alone else 1.0, linestyle=line,
+                      label="training" + ", smoothed" * (run.training is not run.raw) if alone else None)
+
+    validation, low, high = mean_and_band([run.validation for run in runs])
+    color = COLORS[1] if alone else color
+    if len(runs) > 1:
+        axes.fill_between(validation.xs, low, high, color=color, alpha=FAINT, linewidth=0)
+    best = lowest(validation)
+    words = "" if best is None else f"best: {best[1]:.3f} at {drawing.x_axis.words(best[0])}"
+    axes.plot(validation.xs, validation.ys, color=color, linewidth=1.5, linestyle=line,
+              marker=MARKERS[number % len(MARKERS)], markersize=4, markevery=max(1, len(validation.xs) // 25),
+              markerfacecolor="white", markeredgewidth=1.1,
+              label="validation" if alone else ", ".join(filter(None, (runs[0].run.name, words))))
+    for at, (name, curve) in enumerate(runs[0].shares.items() if alone else (), 2):
+        axes.plot(curve.xs, curve.ys, color=COLORS[at % len(COLORS)], linestyle=LINES[at % len(LINES)], linewidth=1.0,
+                  label=f"validation, {name}")
+    if best is not None:
+        axes.plot(*[[at] for at in best], color=color, zorder=5, label=words if alone else None, linestyle="none",
+                  marker="*", markersize=12, markeredgecolor="black", markeredgewidth=0.7)
+
+
+def mean_and_band(curves: Sequence[Curve]) -> tuple[Curve, list[float], list[float]]:
+    """The mean of several curves, and the lowest and highest of each of its places; as far as the shortest goes."""
+    places = list(zip(*(zip(curve.xs, curve.ys, strict=True) for curve in curves), strict=False))
+    mean = Curve([statistics.fmean(x for x, _ in place) for place in places],
+                 [statistics.fmean(y for _, y in place) for place in places])
+    return mean, [min(y for _, y in place) for place in places], [max(y for _, y in place) for place in places]
+
+
+def draw_scales(axes: Any, label: str, most: int) -> None:
     """The label of the horizontal axis, and on both axes round numbers as people write them, also on a log axis."""
     ticker = importlib.import_module("matplotlib.ticker")
     axes.set_xlim(left=0)
-    axes.set_xlabel(x_axis.label)
-    for axis, most in ((axes.xaxis, 8 if is_large else 4), (axes.yaxis, 8 if is_large else 4)):
+    axes.set_xlabel(label)
+    for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)))
         axis.set_minor_locator(ticker.NullLocator())
         axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: short(number)))
@@ -388,20 +444,6 @@ def short(number: float) -> str:
         if abs(number) >= scale:
             return f"{number / scale:g}{letter}"
     return f"{number:,.6g}"
-
-
-def save_picture(figure: Any, picture: Output) -> None:
-    """Writes the file by its ending, whole or not at all."""
-    picture.write(picture_bytes(figure, picture.ending))
-
-
-def picture_bytes(figure: Any, kind: str) -> bytes:
-    """The picture as a file of this kind: png, svg or pdf."""
-    content = io.BytesIO()
-    # Without a date the same curves make the same file.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    figure.savefig(content, dpi=200, format=kind, metadata=metadata)
-    return content.getvalue()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ladder: what a rung is, running it, its figures, and whether it computes what the first one does.
+"""The ladder: what a rung is, running it, and whether it computes what the first one does.
 
 A rung is a set of train.py's flags. It is run by train.py in a process of its own, and read from its metrics.jsonl and
 its closing lines. What the first rungs do slowly train.py cannot: benchmarks/naive.py has it, and train.py's own loop
@@ -11,24 +11,26 @@ import itertools
 import json
 import shutil
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.answers import Probe
-from benchmarks.processes import ROOT, Children, Ended
+from benchmarks.children import ROOT, Children
 from common.errors import Exit, UserError
+from common.progress import Progress
+from common.words import percent, size
+from watching.history import read_lines
 
 LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
 GPU_LOG_INTERVAL = 5  # steps, from rung 6 on: reading a loss waits for the GPU
 LOSS_STEPS = 20  # in which losses are compared: after them, rounding has grown into another run
-NUM_RUNGS = 12
-OUTPUT = "out"  # the output folder of every rung, deleted after each
+TUNED = 9  # the rung whose compiling takes minutes
+NUM_RUNGS = 10
 # Relative difference of losses that rounding explains: from the first rung of the same precision, and of any.
 SAME_PRECISION = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}
 ANY_PRECISION = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 2e-2, "fp16": 2e-2}
+ROW = "{:>4}  {:<30}{:>9}{:>10}{:>7}{:>11}{:>7}"  # 78 columns
 
 Losses = dict[int, float | None]  # by step; None is not a finite number
 
@@ -56,14 +58,32 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a figure is about: the shape, the machine, the tokens, and how many steps are timed after the warm-up."""
+class Machine:
+    """What the machine is; half is the 16-bit precision of the upper rungs. The reasons are empty where it can."""
 
+    name: str
+    software: str
+    on_gpu: bool
+    half: str
+    why_no_half: str
+    why_no_compile: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every benchmark works with: where it prints, how it starts children, and what its figures are about.
+
+    So many steps are timed after those of the warm-up. found is what --json writes.
+    """
+
+    out: Progress
+    children: Children
     shape: Shape
-    machine: Probe
+    machine: Machine
     data_dir: str
     steps: int
     warmup: int
+    found: dict[str, Any] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- rungs
@@ -79,73 +99,53 @@ class Rung:
     number: int
     name: str
     naive: tuple[str, ...]
-    flags: tuple[str, ...]
+    flags: dict[str, Any]
     precision: str
     why_not: str = ""
 
-    @property
-    def compiles(self) -> bool:
-        return "--compile" in self.flags
 
-    @property
-    def log_interval(self) -> int:
-        return int(self.flags[self.flags.index("--log_interval") + 1])
-
-
-def ladder(shape: Shape, machine: Probe, tuned: bool | None) -> list[Rung]:
-    """The rungs from naive to best, each with all that the ones below it brought.
-
-    tuned is --tuned: whether rung 9 is run; None: on a GPU only.
-    """
-    half = machine.half
-    has_half = half != "fp32"
-    why_no_half = "" if has_half else machine.why_no_half
-    why_no_compile = machine.why_no_compile or ""
-    why_no_bf16 = "" if half == "bf16" else "needs bf16"
-    is_tuned = machine.on_gpu if tuned is None else tuned
-    log_interval = GPU_LOG_INTERVAL if machine.on_gpu else 1
-
-    climb = Climb(half, {
-        "preload": "mmap", "tf32": False, "use_amp": False, "compile": False, "residual_dtype": "fp32",
-        "loss_chunk_tokens": 0, "batch_size": shape.batch_size // 2, "gradient_accumulation_steps": 2,
-        "log_interval": 1})
-    climb.add("naive: Python loops, fp32, eager")
-    climb.add("tokens in memory, vectorised", "loader", preload="auto")
-    climb.add("TF32", tf32=True, why_not="" if machine.on_gpu else "needs a GPU")
-    climb.add(half if has_half else "bf16", use_amp=True, why_not=why_no_half)
-    climb.add("attention kernel", "attention")
-    climb.add("compile", compile=True, why_not=why_no_compile)
-    climb.add("fused AdamW, no waits", "optimizer", log_interval=log_interval)
-    climb.add("bf16 residual stream", residual_dtype="bf16", why_not=why_no_bf16)
-    climb.add("chunked loss, one micro-batch", loss_chunk_tokens=None, batch_size=shape.batch_size,
-              gradient_accumulation_steps=1)
-    climb.add("tuned compile", compile_mode="max-autotune-no-cudagraphs",
-              why_not=why_no_compile or ("" if is_tuned else "minutes of compiling; give --tuned"))
-    climb.add("FP8 head", fp8_head=True, why_not=machine.why_no_fp8 or why_no_bf16)
-    climb.add("loss kernel, without FP8", fp8_head=False, loss_kernel=True, why_not=machine.why_no_triton)
-    return climb.rungs
-
-
-class Climb:
-    """Builds the ladder: add() makes the next rung from the flags and the naive parts of the one below it."""
-
-    def __init__(self, half: str, flags: dict[str, Any]):
-        self.rungs: list[Rung] = []
-        self._half = half
-        self._flags = flags
-        self._naive = ["loader", "attention", "optimizer"]
-
-    def add(self, name: str, replaced: str = "", why_not: str = "", **changes: Any) -> None:
-        """The next rung has one naive part less, or other flags; if it means nothing here, later ones go without."""
+def ladder(shape: Shape, machine: Machine) -> list[Rung]:
+    """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
+    no_gpu = "" if machine.on_gpu else "needs a GPU"
+    no_bf16 = "" if machine.half == "bf16" else "needs bf16"
+    every = GPU_LOG_INTERVAL if machine.on_gpu else 1
+    slow = {"preload": "mmap", "tf32": False, "use_amp": False, "compile": False, "residual_dtype": "fp32",
+            "loss_chunk_tokens": 0, "batch_size": shape.batch_size // 2, "gradient_accumulation_steps": 2,
+            "log_interval": 1}
+    whole = {"loss_chunk_tokens": None, "batch_size": shape.batch_size, "gradient_accumulation_steps": 1}
+    table: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+        # name, the naive part that goes, the flags that change, why the rung means nothing here
+        ("naive: Python loops, fp32", "", slow, ""),
+        ("tokens in memory, vectorised", "loader", {"preload": "auto"}, ""),
+        ("TF32", "", {"tf32": True}, no_gpu),
+        (machine.half, "", {"use_amp": True}, machine.why_no_half),
+        ("attention kernel", "attention", {}, ""),
+        ("compile", "", {"compile": True}, machine.why_no_compile),
+        ("fused AdamW, no waits", "optimizer", {"log_interval": every}, ""),
+        ("bf16 residual stream", "", {"residual_dtype": "bf16"}, no_bf16),
+        ("chunked loss, one micro-batch", "", whole, ""),
+        ("tuned compile", "", {"compile_mode": "max-autotune-no-cudagraphs"}, machine.why_no_compile),
+    )
+    rungs: list[Rung] = []
+    flags: dict[str, Any] = {}
+    naive = ("loader", "attention", "optimizer")
+    for number, (name, replaced, changes, why_not) in enumerate(table):
         if not why_not:
-            self._flags.update(changes)
-            self._naive = [part for part in self._naive if part != replaced]
-        precision = self._half if self._flags["use_amp"] else "tf32" if self._flags["tf32"] else "fp32"
-        number = len(self.rungs)
-        self.rungs.append(Rung(number, name, tuple(self._naive), as_flags(self._flags), precision, why_not))
+            flags = {**flags, **changes}
+            naive = tuple(part for part in naive if part != replaced)
+        precision = machine.half if flags["use_amp"] else "tf32" if flags["tf32"] else "fp32"
+        rungs.append(Rung(number, name, naive, flags, precision, why_not))
+    return rungs
 
 
-def as_flags(values: dict[str, Any]) -> tuple[str, ...]:
+def chosen(bench: Bench, numbers: Sequence[int] | None) -> list[Rung]:
+    """The rungs that --rungs asks for; by default all, but without a GPU not the one that is minutes compiling."""
+    rungs = ladder(bench.shape, bench.machine)
+    wanted = numbers or [rung.number for rung in rungs if rung.number != TUNED or bench.machine.on_gpu]
+    return [rung for rung in rungs if rung.number in wanted]
+
+
+def as_flags(values: dict[str, Any]) -> list[str]:
     """{'use_amp': True, 'tf32': False, 'batch_size': 4} as flags of train.py; None leaves train.py's default."""
     words: list[str] = []
     for name, value in values.items():
@@ -153,166 +153,85 @@ def as_flags(values: dict[str, Any]) -> tuple[str, ...]:
             words.append(f"--{name}" if value else f"--no-{name}")
         elif value is not None:
             words += [f"--{name}", str(value)]
-    return tuple(words)
+    return words
 
 
 # ---------------------------------------------------------------- running a rung
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Median and 90th percentile of the timed steps, and shares of what the machine can do (None: unknown)."""
+class Timed:
+    """What a run measured: median and 90th percentile of the timed steps, the shares None where they are not known.
 
-    timed: int
+    attention is the kernel; compile_seconds are None if it did not compile.
+    """
+
     ms_median: float
     ms_p90: float
     tokens_per_second: float
     mfu: float | None
-    share_of_matmul: float | None
+    peak_memory_bytes: int
+    compile_seconds: float | None
+    attention: str
+    losses: Losses
 
-    @classmethod
-    def of(cls, setting: Setting, precision: str, seconds: Sequence[float]) -> Figures:
+    @staticmethod
+    def of(bench: Bench, seconds: Sequence[float], peak_memory_bytes: int, losses: Losses, mfu: float | None = None,
+           compile_seconds: float | None = None, attention: str = "") -> Timed:
         """The figures of steps that took these seconds."""
         median = statistics.median(seconds)
         p90 = sorted(seconds)[-(-9 * len(seconds) // 10) - 1]
-        tokens_per_second = setting.shape.tokens_per_step / median
-        flops = tokens_per_second * setting.machine.flops_per_token
-        peak = setting.machine.peak_flops
-        matmul = setting.machine.matmul_flops.get(precision)
-        return cls(len(seconds), 1e3 * median, 1e3 * p90, tokens_per_second,
-                   flops / peak if peak else None, flops / matmul if matmul else None)
-
-
-@dataclass(frozen=True)
-class RungRun:
-    """What a run of a rung measured; attention is the kernel, compile_seconds None if it did not compile."""
-
-    figures: Figures
-    attention: str
-    peak_memory_bytes: int
-    compile_seconds: float | None
-    losses: Losses
+        return Timed(1e3 * median, 1e3 * p90, bench.shape.tokens_per_step / median, mfu, peak_memory_bytes,
+                     compile_seconds, attention, losses)
 
 
 class RungFailed(Exception):
     """A rung could not be run, or ran as another one; the message says why."""
 
 
-def train_flags(setting: Setting, rung: Rung, folder: Path) -> list[str]:
-    """The whole command line of train.py for a rung that is run in this folder."""
-    return [*common_flags(setting, folder), *rung.flags]
+def flags_of(bench: Bench, rung: Rung) -> list[str]:
+    """The whole command line of train.py for a rung."""
+    shape = bench.shape
+    return as_flags({
+        "data_dir": bench.data_dir, "output_dir": bench.children.folder / "out", "model_size": shape.model_size,
+        "seq_length": shape.seq_length, "tie_weights": shape.tie_weights, "use_gpu": bench.machine.on_gpu,
+        "max_steps": bench.warmup + bench.steps, "learning_rate": LEARNING_RATE, "use_lr_scheduler": False,
+        "optimizer": "adamw", "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1,
+        "checkpoint_every_minutes": 0, "verbose": True, **rung.flags})
 
 
-def common_flags(setting: Setting, folder: Path) -> list[str]:
-    """What all runs that are timed in this folder have in common: the shape and the tokens, AdamW at a constant rate.
-    """
-    shape = setting.shape
-    return list(as_flags({
-        "data_dir": setting.data_dir, "output_dir": str(folder / OUTPUT), "model_size": shape.model_size,
-        "seq_length": shape.seq_length, "tie_weights": shape.tie_weights, "use_gpu": setting.machine.on_gpu,
-        "max_steps": setting.warmup + setting.steps, "learning_rate": LEARNING_RATE, "use_lr_scheduler": False,
-        "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0,
-        "verbose": True,
-    }))
-
-
-def run_rung(setting: Setting, rung: Rung, children: Children, cache: str) -> RungRun:
-    """Runs a rung, compiling into the cache.
+def run_rung(bench: Bench, rung: Rung) -> Timed:
+    """Runs a rung, compiling from cold: its compile time is its own.
 
     Raises RungFailed, Stopped after a signal, and UserError (exit 3) for tokens that no rung can train on.
     """
-    output_dir = children.folder / OUTPUT
-    flags = train_flags(setting, rung, children.folder)
+    flags, folder = flags_of(bench, rung), bench.children.folder / "out"
     words = [str(ROOT / "train.py"), *flags]
     if rung.naive:
         words = [str(ROOT / "bench.py"), "naive", json.dumps({"parts": rung.naive, "flags": flags})]
     try:
-        ended = children.run(words, cache)
-        _check(ended)
-        return _read_run(setting, rung, ended, output_dir / "metrics.jsonl")
+        ended = bench.children.run(words, f"cache-{rung.number}")
+        if ended.code == Exit.DATA:
+            raise UserError(Exit.DATA, ended.problem)
+        went_on_as_another = [line.removeprefix("warning: ") for line in ended.stderr.splitlines()
+                              if "torch.compile failed" in line or "out of memory in step" in line]
+        if ended.problem or went_on_as_another:
+            raise RungFailed(ended.problem or went_on_as_another[0])
+        rows = [row for row in read_lines(folder / "metrics.jsonl") if "loss" in row]
     finally:
-        shutil.rmtree(output_dir, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
-
-def _check(ended: Ended) -> None:
-    """Raises RungFailed if train.py failed, or went on as another rung: eagerly, or with a smaller micro-batch."""
-    if ended.code == Exit.DATA:
-        raise UserError(Exit.DATA, ended.problem)
-    if ended.problem:
-        raise RungFailed(ended.problem)
-    for line in ended.stderr.splitlines():
-        if "torch.compile failed" in line or "out of memory in step" in line:
-            raise RungFailed(line.removeprefix("warning: "))
-
-
-def _read_run(setting: Setting, rung: Rung, ended: Ended, metrics: Path) -> RungRun:
-    """What train.py measured. Raises RungFailed if it logged no step that could be timed."""
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    steps = [line for line in lines if "loss" in line]
     # A line's seconds are the mean since the line before, which must not lie within the warm-up.
-    timed = [line["seconds"] for before, line in itertools.pairwise(steps) if before["step"] >= setting.warmup]
+    timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
     if not timed:
         raise RungFailed("no step was logged after the warm-up")
-
     printed = ended.stdout.splitlines()
     closing = dict(line.split(": ", 1) for line in printed if ": " in line)
     kernel = next((line[12:] for line in printed if line.startswith("attention ")), "")
-    return RungRun(
-        figures=Figures.of(setting, rung.precision, timed),
-        attention="naive" if "attention" in rung.naive else kernel,
-        peak_memory_bytes=int(closing["peak_memory_bytes"]),
-        compile_seconds=float(closing["compile_seconds"]) if rung.compiles else None,
-        losses={line["step"]: line["loss"] for line in steps})
-
-
-# ---------------------------------------------------------------- comparing
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Speed-up over the first rung that was run, and whether the losses differ by rounding alone."""
-
-    speedup: float
-    loss_difference: float
-    loss_tolerance: float
-    loss_difference_same_precision: float
-    loss_tolerance_same_precision: float
-    loss_ok: bool
-
-
-@dataclass(frozen=True)
-class Result:
-    """A rung with what came of it: a run and its comparison, or the reason why there is none."""
-
-    rung: Rung
-    reason: str = ""
-    run: RungRun | None = None
-    comparison: Comparison | None = None
-
-    @property
-    def status(self) -> str:
-        """'done', 'skipped' or 'failed'."""
-        if self.run is not None:
-            return "done"
-        return "skipped" if self.rung.why_not else "failed"
-
-    @property
-    def is_good(self) -> bool:
-        """False if the rung failed or its losses are not the first rung's."""
-        return self.status == "skipped" or (self.comparison is not None and self.comparison.loss_ok)
-
-    def as_json(self, flags: Sequence[str]) -> dict[str, Any]:
-        """The fields for --json; flags is the command line of train.py."""
-        rung = self.rung
-        fields: dict[str, Any] = {"rung": rung.number, "name": rung.name}
-        if self.status == "skipped":
-            return {**fields, "status": "skipped", "reason": self.reason}
-        fields |= {"precision": rung.precision, "naive": rung.naive, "flags": flags, "status": self.status}
-        if self.run is None:
-            return {**fields, "reason": self.reason}
-        measured = {name: value for name, value in asdict(self.run).items() if name != "figures"}
-        compared = asdict(self.comparison) if self.comparison else {}
-        return {**fields, **asdict(self.run.figures), **measured, **compared}
+    return Timed.of(bench, timed, int(closing["peak_memory_bytes"]),
+                    {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"),
+                    float(closing["compile_seconds"]) if rung.flags["compile"] else None,
+                    "naive" if "attention" in rung.naive else kernel)
 
 
 def loss_difference(losses: Losses, others: Losses) -> float:
@@ -322,16 +241,56 @@ def loss_difference(losses: Losses, others: Losses) -> float:
     return max(differences, default=float("inf"))
 
 
-def compare(rung: Rung, run: RungRun, earlier: Iterable[Result]) -> Comparison:
-    """Compares a run with the first one of all, and its losses with those of the first one in the same precision."""
-    done = [(result.rung, result.run) for result in earlier if result.run is not None]
-    first = done[0][1] if done else run
-    alike = next((other for below, other in done if below.precision == rung.precision), run)
+# ---------------------------------------------------------------- the table
 
-    difference = loss_difference(run.losses, first.losses)
-    difference_alike = loss_difference(run.losses, alike.losses)
-    tolerance = ANY_PRECISION[rung.precision]
-    tolerance_alike = SAME_PRECISION[rung.precision]
-    return Comparison(first.figures.ms_median / run.figures.ms_median, difference, tolerance,
-                      difference_alike, tolerance_alike,
-                      loss_ok=difference <= tolerance and difference_alike <= tolerance_alike)
+
+def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
+    """Runs every rung in turn, with a line for each; False if one failed or computed something else."""
+    shape, is_good = bench.shape, True
+    bench.out.say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T "
+                  f"{shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps after "
+                  f"{bench.warmup}")
+    bench.out.say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
+    results = bench.found.setdefault("rungs", [])
+    done: list[tuple[Rung, Timed]] = []
+    for rung in chosen(bench, numbers):
+        about = {"rung": rung.number, "name": rung.name, "precision": rung.precision, "naive": rung.naive}
+        try:
+            if rung.why_not:
+                raise RungFailed(rung.why_not)
+            with bench.out.phase(f"rung {rung.number}, {rung.name}"):
+                timed = run_rung(bench, rung)
+        except RungFailed as error:
+            status = "skipped" if rung.why_not else "failed"
+            is_good = is_good and bool(rung.why_not)
+            bench.out.say(f"{rung.number:>4}  {rung.name:<30} {status}: {error}")
+            results.append({**about, "status": status, "reason": str(error)})
+            continue
+        done.append((rung, timed))
+        compared = compare(done)
+        is_good = is_good and compared["loss_ok"]
+        results.append({**about, "status": "done", "flags": flags_of(bench, rung), **asdict(timed), **compared})
+        bench.out.say(ROW.format(
+            rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}", percent(timed.mfu),
+            size(timed.peak_memory_bytes), f"{compared['speedup']:.2f}x")
+            + f"  losses DIFFER, by {compared['loss_difference']:.1e}" * (not compared["loss_ok"]))
+
+    kernels: dict[str, int] = {}
+    for rung, timed in done:
+        kernels.setdefault(timed.attention, rung.number)
+    for kernel, number in kernels.items():
+        bench.out.say(f"attention from rung {number}: {kernel}")
+    if done:
+        most = max(result["loss_difference"] for result in results if "loss_difference" in result)
+        bench.out.say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits "
+                      f"explain {ANY_PRECISION['bf16']:.0e}, and {SAME_PRECISION['bf16']:.0e} between rungs of one precision")
+    return is_good
+
+
+def compare(done: Sequence[tuple[Rung, Timed]]) -> dict[str, Any]:
+    """The last rung beside the first one, and its losses beside those of the first one in the same precision."""
+    (rung, timed), first = done[-1], done[0][1]
+    alike = next(other for below, other in done if below.precision == rung.precision)
+    difference, among_alike = loss_difference(timed.losses, first.losses), loss_difference(timed.losses, alike.losses)
+    is_same = difference <= ANY_PRECISION[rung.precision] and among_alike <= SAME_PRECISION[rung.precision]
+    return {"speedup": first.ms_median / timed.ms_median, "loss_difference": difference, "loss_ok": is_same}

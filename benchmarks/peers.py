@@ -1,137 +1,200 @@
-"""Other projects' models, compiled, trained on our batches from our initial weights.
+"""Ours beside one named other: nanoGPT's step and batches, transformers' decoding, tiktoken's ids, a bare save_file.
 
-B batch, T time.
+compare() runs in bench.py itself; what it asks for runs in children. B batch, T time.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
+import os
+import shutil
+import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
+from benchmarks.children import ROOT
+from benchmarks.ladder import (
+    ANY_PRECISION,
+    LEARNING_RATE,
+    SEED,
+    TUNED,
+    Bench,
+    RungFailed,
+    Shape,
+    Timed,
+    chosen,
+    loss_difference,
+    run_rung,
+)
+from common.errors import Exit, UserError
+from common.words import size
 
-import data
-from benchmarks.answers import PeerRun
-from benchmarks.ladder import LEARNING_RATE, SEED, Shape
-from machine import device
-from machine.memory import forget_peak, peak_memory
-from machine.timing import synchronize
-from model import GPT, SIZES, GPTConfig
-from tokens.corpus import open_corpus
-
-WEIGHT_DECAY = 0.1  # train.py's defaults, and nanoGPT's
-BETAS = (0.9, 0.95)
-GRAD_CLIP = 1.0
-
-LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of inputs and targets, int64 [B, T] each
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A peer's model on the device, its compiled loss, its optimizer, and what differs from ours in words."""
-
-    model: torch.nn.Module
-    loss_of: LossOf
-    optimizer: torch.optim.Optimizer
-    notes: str
+TURNS = 3
+PROMPT_TOKENS, NEW_TOKENS = 32, 256
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, for tiktoken
+OUR_DECODING = {"ours fp32": ["--no-use_amp"], "ours bf16": ["--use_amp"], "ours int8": ["--quantize", "int8"],
+                "ours bf16, compiled": ["--use_amp", "--compile"]}
 
 
-def train_peer(who: str, peer_dir: str | None, data_dir: str, shape: dict[str, Any], num_steps: int, every: int,
-               precision: str, on_gpu: bool) -> PeerRun:
-    """Trains the model of 'nanogpt' (whose folder is peer_dir) or 'transformers' for num_steps steps.
+def compare(bench: Bench, peer: str, peer_dir: str | None, text: str | None) -> bool:
+    """Times ours and the peer's in turns, and prints it; False if their losses differ by more than rounding."""
+    if peer == "step":
+        return compare_steps(bench, str(peer_dir))
+    if peer == "tokenize":
+        show(bench, "seconds", compare_tokenizing(bench, Path(str(text))))
+        return True
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=".") as here, bench.out.phase(f"{peer}, in turns"):
+        # The disk of the current folder is the one on which a run would save.
+        folder = here if peer == "saving" else str(bench.children.folder)
+        found = bench.children.ask(peer, folder=folder, data_dir=bench.data_dir, shape=asdict(bench.shape),
+                                   on_gpu=bench.machine.on_gpu)
+    show(bench, "tokens/s" if peer == "decode" else "seconds", found)
+    return True
+
+
+def show(bench: Bench, unit: str, found: Mapping[str, float]) -> None:
+    """A line for each figure, with its ratio to the first one."""
+    bench.found.update({"unit": unit, "figures": dict(found)})
+    first = next(iter(found.values()))
+    for name, figure in found.items():
+        bench.out.say(f"{name:<40}{figure:>14,.6g} {unit}{figure / first:>8.2f}x")
+
+
+def in_turns(ways: Mapping[str, Callable[[], object]], turns: int, settle: Callable[[], object] = lambda: None,
+             ) -> dict[str, float]:
+    """Seconds that each takes, the median of the turns after a first one, which warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(turns + 1):
+        for name, way in ways.items():
+            settle()
+            started = time.perf_counter()
+            way()
+            settle()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
+
+
+# ---------------------------------------------------------------- a step, beside nanoGPT's
+
+
+def compare_steps(bench: Bench, peer_dir: str) -> bool:
+    """Our best rung and nanoGPT's model, each in its own process, on the same batches and from the same weights."""
+    best = [rung for rung in chosen(bench, None) if not rung.why_not and rung.number < TUNED][-1]
+    ours: list[Timed] = []
+    theirs: list[Timed] = []
+    for turn in range(1, TURNS + 1):
+        with bench.out.phase(f"turn {turn}, ours"):
+            try:
+                ours.append(run_rung(bench, best))
+            except RungFailed as error:
+                raise UserError(Exit.MACHINE, f"our rung {best.number} failed: {error}") from error
+        with bench.out.phase(f"turn {turn}, nanoGPT"):
+            run = bench.children.ask(
+                "step", peer_dir=peer_dir, data_dir=bench.data_dir, shape=asdict(bench.shape),
+                num_steps=bench.warmup + bench.steps, every=best.flags["log_interval"], precision=best.precision,
+                on_gpu=bench.machine.on_gpu)
+        theirs.append(Timed.of(bench, run["seconds"][bench.warmup:], run["peak_memory_bytes"],
+                               dict(enumerate(run["losses"], 1))))
+
+    difference = loss_difference(ours[0].losses, theirs[0].losses)
+    medians = {}
+    for name, turns in {f"ours, {best.precision}": ours, "nanoGPT": theirs}.items():
+        ms, memory = (statistics.median(figures) for figures in zip(*(
+            (turn.ms_median, turn.peak_memory_bytes) for turn in turns), strict=True))
+        medians[name] = {"ms_median": ms, "peak_memory_bytes": memory}
+        first = ", ".join(f"{loss:.4f}" for loss in list(turns[0].losses.values())[:4])
+        bench.out.say(f"{name:<13}{ms:>10,.1f} ms, {size(memory)}; first losses {first}")
+    ms, memory = ([of[figure] for of in medians.values()] for figure in ("ms_median", "peak_memory_bytes"))
+    bench.found.update(medians=medians, speedup=ms[1] / ms[0], loss_difference=difference)
+    bench.out.say(f"ratio        {ms[1] / ms[0]:.3f}x the speed of nanoGPT, {memory[0] / memory[1]:.3f}x its memory; "
+                  f"losses differ by {difference:.0e} at most; medians of {TURNS} turns")
+    return difference <= ANY_PRECISION["bf16"]
+
+
+def step(peer_dir: str, data_dir: str, shape: dict[str, Any], num_steps: int, every: int, precision: str,
+         on_gpu: bool) -> dict[str, Any]:
+    """Trains nanoGPT's model, compiled, and measures the seconds of every step, its loss, and the memory.
 
     The device is waited for after the first step, and then after every so many: as often as our run waits for it.
     """
+    import torch
+
+    from machine import device
+    from machine.memory import forget_peak, peak_memory
+    from machine.timing import synchronize
+
     machine = device.choose(on_gpu, precision in ("bf16", "fp16"), "auto", True)
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    batches, config = _open(Path(data_dir), Shape(**shape), machine.device)
+    batches, config, weights = _ours(Path(data_dir), Shape(**shape), machine.device)
 
-    weights = initial_weights(config)
-    if who == "nanogpt":
-        assert peer_dir is not None
-        peer = make_nanogpt(config, weights, machine.device, Path(peer_dir))
-    else:
-        peer = make_transformers(config, weights, machine.device)
-    del weights
-    return _time_steps(peer, batches, machine, num_steps, every)
-
-
-def _open(data_dir: Path, shape: Shape, where: torch.device) -> tuple[data.Batches, GPTConfig]:
-    """The batches that train.py would train on, from memory, and the config of its model."""
-    corpus = open_corpus(data_dir, None, data_dir / "metadata.json", None)
-    windows = data.CorpusWindows(corpus.train, "ram", shape.seq_length, SEED, where)
-    config = GPTConfig(corpus.vocab_size, shape.seq_length, *SIZES[shape.model_size], tie_weights=shape.tie_weights)
-    return data.Batches(windows, shape.batch_size, where), config
-
-
-def initial_weights(config: GPTConfig) -> dict[str, torch.Tensor]:
-    """The weights that our model starts with, without the rows that pad its vocabulary, by GPT-2's names."""
-    torch.manual_seed(SEED)
-    weights = {}
-    for name, tensor in GPT.create(config).state_dict().items():
-        weights[name] = tensor[:config.vocab_size] if "wte" in name or "lm_head" in name else tensor
-    weights.setdefault("lm_head.weight", weights["transformer.wte.weight"])
-    return weights
-
-
-def _time_steps(peer: Peer, batches: data.Batches, machine: device.Machine, num_steps: int, every: int) -> PeerRun:
-    """Trains, and measures the seconds of every step, its loss, and the memory."""
-    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-    seconds: list[float] = []
-    losses: list[float] = []
-    unread: list[torch.Tensor] = []
-    lap_began = time.perf_counter()
-    for step in range(num_steps):
-        inputs_BT, targets_BT = (ids_BT.long() for ids_BT in batches.get(step * batches.batch_size, 0))
-        with machine.autocast():
-            loss = peer.loss_of(inputs_BT, targets_BT)
-        scaler.scale(loss).backward()
-
-        scaler.unscale_(peer.optimizer)
-        torch.nn.utils.clip_grad_norm_(peer.model.parameters(), GRAD_CLIP)
-        scaler.step(peer.optimizer)
-        scaler.update()
-        peer.optimizer.zero_grad(set_to_none=True)
-
-        unread.append(loss.detach())
-        if step == 0 or (step + 1) % every == 0 or step + 1 == num_steps:
-            losses += torch.stack(unread).tolist()
-            synchronize(machine)
-            seconds += [(time.perf_counter() - lap_began) / len(unread)] * len(unread)
-            unread.clear()
-            if step == 0:
-                forget_peak(machine)  # what the compiler tried out, as train.py does
-            lap_began = time.perf_counter()
-    return PeerRun(seconds, losses, peer.notes, compile_seconds=seconds[0], peak_memory_bytes=peak_memory(machine))
-
-
-# ---------------------------------------------------------------- the peers
-
-
-def make_nanogpt(config: GPTConfig, weights: dict[str, torch.Tensor], where: torch.device, folder: Path) -> Peer:
-    """nanoGPT's model from its own folder, compiled, and its own optimizer."""
-    nanogpt = _load_module("nanogpt", folder / "model.py")
+    nanogpt = load_module("nanogpt", Path(peer_dir) / "model.py")
     net = nanogpt.GPT(nanogpt.GPTConfig(config.seq_length, config.vocab_size, config.n_layer, config.n_head,
                                         config.n_embd, 0.0, True))
     if not config.tie_weights:
         net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
     net.load_state_dict(weights)
-    net.to(where)
-
-    optimizer = net.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, where.type)
+    net.to(machine.device)
+    optimizer = net.configure_optimizers(0.1, LEARNING_RATE, (0.9, 0.95), machine.device.type)
     compiled = torch.compile(net)
-    fused = "fused" if optimizer.defaults.get("fused") else "not fused"
-    return Peer(net, lambda inputs_BT, targets_BT: compiled(inputs_BT, targets_BT)[1], optimizer,
-                f"torch.compile, AdamW of its configure_optimizers ({fused}), exact GELU where ours is tanh's")
+    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
+
+    seconds: list[float] = []
+    losses: list[float] = []
+    unread: list[torch.Tensor] = []
+    lap_began = time.perf_counter()
+    for number in range(num_steps):
+        inputs_BT, targets_BT = (ids_BT.long() for ids_BT in batches.get(number * batches.batch_size, 0))
+        with machine.autocast():
+            loss = compiled(inputs_BT, targets_BT)[1]
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+        unread.append(loss.detach())
+        if number == 0 or (number + 1) % every == 0 or number + 1 == num_steps:
+            losses += torch.stack(unread).tolist()
+            synchronize(machine)
+            seconds += [(time.perf_counter() - lap_began) / len(unread)] * len(unread)
+            unread.clear()
+            if number == 0:
+                forget_peak(machine)  # what the compiler tried out, as train.py does
+            lap_began = time.perf_counter()
+    return {"seconds": seconds, "losses": losses, "peak_memory_bytes": peak_memory(machine)}
 
 
-def _load_module(name: str, path: Path) -> ModuleType:
+def _ours(data_dir: Path, shape: Shape, where: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The batches that train.py would train on, the config of its model, and the weights that it starts with.
+
+    The weights have GPT-2's names, and no rows that pad the vocabulary.
+    """
+    import torch
+
+    import data
+    from model import GPT, SIZES, GPTConfig
+    from tokens.corpus import open_corpus
+
+    corpus = open_corpus(data_dir, None, data_dir / "metadata.json", None)
+    windows = data.CorpusWindows(corpus.train, "ram", shape.seq_length, SEED, where)
+    config = GPTConfig(corpus.vocab_size, shape.seq_length, *SIZES[shape.model_size], tie_weights=shape.tie_weights)
+    torch.manual_seed(SEED)
+    weights = {name: tensor[:config.vocab_size] if "wte" in name or "lm_head" in name else tensor
+               for name, tensor in GPT.create(config).state_dict().items()}
+    weights.setdefault("lm_head.weight", weights["transformer.wte.weight"])
+    return data.Batches(windows, shape.batch_size, where), config, weights
+
+
+def load_module(name: str, path: Path) -> ModuleType:
     """The module in a file outside the program; ours called model is imported already."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -141,25 +204,153 @@ def _load_module(name: str, path: Path) -> ModuleType:
     return module
 
 
-def make_transformers(config: GPTConfig, weights: dict[str, torch.Tensor], where: torch.device) -> Peer:
-    """transformers' GPT2LMHeadModel, compiled, and PyTorch's fused AdamW."""
+# ---------------------------------------------------------------- decoding, beside transformers'
+
+
+def decode(folder: str, on_gpu: bool, **_: Any) -> dict[str, float]:
+    """New tokens a second of GPT-2 Small with random weights, by transformers' generate and as generate.py decodes.
+
+    Prompts have 32 ids, one and eight at once; the pass over the prompt is included.
+    """
+    import torch
     import transformers
 
-    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=config.vocab_size, n_positions=config.seq_length, n_embd=config.n_embd, n_layer=config.n_layer,
-        n_head=config.n_head, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        tie_word_embeddings=config.tie_weights))
-    net.set_attn_implementation("sdpa")
-    transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # theirs are [in, out]
-    net.load_state_dict({name: tensor.t() if name.endswith(transposed) else tensor for name, tensor in weights.items()})
-    net.to(where).train()  # type: ignore[arg-type]
+    import generate
+    from generation.continuation import Continuation, Sampling
+    from generation.sampling import decode as decode_texts
 
-    parameters = list(net.parameters())
-    groups: Any = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
-                   {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, LEARNING_RATE, BETAS, fused=True)
-    compiled = torch.compile(net)
-    return Peer(net, lambda inputs_BT, targets_BT: compiled(
-        input_ids=inputs_BT, labels=targets_BT, shift_labels=targets_BT).loss, optimizer,
-        f"transformers {transformers.__version__}, sdpa (when compiled, with the whole causal mask), "
-        "torch.compile, fused AdamW")
+    where, place, sampling = "cuda" if on_gpu else "cpu", Path(folder) / "gpt2", Sampling(temperature=0.8, top_k=200)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    model.save_pretrained(place)
+    prompts = torch.randint(model.config.vocab_size, (8, PROMPT_TOKENS)).tolist()
+    models = {"transformers fp32": model.to(where),
+              "transformers bf16": transformers.GPT2LMHeadModel.from_pretrained(place, dtype=torch.bfloat16).to(where)}
+
+    def theirs(model: Any, num: int) -> None:
+        ids = torch.tensor(prompts[:num], device=where)
+        model.generation_config.eos_token_id = None
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=0.8, top_k=200,
+                           max_new_tokens=NEW_TOKENS, pad_token_id=0)
+
+    def ours(decoder: Any, num: int) -> None:
+        texts = [Continuation(prompt, NEW_TOKENS, seed) for seed, prompt in enumerate(prompts[:num])]
+        for _ in decode_texts(decoder, texts, sampling, ()):
+            pass
+
+    ways: dict[str, Callable[[], None]] = {}
+    for num in (1, 8):
+        for name, model in models.items():
+            ways[f"{name}, {num}"] = lambda model=model, num=num: theirs(model, num)
+        for name, flags in OUR_DECODING.items():
+            if num == 1 or on_gpu or "--compile" not in flags:  # on a CPU the compiled step serves one row
+                args = generate.read_flags(["--ckpt", str(place), "--use_gpu" if on_gpu else "--no-use_gpu", *flags])
+                decoder = generate.load_decoder(args, place, num)
+                ways[f"{name}, {num}"] = lambda decoder=decoder, num=num: ours(decoder, num)
+    seconds = in_turns(ways, TURNS, torch.cuda.synchronize if on_gpu else lambda: None)
+    return {name: int(name.rpartition(" ")[2]) * NEW_TOKENS / taken for name, taken in seconds.items()}
+
+
+# ---------------------------------------------------------------- tokenizing, beside nanoGPT's way with tiktoken
+
+
+def compare_tokenizing(bench: Bench, text: Path) -> dict[str, float]:
+    """Seconds of whole commands, from a text file to a finished .bin, with the tokenizer of --data_dir."""
+    tokenizer, out = Path(bench.data_dir) / "tokenizer.json", bench.children.folder / "tokens"
+    request = json.dumps({"text": str(text), "tokenizer": str(tokenizer), "out": str(out)})
+    commands = {"nanoGPT's prepare.py, tiktoken": [ROOT / "bench.py", "tiktoken", request],
+                "ours": [ROOT / "pretokenize.py", text, "--tokenizer_file", tokenizer, "--output_dir", out]}
+
+    def run(name: str) -> None:
+        with bench.out.phase(name):
+            ended = bench.children.run(list(map(str, commands[name])))
+        if ended.problem:
+            raise UserError(Exit.DATA if ended.code == Exit.DATA else Exit.MACHINE, f"{name}: {ended.problem}")
+        shutil.rmtree(out, ignore_errors=True)
+
+    return in_turns({name: lambda name=name: run(name) for name in commands}, TURNS)
+
+
+def tiktoken(text: str, tokenizer: str, out: str) -> dict[str, Any]:
+    """nanoGPT's data/shakespeare/prepare.py: the text in one string, its ids by tiktoken, uint16."""
+    import numpy as np
+
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    byte_of = {chr(byte) if byte in plain else chr(next(others)): byte for byte in range(256)}
+    vocab = json.loads(Path(tokenizer).read_text(encoding="utf-8"))["model"]["vocab"]
+    ranks = {bytes(byte_of[c] for c in token): rank for token, rank in vocab.items() if set(token) <= byte_of.keys()}
+    encoding = importlib.import_module("tiktoken").Encoding("ours", pat_str=PATTERN, mergeable_ranks=ranks,
+                                                            special_tokens={})
+    ids = encoding.encode_ordinary(Path(text).read_text(encoding="utf-8"))
+    Path(out).mkdir()
+    np.array(ids, dtype=np.uint16).tofile(Path(out) / "train.bin")
+    return {}
+
+
+# ---------------------------------------------------------------- batches and saving
+
+
+def loader(data_dir: str, num_batches: int = 256, **_: Any) -> dict[str, float]:
+    """Seconds of a batch of 64 x 512 on the CPU: by nanoGPT's get_batch, and ours from RAM and from a warm map."""
+    import numpy as np
+    import torch
+
+    import data
+    from machine import device
+    from tokens.corpus import open_corpus
+    from tokens.stream import DTYPES
+
+    B, T = 64, 512
+    device.set_up(device.choose(False, None, "auto", False), True, Path())  # as train.py does, for all three
+    folder, cpu = Path(data_dir), torch.device("cpu")
+    stream = open_corpus(folder, None, folder / "metadata.json", None).train
+    part = stream.parts[0]
+
+    def get_batch(_: int) -> None:
+        """nanoGPT's: the map opened again, random starts, a slice and a widening for each row."""
+        tokens = np.memmap(part.path, dtype=DTYPES[part.dtype], mode="r", offset=part.offset_bytes)
+        starts = torch.randint(len(tokens) - T, (B,))
+        for shift in (0, 1):
+            torch.stack([torch.from_numpy(tokens[i + shift:i + shift + T].astype(np.int64)) for i in starts])
+
+    ways: dict[str, Callable[[int], object]] = {"nanoGPT's get_batch": get_batch}
+    for where in ("ram", "mmap"):
+        batches = data.Batches(data.CorpusWindows(stream, where, T, SEED, cpu), B, cpu)
+        ways[f"ours, {where}"] = lambda i, batches=batches: batches.get(i * B, 0)
+    seconds = in_turns({name: lambda way=way: [way(i) for i in range(num_batches)] for name, way in ways.items()}, 9)
+    return {name: taken / num_batches for name, taken in seconds.items()}
+
+
+def saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> dict[str, float]:
+    """Seconds of a checkpoint's parts, beside safetensors' save_file of the same tensors, which checks nothing."""
+    import torch
+    from safetensors.torch import save_file
+
+    from checkpoint.contents import Tensors
+    from checkpoint.save import Snapshot, save
+    from machine import device
+    from model import GPT, SIZES, GPTConfig
+
+    machine = device.choose(on_gpu, None, "auto", False)
+    device.set_up(machine, True, Path())
+    what, place = Shape(**shape), Path(folder)
+    model = GPT.create(GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size],
+                                 tie_weights=what.tie_weights), machine.device)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    tensors, snapshot = Tensors.of(model, optimizer), Snapshot()
+    copies = snapshot.take(tensors)
+
+    def write() -> None:
+        shutil.rmtree(place / "checkpoint-1", ignore_errors=True)
+        save(place, 1, model.config, copies, {}, None, None, "")
+
+    return in_turns({
+        "safetensors' save_file": lambda: save_file({**copies.training, **copies.model}, place / "theirs"),
+        "ours, training waits: the copy": lambda: snapshot.take(tensors),
+        "ours, behind it: written, read back": write,
+    }, TURNS, os.sync)

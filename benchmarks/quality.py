@@ -1,107 +1,219 @@
 """The quality ladder: the same model on the same tokens by recipe after recipe, and what each learns from them.
 
-First come the runs; then, once all of them are complete and the machine is free, the time of a step of every recipe,
-in turns; then the report. Several commands may share a folder of runs: each takes the runs that no other works on.
+Each run is a train.py of its own, in a folder of its own below --quality_dir: what is complete there is not repeated,
+what was interrupted is resumed, and what another command works on is left to it.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import shlex
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks import quality_report
-from benchmarks.answers import Material
-from benchmarks.ladder import Shape
-from benchmarks.processes import Children
-from benchmarks.quality_runs import (
-    DONE,
-    FAILED,
-    REPORTING,
-    TUNING,
-    Contest,
-    Run,
-    check_folder,
-    differing_defaults,
-    is_busy,
-    learned_from,
-    seconds_known,
-    steps_of,
-    time_steps,
-    train_all,
-    unsteady_times,
-    what_is_missing,
-)
-from benchmarks.recipes import RECIPES, NamedRecipe
+from benchmarks.children import ROOT
+from benchmarks.ladder import SEED, Bench, as_flags
 from common.errors import Exit, UserError
-from common.outputs import Output
-from common.progress import Progress
+from common.files import write_whole
+from common.flags import ValueKind
+from common.words import count, duration, printable, shell_line
+from plot import mean_and_band
+from watching.history import Curve, numbers_of, read_lines, read_run
 
-FAILED_EXIT = 1  # a run failed
+VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
+EVAL_TOKENS = 2**18  # of a validation, or all there are
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
+GRACE_SECONDS = 60.0  # in which a run that is asked to stop saves
+ROW = "{:<14}{:>6}{:>9}{:>9}{:>9}{:>10}{:>9}{:>10}"  # 76 columns
 
-
-def compare_recipes(args: argparse.Namespace, shape: Shape, children: Children, out: Progress,
-                    json_file: Output | None, png: Output | None) -> int:
-    """The whole ladder: runs, times, report; returns the exit code. Raises Stopped after a signal."""
-    recipes = chosen_recipes(args)
-    contest = make_contest(args, shape, children, out)
-    check_folder(contest)
-    for line in quality_report.opening_lines(contest, recipes, args.seeds):
-        out.say(line)
-
-    runs = train_all(contest, recipes, args.seeds, children, out)
-    turns = measure_seconds(args, contest, recipes, runs, children, out)
-
-    learned = learned_from(contest, recipes, runs, turns)
-    for line in quality_report.lines(learned, recipes):
-        out.say(line)
-    for line in (*differing_defaults(runs), unsteady_times(contest, turns), what_is_missing(runs)):
-        if line:
-            out.warn(line)
-    if json_file is not None:
-        json_file.write(quality_report.quality_json(contest, recipes, runs, turns, learned))
-    if png is not None and learned:
-        png.write(quality_report.quality_picture(learned, contest, png.ending))
-    return FAILED_EXIT if any(run.status == FAILED for run in runs) else Exit.DONE
+Flags = dict[str, Any]  # by the names of train.py's flags
+Recipe = Callable[[int], Flags]  # the flags for so many steps
 
 
-def chosen_recipes(args: argparse.Namespace) -> list[NamedRecipe]:
-    """The recipes of --recipes, then those of --own_recipes. Raises UserError (exit 2) for a name that is neither."""
-    own: dict[str, NamedRecipe] = args.own_recipes or {}
-    known = {**RECIPES, **own}
-    names = args.recipes or list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(Exit.FLAGS, f"--recipes {unknown[0]}: no such recipe. Give some of {', '.join(known)}.")
-    return [known[name] for name in dict.fromkeys([*names, *own])]
+# ---------------------------------------------------------------- recipes
 
 
-def make_contest(args: argparse.Namespace, shape: Shape, children: Children, out: Progress) -> Contest:
-    """What all runs share; on the way the tokens are checked, and those of the half that is measured written."""
-    half, folder = TUNING if args.tune else REPORTING, Path(args.quality_dir)
-    with out.phase("checking the tokens"):
-        material = children.ask(Material, "material", data_dir=args.data_dir, folder=str(folder / half), half=half,
-                                model_size=shape.model_size, seq_length=shape.seq_length, use_gpu=args.use_gpu)
-    flags = shlex.split(args.train_flags or "")
-    if args.use_gpu is not None:
-        flags.insert(0, "--use_gpu" if args.use_gpu else "--no-use_gpu")
-    if args.precision is not None:
-        flags[:0] = ["--use_amp", "--amp_dtype", "bf16"] if args.precision == "bf16" else ["--no-use_amp"]
-    steps = steps_of(args.tokens, material.num_parameters, shape.tokens_per_step)
-    return Contest(shape, material, args.data_dir, folder, half, steps, tuple(flags))
+def recipe_of_nanogpt(steps: int) -> Flags:
+    """The defaults of nanoGPT's train.py (3adf61e). Its 2,000 steps of warm-up become 2% of a run below 100,000."""
+    return {"arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": 6e-4, "min_lr": 6e-5,
+            "warmup_steps": max(1, min(2000, steps // 50)), "embedding_learning_rate": 6e-4, "beta1": 0.9,
+            "beta2": 0.95, "weight_decay": 0.1, "embedding_weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02}
 
 
-def measure_seconds(args: argparse.Namespace, contest: Contest, recipes: Sequence[NamedRecipe], runs: Sequence[Run],
-                    children: Children, out: Progress) -> dict[str, list[float]]:
-    """The turns of --timing_turns; while another command trains in the folder only those that were measured before.
+RECIPES: dict[str, Recipe] = {
+    "nanogpt": recipe_of_nanogpt,
+    "ours": lambda _: {"arch": "gpt2", "optimizer": "adamw"},  # with the defaults of today, like the next three
+    "muon": lambda _: {"arch": "gpt2", "optimizer": "muon"},
+    "modern": lambda _: {"arch": "qwen3", "optimizer": "adamw"},
+    "modern-muon": lambda _: {"arch": "qwen3", "optimizer": "muon"},
+}
 
-    A step that is timed beside other work says little.
+
+def recipes() -> ValueKind:
+    """'ours; hot: ours --learning_rate 0.01' as two recipes by name."""
+
+    def parse(text: str) -> dict[str, Recipe]:
+        found: dict[str, Recipe] = {}
+        for entry in text.split(";"):
+            name, colon, rest = (part.strip() for part in entry.partition(":"))
+            known = {**RECIPES, **found}
+            below, *words = shlex.split(rest) if colon else [name]
+            if below not in known or (colon and (name in known or not name.replace("-", "").isalnum())):
+                raise ValueError(text)
+            found[name] = _with_flags(known[below], as_values(words))
+        return found
+
+    return ValueKind(parse, f"some of {', '.join(RECIPES)} with semicolons between, or new ones: a name, a colon, the "
+                            "name of another, and flags of train.py, such as 'warm: ours --warmup_steps 500'",
+                     "'NAME; NAME: NAME FLAGS'")
+
+
+def _with_flags(recipe: Recipe, added: Flags) -> Recipe:
+    return lambda steps: {**recipe(steps), **added}
+
+
+def as_values(words: Sequence[str]) -> Flags:
+    """['--learning_rate', '0.01', '--no-bias'] as {'learning_rate': '0.01', 'bias': False}. Raises ValueError."""
+    values: Flags = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            is_off = word.startswith("--no-")
+            name, equals, value = word[5 if is_off else 2:].partition("=")
+            values[name] = value if equals else not is_off
+        elif values.get(name) is True:
+            values[name] = word
+        else:
+            raise ValueError(word)
+    return values
+
+
+# ---------------------------------------------------------------- the runs
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a recipe has come to: the validation of each seed whose run is complete, and the seconds of a step."""
+
+    curves: dict[int, Curve]
+    seconds_per_step: float
+
+    @property
+    def mean(self) -> Curve:
+        return mean_and_band(list(self.curves.values()))[0]
+
+    def steps_to(self, loss: float) -> float | None:
+        """The first step at which the mean loss is this one or lower, on straight lines; None if it never is."""
+        steps, losses = self.mean.xs, self.mean.ys
+        index = next((index for index, found in enumerate(losses) if found <= loss), None)
+        if not index:
+            return None if index is None else steps[0]
+        share = (losses[index - 1] - loss) / (losses[index - 1] - losses[index])
+        return steps[index - 1] + share * (steps[index] - steps[index - 1])
+
+
+def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path,
+                    train_flags: Sequence[str]) -> bool:
+    """Trains by every recipe with every seed, then prints what each learned; False if a run failed.
+
+    Raises Stopped after a signal.
     """
-    is_ready = all(run.status in (DONE, FAILED) for run in runs) and not is_busy(contest.folder)
-    good = [recipe for recipe in recipes if all(run.status == DONE for run in runs if run.recipe == recipe.name)]
-    if args.timing_turns and good and not is_ready:
-        out.say("steps are not timed now: another command trains in this folder, and the last one will time them")
-    if not args.timing_turns or not is_ready or not good:
-        return seconds_known(contest, recipes)
-    steps, warmup = (50, 20) if contest.material.on_gpu else (12, 4)
-    return time_steps(contest, good, args.timing_turns, (args.warmup or warmup, args.steps or steps), children, out)
+    bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
+                  f"{steps:,} steps, {num_seeds} seeds of each recipe, in {printable(str(folder))}")
+    learned: dict[str, Learned] = {}
+    problems = []
+    for seed in range(SEED, SEED + num_seeds):
+        for name, recipe in chosen.items():
+            place = folder / f"{name}-{seed}"
+            flags = [*run_flags(bench, steps, seed), *train_flags, *as_flags(recipe(steps))]
+            if problem := train_one(bench, place, flags, steps):
+                problems.append(problem)
+                bench.out.say(f"{name}, seed {seed}: {problem}")
+                continue
+            run = read_run(str(place))
+            before = learned[name].curves if name in learned else {}
+            # Recipes take turns, so a machine whose speed changes does so for all of them.
+            learned[name] = Learned({**before, seed: run["val_loss"]}, statistics.median(
+                [row["seconds"] for of in (*before, seed)
+                 for row in numbers_of(read_lines(folder / f"{name}-{of}" / "metrics.jsonl")) if "seconds" in row]))
+            bench.out.say(f"{name}, seed {seed}: {run['val_loss'].ys[-1]:.4f}, {duration(run['seconds'].ys[-1])}")
+    if learned:
+        report(bench, learned, steps)
+        places = [(f"{folder}/{name}-{seed}", name) for name, one in learned.items() for seed in one.curves]
+        bench.out.say("to draw them: " + shell_line([
+            "python", "plot.py", *(place for place, _ in places), "--names", ",".join(name for _, name in places),
+            "--panels", "loss", "--x", "tokens", "--output", "quality.png"]))
+    bench.found["problems"] = problems
+    return not any(problem != BUSY for problem in problems)
+
+
+BUSY = "under way in another command"
+
+
+def run_flags(bench: Bench, steps: int, seed: int) -> list[str]:
+    """The flags of train.py that all recipes have in common."""
+    shape = bench.shape
+    return as_flags({
+        "data_dir": bench.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
+        "batch_size": shape.batch_size, "tie_weights": shape.tie_weights, "use_gpu": bench.machine.on_gpu,
+        "max_steps": steps, "seed": seed, "eval_tokens": EVAL_TOKENS, "eval_interval": steps // VALIDATIONS,
+        "sample_interval": 0, "keep_checkpoints": 1})
+
+
+def train_one(bench: Bench, folder: Path, flags: list[str], steps: int) -> str:
+    """One run from where it stands to its end; returns what is wrong with it, '' if it is complete.
+
+    Raises UserError: exit 2 if the folder holds a run of other flags, exit 3 for tokens that no run can train on.
+    """
+    path = folder / "recipe.json"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(flags))
+    elif json.loads(path.read_text(encoding="utf-8")) != flags:
+        raise UserError(Exit.FLAGS, f"{printable(str(folder))} holds a run with other flags. Delete it, or give "
+                                    "another --quality_dir.")
+    if is_complete(folder, steps):
+        return ""
+    with bench.out.phase(folder.name):
+        ended = bench.children.run([str(ROOT / "train.py"), *flags, "--output_dir", str(folder), "--resume_from",
+                                    "auto"], grace_seconds=GRACE_SECONDS)
+    if ended.code == Exit.DATA:
+        raise UserError(Exit.DATA, ended.problem)
+    if ended.code == Exit.BUSY:
+        return BUSY
+    if is_complete(folder, steps):
+        return ""
+    return ended.problem or "no validation after its last step: run pretokenize.py with --val_fraction 0.01"
+
+
+def is_complete(folder: Path, steps: int) -> bool:
+    """True for a run that was validated after its last step."""
+    return (folder / "metrics.jsonl").is_file() and read_run(str(folder))["val_loss"].last_x >= steps
+
+
+def report(bench: Bench, learned: Mapping[str, Learned], steps: int) -> None:
+    """A line for each recipe: its loss, and the tokens and the time in which it reaches the loss of the first one."""
+    first = next(iter(learned.values()))
+    until = min(one.seconds_per_step for one in learned.values()) * steps
+    bench.out.say(ROW.format("", "seeds", "nats", "spread", "ms/step", "tokens to", "time to", "at equal"))
+    for name, one in learned.items():
+        finals = [curve.ys[-1] for curve in one.curves.values()]
+        reached = one.steps_to(first.mean.ys[-1])
+        tokens = None if reached is None else reached / steps
+        speed = one.seconds_per_step / first.seconds_per_step
+        # The curve counts from 0 at step 0, where no loss is: before the first validation it says nothing.
+        equal = one.mean.at(max(one.mean.xs[0], until / one.seconds_per_step))
+        bench.out.say(ROW.format(
+            name[:13], len(finals), f"{statistics.fmean(finals):.4f}",
+            f"{max(finals) - min(finals):.4f}" if len(finals) > 1 else "-", f"{1e3 * one.seconds_per_step:,.1f}",
+            "never" if tokens is None else f"{tokens:.1%}", "never" if tokens is None else f"{tokens * speed:.1%}",
+            f"{equal:.4f}"))
+        bench.found.setdefault("recipes", {})[name] = {
+            "steps": one.mean.xs, "val_losses": {seed: curve.ys for seed, curve in one.curves.items()},
+            "seconds_per_step": one.seconds_per_step, "share_of_tokens": tokens, "loss_in_equal_time": equal}
+    bench.found["shape"] = asdict(bench.shape)
+    bench.out.say(f"spread: between seeds; tokens, time to: the final loss of {next(iter(learned))}, as a share of its "
+                  f"own; at equal: the loss after {duration(until)}, in which the quickest one ends")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import Exit, UserError
-from common.files import read_bytes, read_text
-from common.words import printable
+from common.files import read_bytes
+from common.words import count, duration, printable
 
 STARTS = "starts.jsonl"  # in an output folder; watching/starts.py writes it
 MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
@@ -30,139 +29,12 @@ SAME_BYTES = 1e-3  # relative difference of bits per nat up to which two runs ha
 Row = dict[str, float]  # a line of metrics.jsonl: its numbers by their names
 
 
-# ---------------------------------------------------------------- curves
+# ---------------------------------------------------------------- the file
 
 
-@dataclass(frozen=True)
-class Series:
-    """Values over steps, which ascend."""
-
-    steps: list[int]
-    values: list[float]
-
-    @property
-    def last_step(self) -> int:
-        """The step of the last value; 0 if there is none."""
-        return self.steps[-1] if self.steps else 0
-
-    def at(self, step: int) -> float:
-        """The value at a step, straight lines being drawn from 0 at step 0 to each value, and the last one prolonged.
-
-        There must be a value.
-        """
-        index = min(bisect_left(self.steps, step), len(self.steps) - 1)
-        before = (self.steps[index - 1], self.values[index - 1]) if index else (0, 0.0)
-        if self.steps[index] == before[0]:
-            return self.values[index]
-        slope = (self.values[index] - before[1]) / (self.steps[index] - before[0])
-        return self.values[index] + slope * (step - self.steps[index])
-
-    def scaled(self, factor: float) -> Series:
-        """The same with every value multiplied."""
-        return Series(self.steps, [factor * value for value in self.values])
-
-
-def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Means of each value with its neighbours on both sides, whose weight falls by the factor with every one further.
-
-    It is the exponential mean with bias correction, as TensorBoard's, but does not lag behind the values. Before that
-    each value becomes the median of five, so that a lone spike does not spread to values that were logged before it.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl that have a step from 0 on, whole, in the order of steps. Raises UserError (exit 3).
     """
-    middles = without_spikes(values)
-    forward, backward = (_running_sums(part, weight) for part in (middles, reversed(middles)))
-    backward.reverse()
-    return [(left[0] + right[0] - value) / (left[1] + right[1] - 1)
-            for value, left, right in zip(middles, forward, backward, strict=True)]
-
-
-def without_spikes(values: Sequence[float], reach: int = 2) -> list[float]:
-    """The median of each value with `reach` neighbours on both sides.
-
-    At the beginning, which is steep, it has fewer of them, but as many on both sides; at the end those that there are.
-    """
-    found = []
-    for index in range(len(values)):
-        before = min(reach, index)
-        after = min(before, len(values) - 1 - index)
-        found.append(statistics.median(values[index - before:index + after + 1]))
-    return found
-
-
-def _running_sums(values: Iterable[float], weight: float) -> list[tuple[float, float]]:
-    """For each value the sum of it and those before it, weighted, and the sum of the weights."""
-    total = weights = 0.0
-    sums = []
-    for value in values:
-        total, weights = weight * total + value, weight * weights + 1
-        sums.append((total, weights))
-    return sums
-
-
-# ---------------------------------------------------------------- a run
-
-
-@dataclass(frozen=True)
-class LoggedRun:
-    """What one metrics.jsonl holds.
-
-    tokens and seconds are those since the run's first step; seconds are of training alone, without validation, saving
-    and compiling. bits_per_nat turns nats per token into bits per byte of the validation text; None where no validation
-    recorded both. vocab_size is that of the newest checkpoint beside the file, None without one. share_losses are the
-    validation losses of a mixture's folders, by name, share_bits the same in bits per byte.
-    """
-
-    name: str
-    loss: Series
-    val_loss: Series
-    lr: Series
-    grad_norm: Series
-    tokens_per_second: Series
-    tokens: Series
-    seconds: Series
-    bits_per_nat: float | None
-    vocab_size: int | None
-    share_losses: dict[str, Series] = field(default_factory=dict)
-    share_bits: dict[str, Series] = field(default_factory=dict)
-
-    @property
-    def last_step(self) -> int:
-        return max(self.loss.last_step, self.val_loss.last_step)
-
-    @property
-    def best(self) -> tuple[int, float] | None:
-        """Step and value of the lowest validation loss, in nats; None before the first validation."""
-        return min(zip(self.val_loss.steps, self.val_loss.values, strict=True), key=lambda at: at[1], default=None)
-
-
-def read_run(word: str) -> LoggedRun:
-    """The run of an output folder, or of a metrics.jsonl itself. Raises UserError (exit 3)."""
-    path = Path(word)
-    if path.is_dir():
-        path = path / "metrics.jsonl"
-    rows = read_rows(path)
-    tokens, seconds, speed = _progress(rows)
-    return LoggedRun(printable(word), _series(rows, "loss"), _series(rows, "val_loss"),
-                     _series(rows, "lr"), _series(rows, "grad_norm"), speed, tokens, seconds, _bits_per_nat(rows),
-                     _vocab_size(path.parent), _of_shares(rows, VAL_LOSS_OF), _of_shares(rows, BITS_OF))
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The lines of a metrics.jsonl that have a step from 0 on, in the order of steps, as far as they are numbers.
-
-    Raises UserError (exit 3) where there is none, and for what is no file.
-    """
-    found = []
-    for fields in read_objects(path):
-        numbers = {name: _finite(value) for name, value in fields.items()}
-        found.append({name: number for name, number in numbers.items() if number is not None})
-    if not found:
-        raise UserError(Exit.DATA, f"{printable(str(path))} holds no logged step yet. Wait for the first one, or give "
-                                   "another folder.")
-    return sorted(found, key=lambda row: row["step"])
-
-
-def read_objects(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl that have a step from 0 on, whole. Raises UserError (exit 3) as read_rows."""
     try:
         lines = read_bytes(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError as error:
@@ -174,85 +46,161 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
             fields = json.loads(line)
         except (ValueError, RecursionError):  # the last line of a running or killed run may be cut short
             continue
-        if isinstance(fields, dict) and _is_step(fields.get("step")):
+        if isinstance(fields, dict) and type(fields.get("step")) is int and 0 <= fields["step"] <= MOST_STEPS:
             found.append(fields)
-    return found
+    if not found:
+        raise UserError(Exit.DATA, f"{printable(str(path))} holds no logged step yet. Wait for the first one, or give "
+                                   "another folder.")
+    return sorted(found, key=lambda fields: fields["step"])
 
 
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS
+def numbers_of(lines: Iterable[dict[str, Any]]) -> list[Row]:
+    """The lines as far as they are finite numbers."""
+    return [{name: float(value) for name, value in fields.items()
+             if type(value) in (int, float) and abs(value) <= LARGEST} for fields in lines]
 
 
-def _finite(value: Any) -> float | None:
-    """A number as a float; None for anything else, for NaN, and for what is larger than any figure of a run."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if abs(value) <= LARGEST else None
+# ---------------------------------------------------------------- a run
 
 
-def _series(rows: Sequence[Row], name: str) -> Series:
-    """The values logged by this name, with their steps; the last one where a step has several."""
-    by_step = {int(row["step"]): row[name] for row in rows if name in row}
-    return Series(list(by_step), list(by_step.values()))
+@dataclass(frozen=True)
+class Curve:
+    """Values over steps, tokens or hours, which ascend."""
+
+    xs: list[float]
+    ys: list[float]
+
+    @property
+    def last_x(self) -> float:
+        """Where it ends; 0 without a value."""
+        return self.xs[-1] if self.xs else 0.0
+
+    def at(self, x: float) -> float:
+        """The value at x, straight lines being drawn from 0 at 0 to each value, and the last one prolonged.
+
+        There must be a value.
+        """
+        index = min(bisect_left(self.xs, x), len(self.xs) - 1)
+        before_x, before_y = (self.xs[index - 1], self.ys[index - 1]) if index else (0.0, 0.0)
+        if self.xs[index] == before_x:
+            return self.ys[index]
+        slope = (self.ys[index] - before_y) / (self.xs[index] - before_x)
+        return self.ys[index] + slope * (x - self.xs[index])
 
 
-def _of_shares(rows: Sequence[Row], prefix: str) -> dict[str, Series]:
-    """The values of a mixture's folders, by name."""
-    names = dict.fromkeys(name for row in rows for name in row if name.startswith(prefix))
-    return {printable(name.removeprefix(prefix)): _series(rows, name) for name in names}
+@dataclass(frozen=True)
+class LoggedRun:
+    """What one metrics.jsonl holds: a curve over steps for each name in it.
+
+    Of these tokens and seconds are those since the run's first step, of training alone, and speed is tokens a second.
+    bits_per_nat turns nats per token into bits per byte of the validation text; None where none recorded both.
+    """
+
+    name: str
+    curves: dict[str, Curve]
+    bits_per_nat: float | None
+
+    def __getitem__(self, name: str) -> Curve:
+        return self.curves.get(name, Curve([], []))
+
+    def shares(self, prefix: str) -> dict[str, Curve]:
+        """The curves of a mixture's folders, by the name of the folder."""
+        return {printable(name.removeprefix(prefix)): curve for name, curve in self.curves.items()
+                if name.startswith(prefix)}
+
+    @property
+    def best(self) -> tuple[float, float] | None:
+        """Step and value of the lowest validation loss, in nats; None before the first validation."""
+        return lowest(self["val_loss"])
 
 
-def _progress(rows: Iterable[Row]) -> tuple[Series, Series, Series]:
+def lowest(curve: Curve) -> tuple[float, float] | None:
+    """Where a curve is lowest, and how low; None without a value."""
+    return min(zip(curve.xs, curve.ys, strict=True), key=lambda at: at[1], default=None)
+
+
+def read_run(word: str) -> LoggedRun:
+    """The run of an output folder, or of a metrics.jsonl itself. Raises UserError (exit 3)."""
+    rows = numbers_of(read_lines(metrics_of(word)))
+    names = dict.fromkeys(name for row in rows for name in row)
+    # Where a step has several values the last one counts.
+    values = {name: {row["step"]: row[name] for row in rows if name in row} for name in names}
+    curves = {name: Curve(list(found), list(found.values())) for name, found in values.items()}
+    ratios = [row["bits_per_byte"] / row["val_loss"] for row in rows
+              if row.get("val_loss", 0) > 0 and row.get("bits_per_byte", 0) > 0]
+    ratio = statistics.median(ratios) if ratios else 0.0
+    return LoggedRun(printable(word), {**curves, **_progress(rows)}, ratio if 0 < ratio < math.inf else None)
+
+
+def metrics_of(word: str) -> Path:
+    """The metrics.jsonl of an output folder, or the file itself."""
+    path = Path(word)
+    return path / "metrics.jsonl" if path.is_dir() else path
+
+
+def _progress(rows: Iterable[Row]) -> dict[str, Curve]:
     """Tokens and seconds since the start at each logged step, and tokens per second.
 
     A row has the mean seconds of a step since the row before, and the tokens of all steps so far.
     """
-    tokens, seconds, speed = Series([], []), Series([], []), Series([], [])
-    last_step, last_tokens, total = 0, 0.0, 0.0
+    found = {name: Curve([], []) for name in ("tokens", "seconds", "speed")}
+    last_step, last_tokens, total = 0.0, 0.0, 0.0
     for row in rows:
-        step = int(row["step"])
+        step = row["step"]
         if step <= last_step or min(row.get("tokens", 0), row.get("seconds", 0)) <= 0:
             continue
         num_steps, num_tokens = step - last_step, row["tokens"] - last_tokens
         total += num_steps * row["seconds"]
-        if num_tokens > 0:
-            for series, value in ((tokens, row["tokens"]), (seconds, total),
-                                  (speed, num_tokens / num_steps / row["seconds"])):
-                if math.isfinite(value):
-                    series.steps.append(step)
-                    series.values.append(value)
+        speed = num_tokens / num_steps / row["seconds"]
+        if num_tokens > 0 and max(speed, total) < math.inf:
+            for curve, value in zip(found.values(), (row["tokens"], total, speed), strict=True):
+                curve.xs.append(step)
+                curve.ys.append(value)
         last_step, last_tokens = step, row["tokens"]
-    return tokens, seconds, speed
-
-
-# ---------------------------------------------------------------- which tokens
-
-
-def _bits_per_nat(rows: Iterable[Row]) -> float | None:
-    """Bits per byte for each nat per token: 1 / ln 2 times the tokens of a byte of the validation text."""
-    ratios = [row["bits_per_byte"] / row["val_loss"] for row in rows
-              if row.get("val_loss", 0) > 0 and row.get("bits_per_byte", 0) > 0]
-    ratio = statistics.median(ratios) if ratios else 0.0
-    return ratio if 0 < ratio < math.inf else None
-
-
-def _vocab_size(folder: Path) -> int | None:
-    """The vocabulary in the config.json of the folder's newest checkpoint."""
-    configs = {int(found[1]): path for path in folder.glob("checkpoint-*/config.json")
-               if (found := re.fullmatch(r"checkpoint-(\d{1,18})", path.parent.name))}
-    for _, path in sorted(configs.items(), reverse=True):
-        try:
-            fields = json.loads(read_text(path))
-        except (OSError, ValueError, RecursionError):
-            continue
-        vocab_size = fields.get("vocab_size") if isinstance(fields, dict) else None
-        if isinstance(vocab_size, int) and not isinstance(vocab_size, bool) and 0 < vocab_size < 2**31:
-            return vocab_size
-    return None
+    return found
 
 
 def have_other_tokens(runs: Sequence[LoggedRun]) -> bool:
     """True if the runs are known to count their losses per different tokens: other vocabularies or validation texts."""
     ratios = [run.bits_per_nat for run in runs if run.bits_per_nat is not None]
-    sizes = {run.vocab_size for run in runs if run.vocab_size is not None}
-    return len(sizes) > 1 or (bool(ratios) and max(ratios) > (1 + SAME_BYTES) * min(ratios))
+    return bool(ratios) and max(ratios) > (1 + SAME_BYTES) * min(ratios)
+
+
+# ---------------------------------------------------------------- the horizontal axis
+
+
+@dataclass(frozen=True)
+class XAxis:
+    """The horizontal axis: steps, tokens, or time in the unit that fits the longest run, of so many seconds."""
+
+    kind: str
+    label: str
+    seconds: float = 1.0
+
+    @staticmethod
+    def of(kind: str, runs: Sequence[LoggedRun]) -> XAxis:
+        """The axis of --x. Raises UserError (exit 3) where a run has not logged what it needs."""
+        if kind == "steps":
+            return XAxis(kind, "step")
+        for run in runs:
+            if not run["tokens"].xs:
+                raise UserError(Exit.DATA, f"--x {kind}: {run.name} has no line with tokens and seconds. Give "
+                                           "--x steps.")
+        if kind == "tokens":
+            return XAxis(kind, "tokens")
+        longest = max(run["seconds"].ys[-1] for run in runs)
+        unit, seconds = next(((unit, seconds) for unit, seconds in (("hours", 3600.0), ("minutes", 60.0))
+                              if longest >= 3 * seconds), ("seconds", 1.0))
+        return XAxis(kind, f"{unit} of training", seconds)
+
+    def over(self, run: LoggedRun, curve: Curve, factor: float = 1.0) -> Curve:
+        """A curve over the run's steps laid over this axis, its values multiplied."""
+        of_steps = {"tokens": run["tokens"], "hours": run["seconds"]}.get(self.kind)
+        xs = curve.xs if of_steps is None else [of_steps.at(step) / self.seconds for step in curve.xs]
+        return Curve(xs, [factor * y for y in curve.ys])
+
+    def words(self, x: float) -> str:
+        """A place in words: 'step 1,700', '2.49B tokens', '3 h 20 min'."""
+        if self.kind == "steps":
+            return f"step {x:,.0f}"
+        return f"{count(x)} tokens" if self.kind == "tokens" else duration(x * self.seconds)
