@@ -41,7 +41,6 @@ from common.words import printable
 SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
 LIMIT_SECONDS = 900.0  # after which a rung is given up
 LOADER_TOKENS = 10_000_000
-NEEDED = {"step": "peer_dir", "tokenize": "text"}  # the flag that a peer cannot do without
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 ANSWERS = {"step": peers.step, "decode": peers.decode, "tiktoken": peers.tiktoken, "loader": peers.loader,
            "saving": peers.saving}
@@ -74,8 +73,8 @@ def shapes() -> flags.ValueKind:
             raise ValueError(text)
         return Shape(model_size, vocab_size, seq_length, batch_size)
 
-    return flags.ValueKind(parse, f"{', '.join(SHAPES)}, or a size of train.py, T, an even B and maybe a number of ids, "
-                                  "with commas between, such as mini,256,8,8192", "SHAPE")
+    return flags.ValueKind(parse, f"{', '.join(SHAPES)}, or a size of train.py, T, an even B and maybe a number of "
+                                  "ids, with commas between, such as mini,256,8,8192", "SHAPE")
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -88,9 +87,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--peer", one_of("step", "decode", "tokenize", "loader", "saving"), None, "one part beside another program: "
            "a step beside nanoGPT's, decoding beside transformers, tokenizing beside tiktoken, batches beside "
            "nanoGPT's, a checkpoint beside safetensors' save_file, in the current folder", "none")
-    g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, with its model.py, for --peer step", "none")
-    g.flag("--text", text("FILE"), None, "UTF-8 text for --peer tokenize, by the tokenizer in --data_dir", "none")
-    g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds")
+    g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, with its model.py, for --peer step", "none",
+           needs="peer step")
+    g.flag("--text", text("FILE"), None, "UTF-8 text for --peer tokenize, by the tokenizer in --data_dir", "none",
+           needs="peer tokenize")
+    g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
+             against="peer")
     g = parser.group("on what")
     g.flag("--shape", shapes(), SHAPES["mini"], "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 ids, "
            "head untied; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS")
@@ -99,13 +101,14 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g = parser.group("of --quality")
     g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name, or new ones: 'ours; hot: ours "
-           "--learning_rate 0.01'", "all")
-    g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own")
-    g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens of a run, such as 20M", "20 per parameter")
+           "--learning_rate 0.01'", "all", needs="quality")
+    g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", needs="quality")
+    g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens of a run, such as 20M", "20 per parameter",
+           needs="quality")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
-           "was interrupted is resumed, and several commands may share it")
+           "was interrupted is resumed, and several commands may share it", needs="quality")
     g.flag("--train_flags", text("'FLAGS'"), None, "flags of train.py for all runs: --train_flags='--compile "
-           "--use_amp'", "none")
+           "--use_amp'", "none", needs="quality")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
     g.switch("--debug", False, "show the traceback of an error")
@@ -114,19 +117,13 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
-    needed = NEEDED.get(args.peer or "")
+    needed = {"step": "peer_dir", "tokenize": "text"}.get(args.peer or "")
     wrong = {
-        "--quality: not with --peer": args.quality and args.peer is not None,
         "--quality, --peer tokenize: need --data_dir, a folder of pretokenize.py":
             args.data_dir is None and (args.quality or args.peer == "tokenize"),
         f"--peer {args.peer}: needs --{needed}": needed is not None and getattr(args, needed) is None,
     }
-    without = [("--peer step", ("peer_dir",), args.peer == "step"),
-               ("--peer tokenize", ("text",), args.peer == "tokenize"),
-               ("--quality", ("recipes", "seeds", "tokens", "quality_dir", "train_flags"), args.quality)]
-    return [problem for problem, is_wrong in wrong.items() if is_wrong] + [
-        f"--{name}: has no effect without {what}" for what, names, is_asked in without if not is_asked
-        for name in names if name in args.config.given]
+    return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
 
 # ---------------------------------------------------------------- the command, in the order of events

@@ -252,15 +252,18 @@ def default_smoothing(num_values: int) -> float:
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """Means of each value with its neighbours on both sides, whose weight falls by the factor with every one further.
 
-    It is the exponential mean with bias correction, as TensorBoard's, but does not lag behind the values.
+    It is the exponential mean with bias correction, as TensorBoard's, but does not lag behind the values. Before that
+    each value becomes the median of five, so that a lone spike does not spread to values that were logged before it.
     """
+    middles = [statistics.median(values[index - min(2, index):index + min(2, index) + 1])
+               for index in range(len(values))]
 
     def running_sums(values: Iterable[float]) -> list[tuple[float, float]]:
         total = weights = 0.0
         return [(total := weight * total + value, weights := weight * weights + 1) for value in values]
 
     return [(left[0] + right[0] - value) / (left[1] + right[1] - 1) for value, left, right in zip(
-        values, running_sums(values), reversed(running_sums(reversed(values))), strict=True)]
+        middles, running_sums(middles), reversed(running_sums(reversed(middles))), strict=True)]
 
 
 def loss_limits(lines: Sequence[Lines], on_log_axis: bool = False) -> tuple[float, float]:

@@ -107,7 +107,7 @@ class Rung:
 def ladder(shape: Shape, machine: Machine) -> list[Rung]:
     """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
     no_gpu = "" if machine.on_gpu else "needs a GPU"
-    no_bf16 = "" if machine.half == "bf16" else "needs bf16"
+    no_bf16 = machine.why_no_half or ("" if machine.half == "bf16" else "needs bf16")
     every = GPU_LOG_INTERVAL if machine.on_gpu else 1
     slow = {"preload": "mmap", "tf32": False, "use_amp": False, "compile": False, "residual_dtype": "fp32",
             "loss_chunk_tokens": 0, "batch_size": shape.batch_size // 2, "gradient_accumulation_steps": 2,
@@ -248,8 +248,7 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
     """Runs every rung in turn, with a line for each; False if one failed or computed something else."""
     shape, is_good = bench.shape, True
     bench.out.say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T "
-                  f"{shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps after "
-                  f"{bench.warmup}")
+                  f"{shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
     bench.out.say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
     results = bench.found.setdefault("rungs", [])
     done: list[tuple[Rung, Timed]] = []
@@ -283,7 +282,7 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
     if done:
         most = max(result["loss_difference"] for result in results if "loss_difference" in result)
         bench.out.say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits "
-                      f"explain {ANY_PRECISION['bf16']:.0e}, and {SAME_PRECISION['bf16']:.0e} between rungs of one precision")
+                      f"explain {ANY_PRECISION['bf16']:.0e}, {SAME_PRECISION['bf16']:.0e} in one precision")
     return is_good
 
 

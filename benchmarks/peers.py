@@ -61,11 +61,12 @@ def compare(bench: Bench, peer: str, peer_dir: str | None, text: str | None) -> 
 
 
 def show(bench: Bench, unit: str, found: Mapping[str, float]) -> None:
-    """A line for each figure, with its ratio to the first one."""
+    """A line for each figure, with its speed beside that of the first one, the peer's."""
     bench.found.update({"unit": unit, "figures": dict(found)})
     first = next(iter(found.values()))
     for name, figure in found.items():
-        bench.out.say(f"{name:<40}{figure:>14,.6g} {unit}{figure / first:>8.2f}x")
+        ratio = first / figure if unit == "seconds" else figure / first
+        bench.out.say(f"{name:<40}{figure:>14,.6g} {unit}{ratio:>8.2f}x")
 
 
 def in_turns(ways: Mapping[str, Callable[[], object]], turns: int, settle: Callable[[], object] = lambda: None,

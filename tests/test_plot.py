@@ -3,12 +3,13 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 import plot
 from common.errors import Exit, UserError
-from watching.axes import Curve, Curves, XAxis
+from watching.history import Curve, XAxis, read_run
 
 
 @pytest.fixture
@@ -37,15 +38,16 @@ def make_run(tmp_path):
 
 
 @pytest.fixture
-def picture(monkeypatch):
+def picture():
     """A function: the figure that plot.py draws with these words."""
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr(plot, "save_picture", lambda figure, picture: figures.append(figure))
+    pytest.importorskip("matplotlib.figure")
 
     def draw(*words: str):
-        assert plot.main(words) == 0
-        return figures.pop()
+        args = plot.read_flags(words)
+        runs = [read_run(word) for word in args.runs]
+        names = args.names.split(",") if args.names else [run.name for run in runs]
+        runs = [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+        return plot.figure_of(plot.Drawing.of(args, runs), args.panels)
 
     return draw
 
@@ -77,21 +79,20 @@ def test_everything_on_the_terminal_fits_80_columns(make_run, capsys, monkeypatc
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
+def drawing_of(training: Curve, validation: Curve, low: float, high: float) -> plot.Drawing:
+    lines = plot.Lines(None, training, training, validation, {}, {})  # type: ignore[arg-type] - not read here
+    return plot.Drawing([lines], XAxis("steps", "step"), "", (low, high))
+
+
 def test_a_chart_has_training_and_validation_in_their_places():
-    flat, falling = Curve([0, 99], [1.0, 1.0]), Curve([0, 50, 99], [3.0, 2.0, 1.0])
-    nothing = Curve([], [])
-    run = Curves(None, falling, falling, flat, None, {})  # type: ignore[arg-type] - a chart reads no more of it
-    lines = plot.chart("loss", [run], XAxis("steps", "step"), 1.0, 3.0, 10)
-    assert lines[1] == "loss"
-    assert lines[2] == "3 |a"
+    flat, falling, nothing = Curve([0, 99], [1.0, 1.0]), Curve([0, 50, 99], [3.0, 2.0, 1.0]), Curve([], [])
+    lines = plot.chart("loss", drawing_of(falling, flat, 1.0, 3.0), 10)
+    assert lines[1:3] == ["loss", "3 |a"]
     assert lines[2 + plot.CHART_ROWS - 1] == "1 |A        *"
-    middle = [number for number, line in enumerate(lines) if line == "  |     a"]
-    assert middle in ([2 + 6], [2 + 7])
+    assert [number for number, line in enumerate(lines) if line == "  |     a"] in ([2 + 6], [2 + 7])
     assert lines[-1] == "   0  step 99"
-    lines = plot.chart("loss", [run], XAxis("steps", "step"), 1.0, 2.0, 10)
-    assert lines[2] == "2 |^    a"
-    empty = Curves(None, nothing, nothing, nothing, None, {})  # type: ignore[arg-type]
-    assert plot.chart("loss", [empty], XAxis("steps", "step"), 1.0, 3.0, 10) == []
+    assert plot.chart("loss", drawing_of(falling, flat, 1.0, 2.0), 10)[2] == "2 |^    a"
+    assert plot.chart("loss", drawing_of(nothing, nothing, 1.0, 3.0), 10) == []
 
 
 def test_lines_cut_short_nulls_and_unknown_lines_are_skipped(make_run, capsys):
@@ -153,15 +154,9 @@ def test_runs_with_other_tokens_are_compared_in_bits_per_byte_and_it_is_said(mak
     assert "loss in nats per token" in capsys.readouterr().out
 
 
-def test_nats_that_cannot_be_compared_are_warned_of_where_there_are_no_bits(make_run, capsys, tmp_path):
-    runs = [make_run("one", bits_per_nat=None), make_run("two")]
-    for folder, vocab_size in zip(runs, (300, 500), strict=True):
-        (tmp_path / folder / "checkpoint-9").mkdir()
-        (tmp_path / folder / "checkpoint-9" / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
-    assert plot.main([*runs, "--text"]) == 0
-    assert re.search(r"in nats per token cannot be compared \(.*one has no bits_per_byte\)", capsys.readouterr().err)
+def test_bits_that_were_never_recorded_end_the_command_with_3(make_run):
     with pytest.raises(UserError, match=r"--y bits: .*one has no validation with bits_per_byte") as caught:
-        plot.main([*runs, "--text", "--y", "bits"])
+        plot.main([make_run("one", bits_per_nat=None), "--text", "--y", "bits"])
     assert caught.value.code == Exit.DATA
 
 
@@ -209,13 +204,20 @@ def test_without_smoothing_the_training_loss_is_drawn_once_as_it_was_logged(make
 
 def test_several_runs_have_names_and_are_told_apart_without_colour(make_run, picture):
     (axes,) = picture(make_run("a"), make_run("b", 0.2), make_run("c", 0.3), "--names", "base,wide,deep", "--panels",
-                      "loss", "--title", "Three runs").axes
-    labels = labels_of(axes)
-    assert [label.split(",")[0] for label in labels[:3]] == ["base", "wide", "deep"]
-    assert labels[3:] == ["best validation", "thin lines: training, smoothed"]
+                      "loss").axes
+    assert [label.split(",")[0] for label in labels_of(axes)] == ["base", "wide", "deep"]
     drawn = [line_called(axes, name) for name in ("base", "wide", "deep")]
     assert len({(line.get_linestyle(), line.get_marker()) for line in drawn}) == 3
-    assert axes.figure.get_suptitle() == "Three runs"
+
+
+def test_runs_of_one_name_are_drawn_as_their_mean_with_a_band(make_run, picture):
+    (axes,) = picture(make_run("a"), make_run("b", 0.2), make_run("c", 0.3), "--names", "one,one,two", "--panels",
+                      "loss").axes
+    assert labels_of(axes) == ["one, best: 8.439 at step 50", "two, best: 7.379 at step 50"]
+    assert list(line_called(axes, "one").get_ydata()) == pytest.approx(
+        [9.5 - 0.15 * step**0.5 + (1.5 if step > 50 else 0) for step in (25, 50, 75, 100)])
+    (band,) = axes.collections
+    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(11 - 0.1 * 75**0.5)
 
 
 def test_the_colours_of_the_first_runs_are_apart_in_grey():
@@ -232,13 +234,11 @@ def test_limits_and_a_logarithmic_axis_are_as_requested(make_run, picture):
     assert picture(folder, "--log_y", "--x", "tokens").axes[0].get_xlabel() == "tokens"
 
 
-def test_the_closing_line_says_how_far_the_losses_went_above_the_axis(make_run, picture, capsys):
-    run = make_run("one", extra='{"step": 101, "loss": 50.5}\n')
-    picture(run)
-    assert re.search(r": .*one; the loss axis ends at [89]\.\d*, losses went up to 50\.5 \(--y_limits\)\n$",
-                     capsys.readouterr().out)
-    picture(run, "--y_limits", "1,2")
-    assert capsys.readouterr().out.endswith("one\n")
+def test_what_lies_above_the_axis_is_said(make_run):
+    runs = [read_run(make_run("one", extra='{"step": 101, "loss": 50.5}\n'))]
+    said = plot.Drawing.of(plot.read_flags(["one"]), runs).what_is_left_out()
+    assert re.fullmatch(r"; the loss axis ends at [89]\.\d*, losses went up to 50\.5 \(--y_limits\)", said)
+    assert plot.Drawing.of(plot.read_flags(["one", "--y_limits", "1,60"]), runs).what_is_left_out() == ""
 
 
 @pytest.mark.parametrize("line", [*HOSTILE[2:4], "\n".join(HOSTILE)], ids=["large", "extreme", "all"])
@@ -277,8 +277,45 @@ def test_without_matplotlib_one_line_names_it_and_text_still_works(make_run, tmp
     ["--output", "a.jpg"], ["--outptu", "a.png"], ["x"] * 27, [""], ["--names", "a,b"], ["a", "b", "--names", "a"],
     ["--y_limits", "3,2"], ["--y_limits", "2"], ["--y_limits", "a,b"], ["--y_limits", "0,2", "--log_y"],
     ["--smoothing", "1"], ["--panels", "loss,loss"], ["--panels", "los"], ["--x", "epochs"], ["--y", "loss"],
-    ["--text", "--panels", "loss"], ["--text", "--title", "x"], ["--text", "--log_y"]], ids=" ".join)
+    ["--html", "x.htm"]], ids=" ".join)
 def test_bad_flags_end_the_command_with_2(flags):
     with pytest.raises(UserError) as caught:
         plot.read_flags(flags)
     assert caught.value.code == Exit.FLAGS
+
+
+# ---------------------------------------------------------------- smoothing and limits
+
+
+def test_smoothing_leaves_a_line_a_line_does_not_lag_and_does_not_spread_a_lone_spike():
+    line = [float(i) for i in range(41)]
+    assert plot.smoothed(line, 0.6)[20] == pytest.approx(20.0)
+    assert plot.smoothed([7.0] * 5, 0.9) == pytest.approx([7.0] * 5)
+    valley = plot.smoothed([abs(i - 20.0) for i in range(41)], 0.5)
+    assert valley[5:36] == pytest.approx(valley[5:36][::-1], abs=0.1)
+    assert min(range(41), key=valley.__getitem__) == 20
+    assert plot.smoothed([2.0] * 10 + [50.0] + [2.0] * 10, 0.9) == pytest.approx([2.0] * 21)
+
+
+def test_short_curves_are_not_smoothed_by_default_and_long_ones_over_a_twentieth():
+    assert [plot.default_smoothing(n) for n in (0, 1, 19)] == [0.0, 0.0, 0.0]
+    for num_values, covered in ((20, 5), (100, 5), (3000, 150)):
+        weight = plot.default_smoothing(num_values)
+        assert (1 + weight) / (1 - weight) == pytest.approx(covered)
+
+
+def test_the_loss_axis_leaves_out_the_steep_beginning_and_lone_spikes_but_not_a_rise():
+    def limits_of(values: list[float], on_log_axis: bool = False):
+        curve = Curve([float(x) for x in range(len(values))], values)
+        return plot.loss_limits(drawing_of(curve, Curve([], []), 0, 1).lines, on_log_axis)
+
+    falling = [11.0 if x < 4 else 4 - x / 100 for x in range(100)]
+    low, high = limits_of(falling)
+    assert 2.9 < low < 3.01
+    assert 3.9 < high < 4.2
+    assert limits_of([*falling[:50], 60.0, *falling[51:]])[1] < 5
+    assert limits_of([*falling[:70], *[8.0] * 30])[1] > 8
+    assert limits_of([2.0]) == pytest.approx((1.9, 2.1))
+    assert limits_of([]) == (-1.0, 1.0)
+    for values in (falling, [0.0, -1.0], []):
+        assert 0 < limits_of(values, on_log_axis=True)[0] < limits_of(values, on_log_axis=True)[1]

@@ -151,9 +151,9 @@ def _progress(rows: Iterable[Row]) -> dict[str, Curve]:
             continue
         num_steps, num_tokens = step - last_step, row["tokens"] - last_tokens
         total += num_steps * row["seconds"]
-        speed = num_tokens / num_steps / row["seconds"]
-        if num_tokens > 0 and max(speed, total) < math.inf:
-            for curve, value in zip(found.values(), (row["tokens"], total, speed), strict=True):
+        values = (row["tokens"], total, num_tokens / num_steps / row["seconds"])
+        for curve, value in zip(found.values(), values, strict=True):
+            if num_tokens > 0 and value < math.inf:
                 curve.xs.append(step)
                 curve.ys.append(value)
         last_step, last_tokens = step, row["tokens"]

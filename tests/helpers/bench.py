@@ -1,37 +1,35 @@
 """What the tests of bench.py and of benchmarks/ imagine: machines, and children that answer without being started."""
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
-from benchmarks.answers import Probe
-from benchmarks.ladder import SHAPES, Setting
-from benchmarks.processes import PLAIN, Children, Ended, Launch
+from benchmarks.children import Children, Ended
+from benchmarks.ladder import SHAPES, Bench, Machine
+from common.progress import Progress
 from common.signals import Signals
 
-CPU = Probe("cpu", "a CPU", "torch", "bf16", "", None, "needs a GPU", "needs a GPU", None,
-            {"fp32": 1e12, "bf16": 2e12}, 2048, 10**6)
-GPU = replace(CPU, device="cuda", peak_flops=1e15, why_no_fp8="", why_no_triton="")
-SETTING = Setting(SHAPES["mini"], CPU, "data", steps=2, warmup=1)
+CPU = Machine("a CPU", "torch", False, "bf16", "", "")
+GPU = replace(CPU, on_gpu=True)
 
 
 class Imagined(Children):
-    """Children that are never started: `answer` says what one with these words leaves behind.
-
-    launches says how each would have been started.
-    """
+    """Children that are never started: `answer` says what one with these words leaves behind."""
 
     def __init__(self, folder: Path, answer: Callable[[Sequence[str]], Ended]):
         super().__init__(Signals(), 60, folder)
         self._answer = answer
-        self.launches: list[Launch] = []
 
-    def run(self, words: Sequence[str], cache: str | None, grace_seconds: float = 0.0,
-            look: Callable[[], None] = lambda: None, launch: Launch = PLAIN) -> Ended:
-        self.launches.append(launch)
+    def run(self, words: Sequence[str], cache: str | None = None, grace_seconds: float = 0.0) -> Ended:
         return self._answer(words)
+
+
+def make_bench(folder: Path, answer: Callable[[Sequence[str]], Ended], out: TextIO | None = None) -> Bench:
+    """A benchmark on an imagined CPU: two steps are timed after one."""
+    return Bench(Progress(out or io.StringIO()), Imagined(folder, answer), SHAPES["mini"], CPU, "data", 2, 1)
 
 
 def flags_of(words: Sequence[str]) -> list[str]:
@@ -44,7 +42,7 @@ def leave_a_run(words: Sequence[str], lose: float = 0.0, complaint: str = "", co
     flags = flags_of(words)
     folder = Path(flags[flags.index("--output_dir") + 1])
     folder.mkdir()
-    steps: list[dict[str, Any]] = [{"step": n, "loss": (5 - n) * (1 + lose), "seconds": 0.5} for n in (1, 2, 3)]
+    steps = [{"step": n, "loss": (5 - n) * (1 + lose), "seconds": 0.5, "mfu": None} for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     closing = "attention   flash\ncompile_seconds: 1.5\npeak_memory_bytes: 1000000\nloss: 2.0 at step 3\n"
-    return Ended(code, closing, complaint)
+    return Ended.of(code, closing, complaint)

@@ -1269,7 +1269,6 @@ def place_rows() -> list[Row]:
         Row("plot.py: an ending that is no picture's", "plot.py out --output x.doc", flags, "must end in .png"),
         Row("plot.py: a link to itself", "plot.py l", data, "l: Too many levels", link("l", "l")),
         Row("bench.py: rungs that are none", "bench.py --rungs 99", flags, "--rungs '99'"),
-        Row("bench.py: an ending that is no picture's", "bench.py --png x.gif", flags, "--png x.gif: must end in .png"),
         Row("bench.py: no data folder", "bench.py --data_dir none", data, "none"),
     ]
 

@@ -48,6 +48,5 @@ def test_the_compiler(poisoned):
 
 @pytest.mark.slow
 def test_bench(poisoned):
-    done = run("bench", "--rungs", "0,5", "--model_size", "tiny", "--vocab_size", "300", "--seq_length", "32",
-               "--batch_size", "2", "--steps", "2", "--warmup", "2", "--no-use_gpu", cwd=poisoned)
+    done = run("bench", "--rungs", "0,5", "--shape", "tiny,32,2,300", "--steps", "2", "--no-use_gpu", cwd=poisoned)
     succeeds(done, poisoned)

@@ -26,7 +26,6 @@ FLOORS = (
     ("data",),
     ("checkpoint", "generation", "pretokenization", "trackers"),
     ("planning", "training", "watching", "evaluation"),
-    ("reports",),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("benchmarks",),
     ("bench",),

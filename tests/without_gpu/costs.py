@@ -94,9 +94,9 @@ def build(config: Any, options: Any) -> torch.nn.Module:
 
 def build_nanogpt(folder: str, config: Any, half: torch.dtype) -> torch.nn.Module:
     """nanoGPT's model, called as ours is, with the attention kernel that the card would take."""
-    from benchmarks.peers import _load_module
+    from benchmarks.peers import load_module
 
-    nanogpt = _load_module("nanogpt", Path(folder) / "model.py")
+    nanogpt = load_module("nanogpt", Path(folder) / "model.py")
     kernel = fused_attention(half)
     torch.nn.functional.scaled_dot_product_attention = (
         lambda q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False: kernel(q, k, v, dropout_p))

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from benchmarks.answers import Done
-from benchmarks.processes import Children, Ended
-from common.errors import Exit, UserError
+from benchmarks.children import Children, Ended
+from common.errors import UserError
 from common.signals import Signals, Stopped
 from tests.helpers.bench import Imagined
 
@@ -24,26 +23,23 @@ def test_a_signal_ends_the_process_that_runs(tmp_path):
     signals = Signals()
     signals.number = 15
     with pytest.raises(Stopped):
-        Children(signals, 60, tmp_path).run(["-c", "import time; time.sleep(60)"], "cache")
+        Children(signals, 60, tmp_path).run(["-c", "import time; time.sleep(60)"])
 
 
 @pytest.mark.parametrize(("code", "stderr", "problem"), [
     (0, "warning: x", ""), (5, "warning: a\nerror: out of luck. Try again.\nlater", "out of luck. Try again."),
     (-9, "warning: why", "killed by signal 9"), (1, "first\n\nlast\x1b\n", "last\\x1b"), (3, "", "exit code 3")])
 def test_the_problem_of_a_process_is_its_error_in_a_line(code, stderr, problem):
-    assert Ended(code, "", stderr).problem == problem
+    assert Ended.of(code, "", stderr).problem == problem
 
 
 def test_a_child_is_asked_in_json_and_its_problem_is_an_error(tmp_path):
     def answer(words):
-        assert words[1:] == ["tokens", json.dumps({"folder": "x"})]
-        return Ended(0, "... a heartbeat\n{}\n", "")
+        assert words[1:] == ["prepare", json.dumps({"folder": "x"})]
+        return Ended.of(0, "... a heartbeat\n{\"a\": 1}\n", "")
 
-    assert Imagined(tmp_path, answer).ask(Done, "tokens", folder="x") == Done()
-    for stderr, message in (("error: --use_gpu: none", "--use_gpu: none"), ("error: no room", "probe failed: no room")):
-        with pytest.raises(UserError) as caught:
-            Imagined(tmp_path, lambda _, stderr=stderr: Ended(5, "", stderr)).ask(Done, "probe")
-        assert (caught.value.code, str(caught.value)) == (Exit.MACHINE, message)
-    with pytest.raises(UserError) as caught:
-        Imagined(tmp_path, lambda _: Ended(3, "", "error: token file x.bin is damaged")).ask(Done, "corpus")
-    assert (caught.value.code, str(caught.value)) == (Exit.DATA, "token file x.bin is damaged")
+    assert Imagined(tmp_path, answer).ask("prepare", folder="x") == {"a": 1}
+    for code, raised in ((5, 5), (3, 3), (1, 5)):
+        with pytest.raises(UserError, match="no room") as caught:
+            Imagined(tmp_path, lambda _, code=code: Ended.of(code, "", "error: no room")).ask("saving")
+        assert caught.value.code == raised
