@@ -60,7 +60,7 @@ def test_a_peers_model_starts_from_our_weights_on_our_batches(made_up, monkeypat
     torch.manual_seed(1337)
     ours = GPT.create(config)
     inputs, targets = batches.get(0, 0)
-    assert found["losses"][0] == pytest.approx(float(ours(inputs.long(), targets.long())), rel=1e-4)
+    assert found["losses"][0] == pytest.approx(ours(inputs.long(), targets.long()).item(), rel=1e-4)
     assert len(found["seconds"]) == len(found["losses"]) == 3
     assert found["losses"][2] < found["losses"][0]
 
