@@ -52,8 +52,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--overwrite", False, "replace an earlier export, or the files of this name in the repository of --push")
     g = parser.group("pruning")
     g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
-           "smallest weights, to zero, and measure what it costs; a Hugging Face folder only", "none")
-    g.flag("--tokens", path(), None, "validation tokens to measure it on: a file or folder", "those of the run")
+           "smallest weights, to zero; a Hugging Face folder only", "none")
     g = parser.group("the Hugging Face hub")
     g.flag("--push", path("OWNER/NAME"), None, "upload the folder to this repository, which is created, private, if it "
            "does not exist; what is uploaded is said first", "nothing is uploaded", called="push_to_hub repo_id")
@@ -80,8 +79,6 @@ def check(args: argparse.Namespace) -> list[str]:
                      if vars(args)[name] is not None]
     if args.prune is not None and args.format == "gguf":
         problems.append("--prune: not with --format gguf. Export the pruned folder afterwards")
-    if args.tokens is not None and args.prune is None:
-        problems.append("--tokens: has no effect without --prune")
     if args.tokenizer_file is not None and form_of(args) != "gguf" and args.from_nanogpt is None:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the checkpoint's")
     return problems
@@ -133,10 +130,9 @@ from common.outputs import KINDS, cannot_write, kind_of, place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
-from evaluation.pruning import prune_and_measure, validation_of_run
+from evaluation.pruning import prune_blocks, words_for_card
 from hub import publish
 from hub.download import with_models_here
-from machine import device
 from tokens.llama_cpp import GGUFVocabulary, gguf_vocabulary
 from tokens.tokenizer import tokenizer_of
 
@@ -158,61 +154,46 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
-    """Writes the output under a temporary name and renames it. Raises UserError, OSError, Stopped."""
+    """Writes one file or folder under a temporary name and renames it. Raises UserError, OSError, Stopped."""
     repository = publish.look_at(args.push, args.public, args.overwrite, out) if args.push is not None else None
     with contextlib.ExitStack() as held:
         output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
         target = choose_target(output, form_of(args), args.overwrite)
         args = with_models_here(args, ["ckpt"], out, signals.look)
-        if args.from_nanogpt is not None:
-            args = with_nanogpt_here(args, target, held, out)
-        write_export(args, output, target, signals, out)
-        if repository is not None:
-            publish.push(target, repository, as_shown(args.ckpt), out)
-
-
-def with_nanogpt_here(args: argparse.Namespace, target: Path, held: contextlib.ExitStack, out: Progress,
-                      ) -> argparse.Namespace:
-    """The flags with a folder made of the file of --from_nanogpt as --ckpt, which is there while held is open."""
-    with out.phase("reading the file in a process of its own"):
+        origin = printable(as_recorded(args.ckpt))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
-            folder = Path(place) / Path(args.from_nanogpt).stem
-            found = convert(Path(args.from_nanogpt), folder, args.tokenizer_file, args.n_head, args.activation,
-                            out.warn)
-        except (OSError, SafetensorError) as error:
-            raise cannot_write("--output", str(target), error) from error
-    out.say(f"{printable(args.from_nanogpt)}: {found}")
-    return flags.having(args, ckpt=str(folder))
+            if args.from_nanogpt is not None:
+                origin = printable(args.from_nanogpt)
+                place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
+                source = Path(place) / Path(args.from_nanogpt).stem
+                with out.phase("reading the file in a process of its own"):
+                    found = convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head, args.activation,
+                                    signals, out.warn)
+                out.say(f"{origin}: {found}")
+            else:
+                with out.phase("loading the model"):
+                    source = resolve(Path(args.ckpt), out.warn)
+                origin = printable(as_recorded(str(source)))
+            if target.exists() and target.samefile(source):
+                raise UserError(Exit.FLAGS, f"--output {printable(output)} is the model to export, and would be "
+                                            "replaced. Give another name.")
+            num_tensors = write_export(args, source, target, signals, out)
+        except (OSError, SafetensorError) as error:  # either may be a full disk
+            raise cannot_write("--output", output, error) from error
+        written = [target] if target.is_file() else list(target.iterdir())
+        num_bytes = sum(path.stat().st_size for path in written)
+        where = printable(str(target)) if args.output is not None else "a temporary folder"
+        out.say(f"{origin} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}, {size(num_bytes)}")
+        if repository is not None:
+            publish.push(target, repository, printable(as_recorded(args.ckpt)), out)
 
 
-def pruned_tensors(args: argparse.Namespace, source: Path, signals: Signals, out: Progress,
-                   ) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors of a folder with the smallest weights set to zero, and what the model card says of it."""
-    tokens = Path(args.tokens) if args.tokens is not None else validation_of_run(source)
-    if tokens is None:
-        out.warn("no validation tokens of this model are known here: what pruning costs is not measured. Give "
-                 "--tokens FILE.")
-    model = load_model(source, device.choose(None, False, "auto", False).device).eval()
-    pruned = prune_and_measure(model, args.prune, tokens, signals.look)
-    out.say(pruned.line)
-    weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    tensors = architecture_of(model.config).to_hf_tensors(model.config, weights)
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}, pruned.card
-
-
-def write_export(args: argparse.Namespace, output: str, target: Path, signals: Signals, out: Progress) -> None:
-    """Writes one file or folder, read back before it gets its name. Raises UserError, OSError, Stopped."""
-    with out.phase("loading the model"):
-        source = resolve(Path(args.ckpt), out.warn)
-        if target.exists() and target.samefile(source):
-            raise UserError(Exit.FLAGS, f"--output {printable(output)} is the model to export, and would be "
-                                        "replaced. Give another name.")
-        config, weights = open_model(source)
+def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals, out: Progress) -> int:
+    """Writes the file or folder, read back before it gets its name; returns the number of tensors."""
     temporary = target.with_name(f".export-{os.getpid()}.tmp")
+    config, weights = open_model(source)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         signals.look()
         with out.phase(f"writing {printable(target.name)}"):
             if form_of(args) == "gguf":
@@ -221,38 +202,27 @@ def write_export(args: argparse.Namespace, output: str, target: Path, signals: S
                 if vocabulary.normalizes:
                     out.warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in "
                              "another form gets other ids.")
-                template = chat_template(source)
-                num_tensors = write_gguf(config, weights, vocabulary, template, name_in_gguf(source), temporary,
+                on_hub = name_of_folder(str(source))
+                name = on_hub.repo.rpartition("/")[2] if on_hub else source.resolve().name
+                num_tensors = write_gguf(config, weights, vocabulary, chat_template(source), name, temporary,
                                          args.dtype)
+            elif args.prune is None:
+                num_tensors = write_folder(source, stored_in(source), temporary, args.dtype)
             else:
-                tensors, card = (stored_in(source), "") if args.prune is None else pruned_tensors(args, source, signals,
-                                                                                                  out)
-                num_tensors = write_folder(source, tensors, temporary, args.dtype, card)
+                model = load_model(source, torch.device("cpu"))
+                num_zeros, num_weights = prune_blocks(model, args.prune)
+                out.say(f"pruned to {args.prune:g}: {num_zeros:,} of {num_weights:,} weights of the blocks are zero")
+                tensors = architecture_of(config).to_hf_tensors(config, model.state_dict())
+                num_tensors = write_folder(source, tensors, temporary, args.dtype,
+                                           words_for_card(args.prune, num_zeros, num_weights))
         signals.look()
         if target.is_dir():
             shutil.rmtree(target)
         rename(temporary, target)
         sync(target.parent)
-    except (OSError, SafetensorError) as error:  # either may be a full disk
-        raise cannot_write("--output", output, error) from error
+        return num_tensors
     finally:
         shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
-    written = [target] if target.is_file() else list(target.iterdir())
-    num_bytes = sum(path.stat().st_size for path in written)
-    where = printable(str(target)) if args.output is not None else "a temporary folder"
-    origin = as_shown(str(source)) if args.from_nanogpt is None else printable(args.from_nanogpt)
-    out.say(f"{origin} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}, {size(num_bytes)}")
-
-
-def as_shown(folder: str) -> str:
-    """A folder in messages; what came from the hub by its name there."""
-    return printable(as_recorded(folder))
-
-
-def name_in_gguf(source: Path) -> str:
-    """The name that a GGUF file holds: the folder's, or the repository's of the hub."""
-    found = name_of_folder(str(source))
-    return found.repo.rpartition("/")[2] if found else source.resolve().name
 
 
 def choose_target(output: str, form: str, overwrite: bool) -> Path:
@@ -261,32 +231,21 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
     Raises UserError: exit 2 if it exists, unless it is an earlier export and overwrite is on; exit 5 if nothing can be
     written there.
     """
+    target, name = Path(output), printable(output)
     try:
-        check_unused(Path(output), form, overwrite)
+        if (kind := kind_of(target)) is not None:
+            if kind == stat.S_IFDIR:
+                is_export = form != "gguf" and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}
+            else:
+                is_export = form == "gguf" and kind == stat.S_IFREG and target.open("rb").read(4) == b"GGUF"
+            if not is_export:
+                raise UserError(Exit.FLAGS, f"--output {name} is {KINDS.get(kind, 'a file')}, not an earlier export. "
+                                            "Give another name.")
+            if not overwrite:
+                raise UserError(Exit.FLAGS, f"--output {name} exists already. Give --overwrite, or another name.")
         return place_of(output)
     except OSError as error:
         raise cannot_write("--output", output, error) from error
-
-
-def check_unused(target: Path, form: str, overwrite: bool) -> None:
-    """Raises UserError (exit 2) if the path exists, unless it is an earlier export and overwrite is on."""
-    name, kind = printable(str(target)), kind_of(target)
-    if kind is None:
-        return
-    if kind == stat.S_IFDIR:
-        strangers = sorted({inside.name for inside in target.iterdir()} - {*PUBLISHED, WEIGHTS})
-        if strangers or form == "gguf":
-            what = f"a folder that holds {printable(strangers[0])}" if strangers else "a folder"
-            raise UserError(Exit.FLAGS, f"--output {name} is {what}, not an earlier export. Give another name.")
-    elif kind != stat.S_IFREG:
-        raise UserError(Exit.FLAGS, f"--output {name} is {KINDS.get(kind, 'no file')}. Give another name.")
-    elif form != "gguf":
-        raise UserError(Exit.FLAGS, f"--output {name} is a file, and --format huggingface writes a folder. Give "
-                                    "another name.")
-    elif target.open("rb").read(4) != b"GGUF":
-        raise UserError(Exit.FLAGS, f"--output {name} is a file, not an earlier export. Give another name.")
-    if not overwrite:
-        raise UserError(Exit.FLAGS, f"--output {name} exists already. Give --overwrite, or another name.")
 
 
 def check_dtype(tensor: torch.Tensor, dtype: str, name: str) -> None:
@@ -397,7 +356,7 @@ def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path,
     tensors, path = {}, folder / WEIGHTS
     for name, tensor in stored.items():
         check_dtype(tensor, dtype, name)
-        tensors[name] = tensor.to(DTYPES[dtype])
+        tensors[name] = tensor.to(DTYPES[dtype]).contiguous()
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors lets the owner alone read its files
     with safe_open(path, framework="pt") as file:
