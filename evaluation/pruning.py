@@ -27,6 +27,6 @@ def prune_blocks(model: Network, share: float) -> tuple[int, int]:
 def words_for_card(share: float, num_zeros: int, num_weights: int) -> str:
     """What a model card says of it."""
     return (f"\n## Pruned\n\nOf each matrix in the blocks {100 * share:.4g}% of the weights, those of smallest "
-            f"magnitude, are zero: {num_zeros:,} of {num_weights:,}. Embeddings, norms and biases are as they were, and "
-            "nothing was trained afterwards (Han et al. 2015, section 3). The zeros are stored and multiplied like other "
-            "numbers: the model takes the same memory and time as before. Training on changes them too.\n")
+            f"magnitude, are zero: {num_zeros:,} of {num_weights:,}. Embeddings, norms and biases are as they were, "
+            "and nothing was trained afterwards (Han et al. 2015, section 3). The zeros are stored and multiplied "
+            "like other numbers: the model takes the same memory and time as before. Training on changes them too.\n")
