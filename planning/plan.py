@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -103,74 +104,66 @@ class Pace:
 
 def say_first(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, runtime: Runtime) -> None:
     """Prints what will be trained and on what, before the seconds that building and compiling take."""
-    runtime.out.say(describe_run(args, plan.config, sizing, corpus.train.length, runtime.machine))
+    runtime.out.say(describe_run(plan.config, sizing, corpus.train.length, runtime.machine))
     for line in (*runtime.machine.warnings, *corpus.notes):
         runtime.out.warn(line)
 
 
 def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
              state: TrainState, runtime: Runtime) -> None:
-    """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
-    if args.verbose or args.dry_run:
-        for line in describe_plan(args, plan, sizing, corpus, runtime.machine):
-            runtime.out.say(line)
+    """Prints how long the run will take and what it will write, with --dry_run the whole plan; and objections to it."""
+    lines = describe_plan(args, plan, sizing, corpus, runtime.machine) if args.dry_run else []
     if corpus.shares:
-        runtime.out.say(describe_mixture(args, plan, corpus))
+        lines.append(describe_mixture(args.data_dir, plan, corpus))
     if not args.dry_run:
-        runtime.out.say(describe_time(args, plan, pace, state.step))
-        runtime.out.say(describe_disk(args, plan.saving))
-    for line in (*describe_processes(plan, runtime.processes), *describe_idle_gpus(runtime)):
+        lines += [describe_time(args.max_minutes, plan, pace, state.step),
+                  f"disk        {size(plan.saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
+                  f"{several(plan.saving.num_checkpoints, 'checkpoint')}; "
+                  f"{size(shutil.disk_usage(args.output_dir).free)} free"]
+    for line in (*lines, *describe_processes(plan, runtime.processes), *describe_idle_gpus(runtime)):
         runtime.out.say(line)
     for line in doubts(args, plan, sizing, corpus):
         runtime.out.warn(line)
 
 
-def describe_run(args: argparse.Namespace, config: ModelConfig, sizing: Sizing | None, num_tokens: int,
-                  machine: Machine) -> str:
+def describe_run(config: ModelConfig, sizing: Sizing | None, num_tokens: int, machine: Machine) -> str:
     """What is trained and on what; of a size that was chosen, for what, and how to choose another."""
     parameters = f"{count(config.num_parameters)} parameters"
     if sizing:
         return (f"size        {sizing.name}: {parameters} for {count(num_tokens)} tokens on {sizing.where} "
                 "(or --model_size)")
     where = f"the CPU, {several(torch.get_num_threads(), 'thread')}"
-    if machine.device.type != "cpu":
+    if machine.on_gpu:
         where = f"{machine.precision} on {machine.name}"
     names = [name for name, shape in SIZES.items() if shape == (config.n_layer, config.n_head, config.n_embd)]
     return f"size        {''.join(f'{name}: ' for name in names)}{parameters}, T {config.seq_length:,}, {where}"
 
 
-def describe_mixture(args: argparse.Namespace, plan: Plan, corpus: Corpus) -> str:
+def describe_mixture(data_dir: str | list[str], plan: Plan, corpus: Corpus) -> str:
     """What is drawn from each folder of a mixture, and how often the whole run reads it."""
-    epochs = share_epochs(plan.recipe, plan.config, corpus)
     said = [f"{share.name} {share_in_words(share.weight)}, {figure(passes)} epochs"
-            for share, passes in zip(corpus.shares, epochs, strict=True)]
-    weights = [folder.weight for folder in folders_of(args.data_dir)]
+            for share, passes in zip(corpus.shares, share_epochs(plan, corpus), strict=True)]
+    weights = [folder.weight for folder in folders_of(data_dir)]
     total = sum(weight for weight in weights if weight is not None)
-    how = "by their sizes" if None in weights else f"weights that add up to {float(total):g}" if total != 1 else ""
-    return f"mixture     {'; '.join(said)}{f' ({how})' if how else ''}"
+    how = " (by their sizes)" if None in weights else f" (weights that add up to {float(total):g})"
+    return f"mixture     {'; '.join(said)}{how if None in weights or total != 1 else ''}"
 
 
-def share_epochs(recipe: Recipe, config: ModelConfig, corpus: Corpus) -> list[float]:
+def share_epochs(plan: Plan, corpus: Corpus) -> list[float]:
     """How often the whole run reads each share of a mixture."""
-    samples = recipe.total_steps * recipe.samples_per_step
-    return [share.weight * samples / data.WindowOrder(share.corpus.train.length, config.seq_length, 0).windows_per_epoch
+    samples, T = plan.recipe.total_steps * plan.recipe.samples_per_step, plan.config.seq_length
+    return [share.weight * samples / data.WindowOrder(share.corpus.train.length, T, 0).windows_per_epoch
             for share in corpus.shares]
 
 
-def describe_time(args: argparse.Namespace, plan: Plan, pace: Pace, steps_done: int) -> str:
+def describe_time(max_minutes: float | None, plan: Plan, pace: Pace, steps_done: int) -> str:
     """How long the run will take: an estimate, by a measured step."""
     recipe = plan.recipe
     steps = recipe.total_steps - steps_done
-    within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
+    within = f" of {max_minutes:g} min" if max_minutes else ""
+    epochs = figure(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     return (f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
-            f"{several(steps, 'step')} of {step_time(pace.step)}, {epochs_in_words(plan, steps_done)}")
-
-
-def describe_disk(args: argparse.Namespace, saving: SavingPlan) -> str:
-    """What the run will write, and what is free."""
-    free = shutil.disk_usage(args.output_dir).free
-    return (f"disk        {size(saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
-            f"{several(saving.num_checkpoints, 'checkpoint')}; {size(free)} free")
+            f"{several(steps, 'step')} of {step_time(pace.step)}, {epochs} epoch{'s' * (epochs != '1')}")
 
 
 def describe_processes(plan: Plan, processes: Processes) -> list[str]:
@@ -212,39 +205,22 @@ def step_time(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
 
 
-def epochs_in_words(plan: Plan, steps_done: int) -> str:
-    """'8.0 epochs', of the steps that are left."""
-    recipe = plan.recipe
-    epochs = figure((recipe.total_steps - steps_done) * recipe.samples_per_step / recipe.windows_per_epoch)
-    return f"{epochs} epoch{'s' * (epochs != '1')}"
-
-
 def figure(number: float) -> str:
     """A positive number with three digits or more, never in powers of ten: '0.185', '9.99', '15,400'."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}" if not 0 < number < 1e-4 else f"{number:.6f}"
 
 
-# ---------------------------------------------------------------- in words
+# ---------------------------------------------------------------- the whole plan
 
 
 def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, machine: Machine,
                   ) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
-    config, recipe = plan.config, plan.recipe
-    return [*device.describe(machine, total_memory(machine), attention_in_words(args, config, machine), args.tf32),
-            f"exactness   a resumed run's loss is {_exactness(args, machine)}",
-            _activations(args, plan.options),
-            _tokens(corpus, f"{plan.where}: {plan.why_there}"),
-            _model(config),
-            f"memory      {describe_memory(config, plan.at_a_time, plan.memory)}",
-            *_steps(config, recipe),
-            *_validation(config, recipe, corpus),
-            f"optimizer   {plan.kind.words}; {8 + plan.kind.memory_bytes(config):.3g} bytes a parameter with weight "
-            "and gradient",
-            f"schedule    {describe_schedule(recipe)}",
-            *(f"default     {reason}" for reason in (sizing.reasons if sizing else ())),
-            *(f"default     {reason}" for reason in recipe.reasons),
-            *([] if args.dry_run else [_output(args, plan.saving)])]
+    reasons = [*(sizing.reasons if sizing else ()), *plan.recipe.reasons]
+    rows = [("exactness", f"a resumed run's loss is that of a run that was never stopped{_exactness(args, machine)}"),
+            *_rows_of_model(plan, corpus), *_rows_of_steps(plan, corpus), *(("default", reason) for reason in reasons)]
+    return [*device.describe(machine, total_memory(machine), attention_in_words(args, plan.config, machine), args.tf32),
+            *(f"{label:<12}{text}" for label, text in rows)]
 
 
 def attention_in_words(args: argparse.Namespace, config: ModelConfig, machine: Machine) -> str:
@@ -256,57 +232,44 @@ def attention_in_words(args: argparse.Namespace, config: ModelConfig, machine: M
 
 
 def _exactness(args: argparse.Namespace, machine: Machine) -> str:
-    if args.deterministic or machine.device.type == "cpu":
-        return ("bit for bit that of a run that was never stopped "
-                f"({'--deterministic' if args.deterministic else 'on a CPU'})")
-    cure = "; --deterministic gives every bit" if machine.backend.has_own_memory else ""
-    return f"that of a run that was never stopped but for the last digits{cure}"
+    if args.deterministic or machine.backend.is_exact:
+        return f", bit for bit ({'--deterministic' if args.deterministic else 'on a CPU'})"
+    return " but for the last digits" + "; --deterministic gives every bit" * machine.backend.has_own_memory
 
 
-def _activations(args: argparse.Namespace, options: Options) -> str:
+def _rows_of_model(plan: Plan, corpus: Corpus) -> Iterator[tuple[str, str]]:
+    config, options, architecture = plan.config, plan.options, architecture_of(plan.config)
     chunk = f"{options.loss_chunk:,}" if options.loss_chunk else "all"
-    return (f"activations {'recomputed in the backward pass' if args.activation_checkpointing else 'kept'}, residual "
-            f"stream in {name_of_dtype(options.residual_dtype)}, logits of {chunk} tokens at a time")
-
-
-def _tokens(corpus: Corpus, where: str) -> str:
+    yield "activations", (f"{'recomputed in the backward pass' if options.recompute else 'kept'}, residual stream in "
+                          f"{name_of_dtype(options.residual_dtype)}, logits of {chunk} tokens at a time")
     validation = count(corpus.val.length) if corpus.val else "none"
-    return f"tokens      {count(corpus.train.length)} for training, {validation} for validation; in {where}"
-
-
-def _model(config: ModelConfig) -> str:
-    architecture = architecture_of(config)
+    yield "tokens", (f"{count(corpus.train.length)} for training, {validation} for validation; in {plan.where}: "
+                     f"{plan.why_there}")
     n_kv_head, _ = architecture.kv_heads(config)
     shared = f", {n_kv_head} of keys and values" if n_kv_head != config.n_head else ""
-    return (f"model       {architecture.NAME}, {count(config.num_parameters)} parameters: "
-            f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}{shared}, width {config.n_embd}, "
-            f"T {config.seq_length:,}, vocabulary {config.vocab_size:,}, output layer "
-            f"{'tied' if config.tie_weights else 'untied'}")
+    yield "model", (f"{architecture.NAME}, {count(config.num_parameters)} parameters: "
+                    f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}{shared}, width "
+                    f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, output layer "
+                    f"{'tied' if config.tie_weights else 'untied'}")
+    yield "memory", describe_memory(config, plan.at_a_time, plan.memory)
 
 
-def _steps(config: ModelConfig, recipe: Recipe) -> list[str]:
-    tokens_per_step = recipe.samples_per_step * config.seq_length
+def _rows_of_steps(plan: Plan, corpus: Corpus) -> Iterator[tuple[str, str]]:
+    config, recipe = plan.config, plan.recipe
+    tokens = recipe.samples_per_step * config.seq_length
     micro_batches = f"{several(recipe.accumulation, 'micro-batch')} of {several(recipe.batch_size, 'sequence')}"
-    return [f"step        {tokens_per_step:,} tokens: {micro_batches} of {several(config.seq_length, 'token')}; "
-            f"{figure(config.flops_per_token * tokens_per_step / 1e12)} TFLOP",
-            f"horizon     {several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens_per_step)} tokens, "
-            f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}"]
-
-
-def _validation(config: ModelConfig, recipe: Recipe, corpus: Corpus) -> list[str]:
-    if corpus.val is None:
-        return []
-    there = sum(stream.length - 1 for stream in corpus.validations)
-    num = min(there, config.seq_length * recipe.eval_windows(config))
-    measured = f"all {there:,} tokens" if num == there else f"{num:,} of {there:,} tokens, always the same ones"
-    return [f"validation  every {several(recipe.eval_interval, 'step')}: {measured}"]
-
-
-def _output(args: argparse.Namespace, saving: SavingPlan) -> str:
-    free = shutil.disk_usage(args.output_dir).free
-    epochs = f" ({saving.num_epochs} at ends of epochs)" if saving.num_epochs else ""
-    return (f"output      {printable(args.output_dir)}: up to {several(saving.num_checkpoints, 'checkpoint')}{epochs}, "
-            f"{size(saving.disk_bytes)}; {size(free)} free; written {saving.words}")
+    yield "step", (f"{tokens:,} tokens: {micro_batches} of {several(config.seq_length, 'token')}; "
+                   f"{figure(config.flops_per_token * tokens / 1e12)} TFLOP")
+    yield "horizon", (f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
+                      f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}")
+    if corpus.val:
+        there = sum(stream.length - 1 for stream in corpus.validations)
+        num = min(there, config.seq_length * recipe.eval_windows(config))
+        measured = f"all {there:,} tokens" if num == there else f"{num:,} of {there:,} tokens, always the same ones"
+        yield "validation", f"every {several(recipe.eval_interval, 'step')}: {measured}"
+    bytes_per_parameter = 8 + plan.kind.memory_bytes(config)
+    yield "optimizer", f"{plan.kind.words}; {bytes_per_parameter:.3g} bytes a parameter with weight and gradient"
+    yield "schedule", describe_schedule(recipe)
 
 
 # ---------------------------------------------------------------- objections
@@ -328,7 +291,7 @@ def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: 
                      "--val_fraction of pretokenize.py helps.")
     was_said = args.config.recorded and not args.config.changed  # when the run began, or it chose the size itself
     often = [f"{share.name} {figure(passes)} times" for share, passes in
-             zip(corpus.shares, share_epochs(recipe, config, corpus), strict=True) if passes > MOST_REPEATS]
+             zip(corpus.shares, share_epochs(plan, corpus), strict=True) if passes > MOST_REPEATS]
     if often and not was_said:
         found.append(f"the run reads {', '.join(often[:5])}{' and others' if len(often) > 5 else ''}. Beyond "
                      f"{MOST_REPEATS} times a text teaches less and less (Muennighoff et al. 2023): less weight for "
@@ -360,46 +323,27 @@ def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: 
 def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: Runtime, steps_done: int,
                      validation_seconds: float, mfu: str) -> list[str]:
     """What the run will take, by the measured seconds of a step and of all validations together."""
-    recipe, saving, machine = plan.recipe, plan.saving, runtime.machine
-    tokens_per_second = recipe.samples_per_step * plan.config.seq_length / pace.step
+    recipe, saving, machine, setting = plan.recipe, plan.saving, runtime.machine, plan.memory
+    if not setting.has_own_memory:  # what a card would do without a flag
+        setting = on_a_card(setting)
+    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
     steps = recipe.total_steps - steps_done
     epochs = steps * recipe.samples_per_step / recipe.windows_per_epoch
     seconds = pace.step * steps + validation_seconds
-    hours = seconds / 3600
     has_weights = bool(steps_done or args.init_from)
     lines = [f"step_seconds: {pace.step:.4f}, the fastest of 3",
-             f"tokens_per_second: {tokens_per_second:.0f}",
+             f"tokens_per_second: {recipe.samples_per_step * plan.config.seq_length / pace.step:.0f}",
              f"mfu: {mfu}",
              f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
              f"peak_memory: {size(peak_memory(machine))}",
-             f"largest_batch_size: {_largest_on_cards(plan, machine)}",
+             f"largest_batch_size: {cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} "
+             f"precision, {'compiled' if setting.compiled else 'eager'}",
              f"checkpoint_size: {size(saving.checkpoint_bytes)}",
              f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
              f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),
              f"epochs: {figure(epochs)}" + f" left of {figure(recipe.passes)}" * bool(steps_done),
              f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
-             f"hours_per_epoch: {hours / epochs:.4g}"]
+             f"hours_per_epoch: {seconds / 3600 / epochs:.4g}"]
     if args.gpu_cost_per_hour is not None:
-        cost = hours * args.gpu_cost_per_hour * runtime.processes.world_size
-        lines.append(f"cost: {cost:.2f}")
-        if args.budget is not None:
-            lines.append(f"budget: {verdict(args.budget, cost, steps, epochs)}")
+        lines.append(f"cost: {seconds / 3600 * args.gpu_cost_per_hour * runtime.processes.world_size:.2f}")
     return lines
-
-
-def _largest_on_cards(plan: Plan, machine: Machine) -> str:
-    setting = plan.memory
-    if not machine.backend.has_own_memory:  # what a card would do without a flag
-        setting = on_a_card(setting)
-    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
-    return (f"{cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} precision, "
-            f"{'compiled' if setting.compiled else 'eager'}")
-
-
-def verdict(budget: float, cost: float, steps: int, epochs: float) -> str:
-    """Whether the whole run fits the budget, in words, and what the budget would buy if it does not."""
-    if cost <= budget:
-        return f"fits: {cost:.2f} of {budget:.2f}, {budget - cost:.2f} left"
-    share = budget / cost
-    return (f"does not fit: {cost:.2f} of {budget:.2f}; it would buy {int(steps * share):,} of {steps:,} steps, "
-            f"{figure(epochs * share)} epochs")
