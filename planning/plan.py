@@ -111,8 +111,9 @@ def say_first(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpu
 
 def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
              state: TrainState, runtime: Runtime) -> None:
-    """Prints how long the run will take and what it will write, with --dry_run the whole plan; and objections to it."""
-    lines = describe_plan(args, plan, sizing, corpus, runtime.machine) if args.dry_run else []
+    """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
+    is_whole = args.verbose or args.dry_run
+    lines = describe_plan(args, plan, sizing, corpus, runtime.machine) if is_whole else []
     if corpus.shares:
         lines.append(describe_mixture(args.data_dir, plan, corpus))
     if not args.dry_run:
@@ -217,8 +218,11 @@ def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, c
                   ) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     reasons = [*(sizing.reasons if sizing else ()), *plan.recipe.reasons]
-    rows = [("exactness", f"a resumed run's loss is that of a run that was never stopped{_exactness(args, machine)}"),
+    rows = [("exactness", f"a resumed run's loss is {_exactness(args, machine)}"),
             *_rows_of_model(plan, corpus), *_rows_of_steps(plan, corpus), *(("default", reason) for reason in reasons)]
+    if not args.dry_run:
+        rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
+                               f"{plan.saving.words}"))
     return [*device.describe(machine, total_memory(machine), attention_in_words(args, plan.config, machine), args.tf32),
             *(f"{label:<12}{text}" for label, text in rows)]
 
@@ -232,9 +236,10 @@ def attention_in_words(args: argparse.Namespace, config: ModelConfig, machine: M
 
 
 def _exactness(args: argparse.Namespace, machine: Machine) -> str:
+    never = "that of a run that was never stopped"
     if args.deterministic or machine.backend.is_exact:
-        return f", bit for bit ({'--deterministic' if args.deterministic else 'on a CPU'})"
-    return " but for the last digits" + "; --deterministic gives every bit" * machine.backend.has_own_memory
+        return f"bit for bit {never} ({'--deterministic' if args.deterministic else 'on a CPU'})"
+    return f"{never} but for the last digits" + "; --deterministic gives every bit" * machine.backend.has_own_memory
 
 
 def _rows_of_model(plan: Plan, corpus: Corpus) -> Iterator[tuple[str, str]]:

@@ -30,14 +30,12 @@ from tests.helpers.training import recipe
 def test_batch_size_auto_keeps_the_samples_of_a_step_and_tries_only_once(run, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 320)  # five sequences of 64
-    flags = ["--max_steps", "1", "--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3",
-             "--verbose"]
+    flags = ["--max_steps", "1", "--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
     code, text = run(*flags, out="first")
     assert code == 0
     found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB; (.*) \((.*)\)$", text, re.MULTILINE)
     assert found
     assert found.groups() == ("4", "48", "more than 320 tokens would be no faster", "1 tried")
-    assert "step        12,288 tokens: 48 micro-batches of 4 sequences of 64 tokens" in text  # 3 x 4,096 tokens
     monkeypatch.setattr("planning.micro_batch.run_trial", None)
     code, text = run(*flags, out="second")
     assert code == 0
@@ -96,11 +94,10 @@ def test_where_the_gpu_serves_one_process_at_a_time_the_micro_batch_is_computed(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("train.trial_command", lambda *_: command)
     monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 40)
-    code, text = run("--max_steps", "1", "--seq_length", "8", "--batch_size", "auto", "--verbose")
+    code, text = run("--max_steps", "1", "--seq_length", "8", "--batch_size", "auto")
     assert code == 0
     assert "warning: --batch_size auto: 4 x 128 micro-batches is computed, not tried: the GPU serves" in text
     assert "sudo nvidia-smi -c DEFAULT." in text
-    assert "128 micro-batches of 4 sequences of 8 tokens" in text
     assert not (tmp_path / "cache" / "peaks.json").exists()
 
 
