@@ -6,18 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+from common.errors import InvalidCheckpoint
 from common.words import printable
-
-
-class InvalidCheckpoint(Exception):
-    """A folder cannot be opened as a checkpoint. The message says why; the caller knows which folder it is.
-
-    cure is the one thing to do, a sentence, where that is not to give another folder.
-    """
-
-    def __init__(self, why: str, cure: str = ""):
-        super().__init__(why)
-        self.cure = cure
 
 
 def shown(value: Any) -> str:

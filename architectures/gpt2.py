@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from architectures.decoding import Attend, LaidOutParts
-from architectures.fields import InvalidCheckpoint, check_whole, fraction_of, shown, truth_of
+from architectures.fields import check_whole, fraction_of, shown, truth_of
+from common.errors import InvalidCheckpoint
 from model import GPT, GPTConfig, Options
 from ops.attention import attention_bytes
 from ops.linear import ACTIVATIONS

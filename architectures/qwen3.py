@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from architectures import shared
-from architectures.fields import InvalidCheckpoint, shown
+from architectures.fields import shown
 from architectures.rotary import RotaryConfig
 from architectures.rotary_decoding import decoding_block, decoding_ends, kv_heads
 from architectures.shared import (
@@ -28,6 +28,7 @@ from architectures.shared import (
     to_hf_tensors,
     unpadded_tensors,
 )
+from common.errors import InvalidCheckpoint
 
 __all__ = (
     "EMBEDDING", "FINAL_NORM", "FLAGS", "GGUF_ARCHITECTURE", "GGUF_KEPT_IN_F32", "NAME", "Config", "add_gguf_fields",

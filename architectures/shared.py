@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from architectures.fields import InvalidCheckpoint, check_whole, fraction_of, is_number, shown, truth_of
+from architectures.fields import check_whole, fraction_of, is_number, shown, truth_of
 from architectures.rotary import RotaryConfig, RotaryTransformer
-from common.errors import Exit, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError
 from model import Options
 from ops.attention import attends_in_blocks, attention_bytes
 from ops.rotary import RotaryScaling

@@ -9,8 +9,9 @@ import torch
 
 from architectures import gpt2, llama, qwen3
 from architectures.decoding import LaidOutBlock, LaidOutEnds, LaidOutParts
-from architectures.fields import InvalidCheckpoint, shown
+from architectures.fields import shown
 from architectures.rotary import RotaryConfig, RotaryTransformer
+from common.errors import InvalidCheckpoint
 from model import GPT, INIT_STD, GPTConfig, Options
 
 ConfigT = TypeVar("ConfigT")

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from architectures.fields import InvalidCheckpoint, shown
+from architectures.fields import shown
 from architectures.table import DEFAULT, ModelConfig, name_of
 from checkpoint.contents import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
 from checkpoint.stored import pickles_in
 from checkpoint.verify import is_as_told, read_state, verify
-from common.errors import Exit, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import BEST, LAST, named_in
 from common.words import is_utf8, printable, several, shell_word
 

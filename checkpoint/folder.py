@@ -12,12 +12,11 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint.contents import MANIFEST, STATE
 from checkpoint.find import steps_in
 from checkpoint.recorded import RUN_CONFIG
 from checkpoint.verify import read_json, verify
-from common.errors import Exit, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import rename, sync
 from common.locks import try_lock_if_there_are_any
 from common.words import is_utf8, printable, shell_word

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from architectures.fields import InvalidCheckpoint, check_whole
+from architectures.fields import check_whole
 from architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from checkpoint.contents import CONFIG, GENERATION, WHAT_OPENS
 from checkpoint.stored import said, stored_tensors
 from checkpoint.verify import read_json
-from common.errors import Exit, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import read_text
 from common.words import printable
 from model import Options

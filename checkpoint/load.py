@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig, Network
 from checkpoint.contents import DTYPES, OPTIMIZER, WEIGHTS, StateSchema
 from checkpoint.find import resolve
 from checkpoint.huggingface import load_weights, open_stored, refusal
 from checkpoint.stored import place_of_weights
 from checkpoint.verify import MAX_COUNT
-from common.errors import Exit, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError
 from common.words import printable
 from machine.backends import backend_of
 from ops.shards import like, local

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig
 from checkpoint.contents import (
     DTYPES,
@@ -32,6 +31,7 @@ from checkpoint.contents import (
     text_files,
 )
 from checkpoint.folder import appearing
+from common.errors import InvalidCheckpoint
 from common.files import write_all
 from machine.pinned import HostBuffer
 from ops.shards import assembled

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from architectures.fields import InvalidCheckpoint, shown
+from architectures.fields import shown
 from checkpoint.contents import INDEX, WEIGHTS
 from checkpoint.verify import read_json
+from common.errors import InvalidCheckpoint
 from common.files import read_bytes
 from common.words import printable, several
 

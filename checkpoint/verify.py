@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from architectures.fields import InvalidCheckpoint, check_whole, is_number, shown
+from architectures.fields import check_whole, is_number, shown
 from checkpoint.contents import MANIFEST, NEEDED, OPTIMIZER, STATE, STATE_FORMAT, STATE_VERSION
+from common.errors import InvalidCheckpoint
 from common.files import read_text, sha256_of
 from common.words import printable
 

@@ -72,6 +72,17 @@ class UserError(Exception):
         self.everybodys = everybodys
 
 
+class InvalidCheckpoint(Exception):
+    """A folder cannot be opened as a checkpoint. The message says why; the caller knows which folder it is.
+
+    cure is the one thing to do, a sentence, where that is not to give another folder.
+    """
+
+    def __init__(self, why: str, cure: str = ""):
+        super().__init__(why)
+        self.cure = cure
+
+
 class Problems:
     """Collects the UserErrors of checks that do not depend on each other, so that one run reports them all."""
 

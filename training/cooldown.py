@@ -10,12 +10,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint import find
 from checkpoint.contents import MANIFEST
 from checkpoint.find import Found
 from checkpoint.verify import read_state, verify
-from common.errors import Exit, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import rename
 from common.progress import Progress
 from common.words import printable

@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint import find
 from checkpoint.contents import MANIFEST
 from checkpoint.find import steps_in
 from checkpoint.folder import Keeping, appearing, check_place, outdated, prune, sweep
 from checkpoint.recorded import MIRROR, read_mark, write_mark
 from checkpoint.verify import manifest_entries, read_state, verify
-from common.errors import Exit, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import named_in, read_bytes, rename, write_all
 from common.progress import Progress
 from common.words import duration, printable, several, shell_word, size

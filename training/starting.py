@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import data
-from architectures.fields import InvalidCheckpoint
 from architectures.table import ModelConfig
 from checkpoint import find, load
 from checkpoint.huggingface import read_config
 from common.config import Layer
-from common.errors import Exit, Problems, UserError
+from common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from common.progress import Progress
 from common.words import printable, several, shell_word
 from hub.names import as_recorded

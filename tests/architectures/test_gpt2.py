@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from architectures import gpt2
-from architectures.fields import InvalidCheckpoint
+from common.errors import InvalidCheckpoint
 from model import GPT, GPTConfig
 
 CONFIG = GPTConfig(400, 16, 2, 2, 32)

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from architectures import llama, qwen3
-from architectures.fields import InvalidCheckpoint
 from architectures.table import ARCHITECTURES, create
 from checkpoint.huggingface import load_model, open_model
-from common.errors import UserError
+from common.errors import InvalidCheckpoint, UserError
 from model import Options
 from ops.rotary import RotaryScaling
 from tests.helpers.models import make_rotary, write_hugging_face_folder

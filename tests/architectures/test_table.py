@@ -2,8 +2,8 @@
 
 import pytest
 
-from architectures.fields import InvalidCheckpoint
 from architectures.table import ARCHITECTURES, architecture_of, by_model_type
+from common.errors import InvalidCheckpoint
 from model import GPTConfig
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint.huggingface import load_model, load_weights
-from common.errors import Exit
+from common.errors import Exit, InvalidCheckpoint
 from tests.helpers.checkpoints import edit, hugging_face_folder, refused
 from tokens.tokenizer import load_tokenizer
 

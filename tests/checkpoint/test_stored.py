@@ -7,11 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint.contents import INDEX, WEIGHTS
 from checkpoint.huggingface import load_model, open_model
 from checkpoint.stored import stored_tensors
-from common.errors import Exit
+from common.errors import Exit, InvalidCheckpoint
 from tests.helpers.checkpoints import cut_into_shards, refused
 
 CPU = torch.device("cpu")

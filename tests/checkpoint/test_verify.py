@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint.find import newest_sound
 from checkpoint.verify import check_state, verify
+from common.errors import InvalidCheckpoint
 from tests.checkpoint.test_contents import FILES
 from tests.helpers.checkpoints import edit, flip
 

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint.find import newest_sound, steps_in
 from checkpoint.verify import verify
-from common.errors import Exit
+from common.errors import Exit, InvalidCheckpoint
 from planning.pace import WARM_STEPS
 from tests.helpers.forks import Ended, Forks, Raised
 from tests.helpers.training import metrics_of

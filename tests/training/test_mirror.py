@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from architectures.fields import InvalidCheckpoint
 from checkpoint import folder as folders
 from checkpoint.find import steps_in
 from checkpoint.folder import Keeping
 from checkpoint.recorded import read_mark, write_mark
 from checkpoint.verify import verify
-from common.errors import Exit
+from common.errors import Exit, InvalidCheckpoint
 from common.progress import Progress
 from tests.helpers.checkpoints import edit, flip, names_in, seal
 from tests.helpers.training import metrics_of, same_tensors
