@@ -28,22 +28,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.children import Children
-from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Machine, Shape, time_ladder
+from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Children, Facts, Shape, time_ladder
 from benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, VALIDATIONS, compare_recipes, recipes
 from common import flags
 from common.errors import Exit, UserError, guard, optional, require
 from common.outputs import requested
 from common.progress import Progress
-from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
+from common.signals import NOTHING, USUALLY_SECONDS, Signals
 from common.words import printable
 
 SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
 LIMIT_SECONDS = 900.0  # after which a rung is given up
 LOADER_TOKENS = 10_000_000
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
-ANSWERS = {"step": peers.step, "decode": peers.decode, "tiktoken": peers.tiktoken, "loader": peers.loader,
-           "saving": peers.saving}
+ANSWERS = {"step": peers.time_step, "decode": peers.time_decode, "tiktoken": peers.by_tiktoken,
+           "loader": peers.time_loader, "saving": peers.time_saving}
 
 
 # ---------------------------------------------------------------- flags
@@ -61,7 +60,7 @@ def rung_numbers() -> flags.ValueKind:
     return flags.ValueKind(parse, f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...")
 
 
-def shapes() -> flags.ValueKind:
+def shape_kind() -> flags.ValueKind:
     """'A', or 'tiny,64,8' and 'tiny,64,8,512' as the Shape of these."""
 
     def parse(text: str) -> Shape:
@@ -94,8 +93,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
              against="peer")
     g = parser.group("on what")
-    g.flag("--shape", shapes(), SHAPES["mini"], "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 ids, "
-           "head untied; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS")
+    g.flag("--shape", shape_kind(), SHAPES["mini"], "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 "
+           "ids, head untied; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
@@ -152,7 +151,7 @@ def check_packages(args: argparse.Namespace) -> None:
         raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no model.py. Give nanoGPT's folder.")
 
 
-def run(args: argparse.Namespace, out: Progress, children: Children, found: dict[str, Any]) -> bool:
+def carry_out(args: argparse.Namespace, out: Progress, children: Children, found: dict[str, Any]) -> bool:
     """What is asked for; False if something failed, or computed something else than it should."""
     shape = args.shape
     num_tokens = LOADER_TOKENS if args.peer == "loader" else ((args.steps or 50) + 22) * shape.tokens_per_step
@@ -160,7 +159,7 @@ def run(args: argparse.Namespace, out: Progress, children: Children, found: dict
         about = children.ask("prepare", folder=str(children.folder), data_dir=args.data_dir, shape=asdict(shape),
                              num_tokens=num_tokens, use_gpu=args.use_gpu)
     shape = replace(shape, vocab_size=about.pop("vocab_size"))
-    num_parameters, machine = about.pop("num_parameters"), Machine(**about)
+    num_parameters, machine = about.pop("num_parameters"), Facts(**about)
     steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
     bench = Bench(out, children, shape, machine, args.data_dir or str(children.folder), args.steps or steps, warmup,
                   found)
@@ -172,7 +171,7 @@ def run(args: argparse.Namespace, out: Progress, children: Children, found: dict
         return compare_recipes(bench, args.recipes or RECIPES, args.seeds, num_steps, Path(args.quality_dir),
                                shlex.split(args.train_flags or ""))
     if args.peer is not None:
-        return peers.compare(bench, args.peer, args.peer_dir, args.text)
+        return peers.time_beside(bench, args.peer, args.peer_dir, args.text)
     return time_ladder(bench, args.rungs)
 
 
@@ -190,11 +189,9 @@ def main(argv: Sequence[str]) -> int:
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         if args.quality:
             signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
+        children = Children(signals, math.inf if args.quality else LIMIT_SECONDS, Path(folder))
         try:
-            children = Children(signals, math.inf if args.quality else LIMIT_SECONDS, Path(folder))
-            return Exit.DONE if run(args, out, children, found) else SLOW_EXIT
-        except Stopped:
-            return 128 + (signals.number or 0)
+            return Exit.DONE if carry_out(args, out, children, found) else SLOW_EXIT
         finally:
             if file is not None:  # what was found before a signal or an error too
                 file.write(json.dumps(found, indent=1).encode() + b"\n")

@@ -11,14 +11,17 @@ import itertools
 import json
 import shutil
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from benchmarks.children import ROOT, Children
+from common.children import PROGRAM, Answer, ask
 from common.errors import Exit, UserError
 from common.progress import Progress
-from common.words import percent, size
+from common.signals import Signals
+from common.words import percent, printable, size
 from watching.history import read_lines
 
 LEARNING_RATE = 3e-4  # constant
@@ -58,7 +61,47 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Machine:
+class Children:
+    """Starts Python processes, one at a time; the limit or a signal ends the one that runs (SystemExit).
+
+    folder is where they may leave what is needed for the next one; it is deleted with the benchmark.
+    """
+
+    signals: Signals
+    limit_seconds: float
+    folder: Path
+
+    def run(self, words: Sequence[str], cache: str = "", grace_seconds: float = 0.0) -> Answer:
+        """Runs python with these words; the compiler keeps its kernels in the folder's subfolder of this name.
+
+        '': where it keeps them anyway. A child that has to be ended is given the grace, in which train.py saves.
+        """
+        kernels = self.folder / cache
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")} if cache else {}
+        return ask([sys.executable, *words], self.signals, self.limit_seconds, caches, grace_seconds)
+
+    def ask(self, name: str, **request: Any) -> Any:
+        """Has bench.py itself answer as the child of this name, with the request as its arguments.
+
+        Raises UserError with the child's problem: exit 3 if the child ended with that, else exit 5.
+        """
+        answer = self.run([str(PROGRAM / "bench.py"), name, json.dumps(request)], "cache")
+        if problem := problem_of(answer):
+            raise UserError(Exit.DATA if answer.code == Exit.DATA else Exit.MACHINE, problem)
+        return json.loads(answer.printed.splitlines()[-1])
+
+
+def problem_of(answer: Answer) -> str:
+    """Why a child failed, in a line: its error, else the signal or the last thing that it said; '' if it did not."""
+    if not answer.code:
+        return "" if answer.code == 0 else "not done in time"
+    error = next((line for line in answer.complaints.splitlines() if line.startswith("error: ")), "")
+    killed = f"killed by signal {-answer.code}" if answer.code < 0 else answer.reason
+    return printable(error.removeprefix("error: ")) or killed
+
+
+@dataclass(frozen=True)
+class Facts:
     """What the machine is; half is the 16-bit precision of the upper rungs. The reasons are empty where it can."""
 
     name: str
@@ -79,7 +122,7 @@ class Bench:
     out: Progress
     children: Children
     shape: Shape
-    machine: Machine
+    machine: Facts
     data_dir: str
     steps: int
     warmup: int
@@ -104,7 +147,7 @@ class Rung:
     why_not: str = ""
 
 
-def ladder(shape: Shape, machine: Machine) -> list[Rung]:
+def ladder(shape: Shape, machine: Facts) -> list[Rung]:
     """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
     no_gpu = "" if machine.on_gpu else "needs a GPU"
     no_bf16 = machine.why_no_half or ("" if machine.half == "bf16" else "needs bf16")
@@ -203,20 +246,20 @@ def flags_of(bench: Bench, rung: Rung) -> list[str]:
 def run_rung(bench: Bench, rung: Rung) -> Timed:
     """Runs a rung, compiling from cold: its compile time is its own.
 
-    Raises RungFailed, Stopped after a signal, and UserError (exit 3) for tokens that no rung can train on.
+    Raises RungFailed, and UserError (exit 3) for tokens that no rung can train on.
     """
     flags, folder = flags_of(bench, rung), bench.children.folder / "out"
-    words = [str(ROOT / "train.py"), *flags]
+    words = [str(PROGRAM / "train.py"), *flags]
     if rung.naive:
-        words = [str(ROOT / "bench.py"), "naive", json.dumps({"parts": rung.naive, "flags": flags})]
+        words = [str(PROGRAM / "bench.py"), "naive", json.dumps({"parts": rung.naive, "flags": flags})]
     try:
-        ended = bench.children.run(words, f"cache-{rung.number}")
-        if ended.code == Exit.DATA:
-            raise UserError(Exit.DATA, ended.problem)
-        went_on_as_another = [line.removeprefix("warning: ") for line in ended.stderr.splitlines()
+        answer = bench.children.run(words, f"cache-{rung.number}")
+        if answer.code == Exit.DATA:
+            raise UserError(Exit.DATA, problem_of(answer))
+        went_on_as_another = [line.removeprefix("warning: ") for line in answer.complaints.splitlines()
                               if "torch.compile failed" in line or "out of memory in step" in line]
-        if ended.problem or went_on_as_another:
-            raise RungFailed(ended.problem or went_on_as_another[0])
+        if problem := problem_of(answer) or "".join(went_on_as_another[:1]):
+            raise RungFailed(problem)
         rows = [row for row in read_lines(folder / "metrics.jsonl") if "loss" in row]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -225,7 +268,7 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
     timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
     if not timed:
         raise RungFailed("no step was logged after the warm-up")
-    printed = ended.stdout.splitlines()
+    printed = answer.printed.splitlines()
     closing = dict(line.split(": ", 1) for line in printed if ": " in line)
     kernel = next((line[12:] for line in printed if line.startswith("attention ")), "")
     return Timed.of(bench, timed, int(closing["peak_memory_bytes"]),
@@ -266,7 +309,7 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
             results.append({**about, "status": status, "reason": str(error)})
             continue
         done.append((rung, timed))
-        compared = compare(done)
+        compared = beside_first(done)
         is_good = is_good and compared["loss_ok"]
         results.append({**about, "status": "done", "flags": flags_of(bench, rung), **asdict(timed), **compared})
         bench.out.say(ROW.format(
@@ -286,7 +329,7 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
     return is_good
 
 
-def compare(done: Sequence[tuple[Rung, Timed]]) -> dict[str, Any]:
+def beside_first(done: Sequence[tuple[Rung, Timed]]) -> dict[str, Any]:
     """The last rung beside the first one, and its losses beside those of the first one in the same precision."""
     (rung, timed), first = done[-1], done[0][1]
     alike = next(other for below, other in done if below.precision == rung.precision)

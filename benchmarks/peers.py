@@ -1,6 +1,6 @@
 """Ours beside one named other: nanoGPT's step and batches, transformers' decoding, tiktoken's ids, a bare save_file.
 
-compare() runs in bench.py itself; what it asks for runs in children. B batch, T time.
+time_beside() runs in bench.py itself; what it asks for runs in children. B batch, T time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.children import ROOT
 from benchmarks.ladder import (
     ANY_PRECISION,
     LEARNING_RATE,
@@ -32,8 +31,10 @@ from benchmarks.ladder import (
     Timed,
     chosen,
     loss_difference,
+    problem_of,
     run_rung,
 )
+from common.children import PROGRAM
 from common.errors import Exit, UserError
 from common.words import size
 
@@ -44,23 +45,23 @@ OUR_DECODING = {"ours fp32": ["--no-use_amp"], "ours bf16": ["--use_amp"], "ours
                 "ours bf16, compiled": ["--use_amp", "--compile"]}
 
 
-def compare(bench: Bench, peer: str, peer_dir: str | None, text: str | None) -> bool:
+def time_beside(bench: Bench, peer: str, peer_dir: str | None, text: str | None) -> bool:
     """Times ours and the peer's in turns, and prints it; False if their losses differ by more than rounding."""
     if peer == "step":
         return compare_steps(bench, str(peer_dir))
     if peer == "tokenize":
-        show(bench, "seconds", compare_tokenizing(bench, Path(str(text))))
+        say_figures(bench, "seconds", compare_tokenizing(bench, Path(str(text))))
         return True
     with tempfile.TemporaryDirectory(prefix="bench-", dir=".") as here, bench.out.phase(f"{peer}, in turns"):
         # The disk of the current folder is the one on which a run would save.
         folder = here if peer == "saving" else str(bench.children.folder)
         found = bench.children.ask(peer, folder=folder, data_dir=bench.data_dir, shape=asdict(bench.shape),
                                    on_gpu=bench.machine.on_gpu)
-    show(bench, "tokens/s" if peer == "decode" else "seconds", found)
+    say_figures(bench, "tokens/s" if peer == "decode" else "seconds", found)
     return True
 
 
-def show(bench: Bench, unit: str, found: Mapping[str, float]) -> None:
+def say_figures(bench: Bench, unit: str, found: Mapping[str, float]) -> None:
     """A line for each figure, with its speed beside that of the first one, the peer's."""
     bench.found.update({"unit": unit, "figures": dict(found)})
     first = next(iter(found.values()))
@@ -120,7 +121,7 @@ def compare_steps(bench: Bench, peer_dir: str) -> bool:
     return difference <= ANY_PRECISION["bf16"]
 
 
-def step(peer_dir: str, data_dir: str, shape: dict[str, Any], num_steps: int, every: int, precision: str,
+def time_step(peer_dir: str, data_dir: str, shape: dict[str, Any], num_steps: int, every: int, precision: str,
          on_gpu: bool) -> dict[str, Any]:
     """Trains nanoGPT's model, compiled, and measures the seconds of every step, its loss, and the memory.
 
@@ -208,7 +209,7 @@ def load_module(name: str, path: Path) -> ModuleType:
 # ---------------------------------------------------------------- decoding, beside transformers'
 
 
-def decode(folder: str, on_gpu: bool, **_: Any) -> dict[str, float]:
+def time_decode(folder: str, on_gpu: bool, **_: Any) -> dict[str, float]:
     """New tokens a second of GPT-2 Small with random weights, by transformers' generate and as generate.py decodes.
 
     Prompts have 32 ids, one and eight at once; the pass over the prompt is included.
@@ -218,7 +219,7 @@ def decode(folder: str, on_gpu: bool, **_: Any) -> dict[str, float]:
 
     import generate
     from generation.continuation import Continuation, Sampling
-    from generation.sampling import decode as decode_texts
+    from generation.sampling import decode
 
     where, place, sampling = "cuda" if on_gpu else "cpu", Path(folder) / "gpt2", Sampling(temperature=0.8, top_k=200)
     torch.manual_seed(0)
@@ -237,7 +238,7 @@ def decode(folder: str, on_gpu: bool, **_: Any) -> dict[str, float]:
 
     def ours(decoder: Any, num: int) -> None:
         texts = [Continuation(prompt, NEW_TOKENS, seed) for seed, prompt in enumerate(prompts[:num])]
-        for _ in decode_texts(decoder, texts, sampling, ()):
+        for _ in decode(decoder, texts, sampling, ()):
             pass
 
     ways: dict[str, Callable[[], None]] = {}
@@ -260,20 +261,20 @@ def compare_tokenizing(bench: Bench, text: Path) -> dict[str, float]:
     """Seconds of whole commands, from a text file to a finished .bin, with the tokenizer of --data_dir."""
     tokenizer, out = Path(bench.data_dir) / "tokenizer.json", bench.children.folder / "tokens"
     request = json.dumps({"text": str(text), "tokenizer": str(tokenizer), "out": str(out)})
-    commands = {"nanoGPT's prepare.py, tiktoken": [ROOT / "bench.py", "tiktoken", request],
-                "ours": [ROOT / "pretokenize.py", text, "--tokenizer_file", tokenizer, "--output_dir", out]}
+    commands = {"nanoGPT's prepare.py, tiktoken": [PROGRAM / "bench.py", "tiktoken", request],
+                "ours": [PROGRAM / "pretokenize.py", text, "--tokenizer_file", tokenizer, "--output_dir", out]}
 
     def run(name: str) -> None:
         with bench.out.phase(name):
-            ended = bench.children.run(list(map(str, commands[name])))
-        if ended.problem:
-            raise UserError(Exit.DATA if ended.code == Exit.DATA else Exit.MACHINE, f"{name}: {ended.problem}")
+            answer = bench.children.run(list(map(str, commands[name])))
+        if problem := problem_of(answer):
+            raise UserError(Exit.DATA if answer.code == Exit.DATA else Exit.MACHINE, f"{name}: {problem}")
         shutil.rmtree(out, ignore_errors=True)
 
     return in_turns({name: lambda name=name: run(name) for name in commands}, TURNS)
 
 
-def tiktoken(text: str, tokenizer: str, out: str) -> dict[str, Any]:
+def by_tiktoken(text: str, tokenizer: str, out: str) -> dict[str, Any]:
     """nanoGPT's data/shakespeare/prepare.py: the text in one string, its ids by tiktoken, uint16."""
     import numpy as np
 
@@ -293,7 +294,7 @@ def tiktoken(text: str, tokenizer: str, out: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- batches and saving
 
 
-def loader(data_dir: str, num_batches: int = 256, **_: Any) -> dict[str, float]:
+def time_loader(data_dir: str, num_batches: int = 256, **_: Any) -> dict[str, float]:
     """Seconds of a batch of 64 x 512 on the CPU: by nanoGPT's get_batch, and ours from RAM and from a warm map."""
     import numpy as np
     import torch
@@ -324,7 +325,7 @@ def loader(data_dir: str, num_batches: int = 256, **_: Any) -> dict[str, float]:
     return {name: taken / num_batches for name, taken in seconds.items()}
 
 
-def saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> dict[str, float]:
+def time_saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> dict[str, float]:
     """Seconds of a checkpoint's parts, beside safetensors' save_file of the same tensors, which checks nothing."""
     import torch
     from safetensors.torch import save_file

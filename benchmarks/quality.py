@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import ROOT
-from benchmarks.ladder import SEED, Bench, as_flags
+from benchmarks.ladder import SEED, Bench, as_flags, problem_of
+from common.children import PROGRAM
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import ValueKind
@@ -118,8 +118,6 @@ class Learned:
 def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path,
                     train_flags: Sequence[str]) -> bool:
     """Trains by every recipe with every seed, then prints what each learned; False if a run failed.
-
-    Raises Stopped after a signal.
     """
     bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
                   f"{steps:,} steps, {num_seeds} seeds of each recipe, in {printable(str(folder))}")
@@ -175,21 +173,21 @@ def train_one(bench: Bench, folder: Path, flags: list[str], steps: int) -> str:
     elif json.loads(path.read_text(encoding="utf-8")) != flags:
         raise UserError(Exit.FLAGS, f"{printable(str(folder))} holds a run with other flags. Delete it, or give "
                                     "another --quality_dir.")
-    if is_complete(folder, steps):
+    if is_run_complete(folder, steps):
         return ""
     with bench.out.phase(folder.name):
-        ended = bench.children.run([str(ROOT / "train.py"), *flags, "--output_dir", str(folder), "--resume_from",
+        answer = bench.children.run([str(PROGRAM / "train.py"), *flags, "--output_dir", str(folder), "--resume_from",
                                     "auto"], grace_seconds=GRACE_SECONDS)
-    if ended.code == Exit.DATA:
-        raise UserError(Exit.DATA, ended.problem)
-    if ended.code == Exit.BUSY:
+    if answer.code == Exit.DATA:
+        raise UserError(Exit.DATA, problem_of(answer))
+    if answer.code == Exit.BUSY:
         return BUSY
-    if is_complete(folder, steps):
+    if is_run_complete(folder, steps):
         return ""
-    return ended.problem or "no validation after its last step: run pretokenize.py with --val_fraction 0.01"
+    return problem_of(answer) or "no validation after its last step: run pretokenize.py with --val_fraction 0.01"
 
 
-def is_complete(folder: Path, steps: int) -> bool:
+def is_run_complete(folder: Path, steps: int) -> bool:
     """True for a run that was validated after its last step."""
     return (folder / "metrics.jsonl").is_file() and read_run(str(folder))["val_loss"].last_x >= steps
 

@@ -59,10 +59,11 @@ class Answer(NamedTuple):
 
 
 def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
-        env: Mapping[str, str] = MappingProxyType({})) -> Answer:
+        env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0) -> Answer:
     """Runs a script of ours until it has answered or the seconds are over; then it is killed with all it has started.
 
-    Raises SystemExit after a signal. On Linux, if a process has to die where memory runs out, it is the child.
+    With grace_seconds it is asked to stop before, and given that long; it must not print much then. Raises
+    SystemExit after a signal. On Linux, if a process has to die where memory runs out, it is the child.
     """
     before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child behind
     ends_at, is_over = time.monotonic() + seconds, False
@@ -76,7 +77,11 @@ def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
                 printed, complaints = child.communicate(timeout=0.2)
                 break
             is_over = time.monotonic() > ends_at
-            if signals.number is not None or is_over:
+            if (signals.number is not None or is_over) and grace_seconds:
+                child.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(grace_seconds)
+            if (signals.number is not None or is_over) and child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
     if signals.number is not None:
         raise SystemExit(128 + signals.number)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import train
-from benchmarks.children import Ended
 from benchmarks.ladder import SHAPES, RungFailed, as_flags, ladder, loss_difference, run_rung, time_ladder
+from common.children import Answer
 from common.errors import Exit, UserError
 from tests.helpers.bench import CPU, GPU, flags_of, leave_a_run, make_bench
 
@@ -50,7 +50,7 @@ def test_a_failed_rung_says_why_and_the_others_go_on(tmp_path):
     def answer(words):
         flags = " ".join(flags_of(words))
         if words[1] != "naive":
-            return Ended.of(-9, "", "warning: this is why")
+            return Answer(-9, "", "warning: this is why")
         if "--use_amp" in flags.split():
             return leave_a_run(words, complaint="warning: a\nerror: out of luck. Try again.\nlater", code=5)
         if "--preload auto" in flags:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import peers
-from benchmarks.children import Ended
 from benchmarks.prepare import synthesise
+from common.children import Answer
 from model import GPT
 from tests.helpers.bench import leave_a_run, make_bench
 
@@ -55,7 +55,7 @@ def made_up(tmp_path_factory):
 def test_a_peers_model_starts_from_our_weights_on_our_batches(made_up, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setattr(torch, "compile", lambda net: net)
-    found = peers.step(str(made_up), str(made_up), TINY, 3, 2, "fp32", False)
+    found = peers.time_step(str(made_up), str(made_up), TINY, 3, 2, "fp32", False)
     batches, config, _ = peers._ours(made_up, peers.Shape(**TINY), torch.device("cpu"))
     torch.manual_seed(1337)
     ours = GPT.create(config)
@@ -72,24 +72,24 @@ def test_a_peer_is_timed_in_turns_with_our_best_rung_and_compared(tmp_path, last
             return leave_a_run(words)
         request = json.loads(words[2])
         assert (request["every"], request["precision"], request["num_steps"]) == (1, "bf16", 3)
-        return Ended(0, json.dumps({"seconds": [9.0, 1.0, 1.0], "losses": [4.0, 3.0, last],
+        return Answer(0, json.dumps({"seconds": [9.0, 1.0, 1.0], "losses": [4.0, 3.0, last],
                                     "peak_memory_bytes": 2_000_000}), "")
 
     out = io.StringIO()
     bench = make_bench(tmp_path, answer, out)
-    assert peers.compare(bench, "step", "x", None) == is_same
+    assert peers.time_beside(bench, "step", "x", None) == is_same
     assert "ratio        2.000x the speed of nanoGPT, 0.500x its memory; losses differ by" in out.getvalue()
     assert bench.found["medians"]["nanoGPT"] == {"ms_median": 1000.0, "peak_memory_bytes": 2_000_000}
 
 
 def test_our_loader_is_faster_than_slicing_row_by_row(made_up):
-    found = peers.loader(str(made_up), num_batches=16)
+    found = peers.time_loader(str(made_up), num_batches=16)
     assert list(found) == ["nanoGPT's get_batch", "ours, ram", "ours, mmap"]
     assert found["ours, ram"] < found["nanoGPT's get_batch"]
 
 
 def test_saving_is_timed_in_its_parts(tmp_path):
-    found = peers.saving(str(tmp_path), TINY, False)
+    found = peers.time_saving(str(tmp_path), TINY, False)
     assert all(seconds > 0 for seconds in found.values())
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "theirs"}
 
@@ -101,7 +101,7 @@ def test_decoding_is_timed_with_every_precision(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "NEW_TOKENS", 3)
     monkeypatch.setattr(peers, "OUR_DECODING", {name: flags for name, flags in peers.OUR_DECODING.items()
                                                 if "--compile" not in flags})
-    found = peers.decode(str(tmp_path), False)
+    found = peers.time_decode(str(tmp_path), False)
     assert [f"{name}, {num}" for num in (1, 8) for name in (
         "transformers fp32", "transformers bf16", "ours fp32", "ours bf16", "ours int8")] == list(found)
     assert all(rate > 0 for rate in found.values())

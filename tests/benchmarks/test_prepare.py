@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.ladder import Machine
+from benchmarks.ladder import Facts
 from benchmarks.prepare import prepare
 from common.errors import Exit, UserError
 from tokens.corpus import open_corpus
@@ -16,7 +16,7 @@ def test_made_up_tokens_are_a_corpus_that_follows_zipfs_law_and_no_run_trains_on
     about = prepare(str(tmp_path), None, TINY, 100_000, False)
     assert about.pop("vocab_size") == 300
     assert about.pop("num_parameters") == 4 * 12 * 128**2 + 4 * 13 * 128 + 256 + 316 * 128
-    assert not Machine(**about).on_gpu
+    assert not Facts(**about).on_gpu
     corpus = open_corpus(tmp_path, None, tmp_path / "metadata.json", None)
     assert (corpus.vocab_size, corpus.train.length) == (300, 100_352)
     counts = np.bincount(np.fromfile(tmp_path / "train.bin", "<i2"), minlength=300)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import train
-from benchmarks.children import Ended
 from benchmarks.ladder import as_flags
 from benchmarks.quality import RECIPES, Learned, compare_recipes, recipes, run_flags
+from common.children import Answer
 from common.errors import Exit, UserError
 from tests.helpers.bench import make_bench
 from watching.history import Curve
@@ -25,7 +25,7 @@ class Trainer:
     def __init__(self, folder: Path):
         self.folder, self.out = folder, io.StringIO()
         self.bench = make_bench(folder / "children", self.answer, self.out)
-        self.endings: dict[str, Ended] = {}  # instead of a run, by the name of its folder
+        self.endings: dict[str, Answer] = {}  # instead of a run, by the name of its folder
         self.started: list[str] = []
 
     def answer(self, words):
@@ -41,7 +41,7 @@ class Trainer:
         rows = [{"step": step, "val_loss": 8 - (8 - final) * step / STEPS, "tokens": step, "seconds": MS[recipe] / 1000}
                 for step in range(5, STEPS + 1, 5)]
         (output / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return Ended(0, "", "")
+        return Answer(0, "", "")
 
     def compare(self, words: str = "nanogpt; ours", num_seeds: int = 2) -> bool:
         self.started.clear()
@@ -82,13 +82,13 @@ def test_what_is_complete_is_not_repeated_and_what_is_not_is_resumed(trainer):
 
 
 def test_what_another_command_works_on_is_left_to_it_and_what_failed_is_said(trainer):
-    trainer.endings["ours-1337"] = Ended(Exit.BUSY, "", "")
+    trainer.endings["ours-1337"] = Answer(Exit.BUSY, "", "")
     assert trainer.compare()
     assert ["ours,", "seed", "1337:", "under", "way", "in", "another", "command"] in trainer.said
-    trainer.endings = {"ours-1337": Ended.of(5, "", "error: no room")}
+    trainer.endings = {"ours-1337": Answer(5, "", "error: no room")}
     assert not trainer.compare()
     assert ["ours,", "seed", "1337:", "no", "room"] in trainer.said
-    trainer.endings = {"ours-1337": Ended.of(3, "", "error: damaged")}
+    trainer.endings = {"ours-1337": Answer(3, "", "error: damaged")}
     with pytest.raises(UserError, match="damaged") as caught:
         trainer.compare()
     assert caught.value.code == Exit.DATA

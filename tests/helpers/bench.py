@@ -7,27 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.children import Children, Ended
-from benchmarks.ladder import SHAPES, Bench, Machine
+from benchmarks.ladder import SHAPES, Bench, Children, Facts
+from common.children import Answer
 from common.progress import Progress
 from common.signals import Signals
 
-CPU = Machine("a CPU", "torch", False, "bf16", "", "")
+CPU = Facts("a CPU", "torch", False, "bf16", "", "")
 GPU = replace(CPU, on_gpu=True)
 
 
 class Imagined(Children):
     """Children that are never started: `answer` says what one with these words leaves behind."""
 
-    def __init__(self, folder: Path, answer: Callable[[Sequence[str]], Ended]):
+    def __init__(self, folder: Path, answer: Callable[[Sequence[str]], Answer]):
         super().__init__(Signals(), 60, folder)
-        self._answer = answer
+        object.__setattr__(self, "answer", answer)
 
-    def run(self, words: Sequence[str], cache: str | None = None, grace_seconds: float = 0.0) -> Ended:
-        return self._answer(words)
+    def run(self, words: Sequence[str], cache: str = "", grace_seconds: float = 0.0) -> Answer:
+        return self.answer(words)  # type: ignore[attr-defined]
 
 
-def make_bench(folder: Path, answer: Callable[[Sequence[str]], Ended], out: TextIO | None = None) -> Bench:
+def make_bench(folder: Path, answer: Callable[[Sequence[str]], Answer], out: TextIO | None = None) -> Bench:
     """A benchmark on an imagined CPU: two steps are timed after one."""
     return Bench(Progress(out or io.StringIO()), Imagined(folder, answer), SHAPES["mini"], CPU, "data", 2, 1)
 
@@ -37,7 +37,7 @@ def flags_of(words: Sequence[str]) -> list[str]:
     return json.loads(words[2])["flags"] if words[1] == "naive" else list(words[1:])
 
 
-def leave_a_run(words: Sequence[str], lose: float = 0.0, complaint: str = "", code: int = 0) -> Ended:
+def leave_a_run(words: Sequence[str], lose: float = 0.0, complaint: str = "", code: int = 0) -> Answer:
     """Writes what a run of train.py with these words leaves, every loss a share `lose` too high."""
     flags = flags_of(words)
     folder = Path(flags[flags.index("--output_dir") + 1])
@@ -45,4 +45,4 @@ def leave_a_run(words: Sequence[str], lose: float = 0.0, complaint: str = "", co
     steps = [{"step": n, "loss": (5 - n) * (1 + lose), "seconds": 0.5, "mfu": None} for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     closing = "attention   flash\ncompile_seconds: 1.5\npeak_memory_bytes: 1000000\nloss: 2.0 at step 3\n"
-    return Ended.of(code, closing, complaint)
+    return Answer(code, closing, complaint)
