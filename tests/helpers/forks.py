@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "system" / "faulty.c"
 POLL_SECONDS = 0.002
 GRACE_SECONDS = 30  # as torchrun has it
+MONITOR_SECONDS = 0.3  # which torchrun may take to see that a process has ended
 ORPHANS_SECONDS = 60  # in which processes end that have lost the one that started them
 
 
@@ -190,6 +191,7 @@ def become_one_of(job: Job) -> None:
             code = os.waitstatus_to_exitcode(status)
             if code and not first:
                 first = code if code > 0 else 128 - code
+                time.sleep(MONITOR_SECONDS)
                 end_all(children, signal.SIGTERM)
                 threading.Timer(GRACE_SECONDS, end_all, [children, signal.SIGKILL]).start()
     os._exit(first)

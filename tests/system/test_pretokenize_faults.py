@@ -1,0 +1,199 @@
+"""pretokenize.py while somebody writes to its text, or kills it: what is half old and half new is never taken for done.
+"""
+
+import contextlib
+import gzip
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.errors import Exit, UserError
+from pretokenization.blocks import Limits
+from pretokenization.workers import Reader, Task
+from tests.helpers.commands import ROOT
+from tests.helpers.pretokenize import metadata_of, refused, run, written
+from tests.helpers.texts import STRINGS, lines, words, write
+from tokens.corpus import open_corpus
+
+SMALL = Limits(block_bytes=900, part_bytes=500, window_bytes=100)
+LATER = 3  # blocks after which the text changes
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# ---------------------------------------------------------------- a text that changes
+
+
+def replace_it(path: Path) -> None:
+    """Another file of the same size takes its place."""
+    status = path.stat()
+    path.with_suffix(".new").write_bytes(path.read_bytes()[::-1])
+    os.utime(path.with_suffix(".new"), ns=(status.st_atime_ns, status.st_mtime_ns))
+    path.with_suffix(".new").replace(path)
+
+
+def edit(path: Path) -> None:
+    """Some bytes in the middle, the size stays."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"changed")
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))  # whatever the clock of this file system
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"{\"text\": \"more\"}\n")
+
+
+CHANGES = {
+    "cut": (lambda path: os.truncate(path, path.stat().st_size // 2), r"it had [\d,]+ bytes and now has [\d,]+\."),
+    "cut to nothing": (lambda path: os.truncate(path, 0), "and now has 0"),
+    "appended to": (append, r"it had [\d,]+ bytes and now has"),
+    "edited": (edit, "it was written to, or replaced"),
+    "replaced": (replace_it, "it was written to, or replaced"),
+    "deleted": (Path.unlink, r"was deleted or moved while it was read \(No such file"),
+}
+
+
+def changing(monkeypatch, task: Task, change) -> None:
+    """Once some blocks have been answered for in a pass, the change happens."""
+    inner, seen = Reader.answer, []
+
+    def answer(reader, block):
+        seen.extend([block] if reader.setup.task == task else [])
+        if len(seen) == LATER and reader.setup.task == task:
+            change()
+        return inner(reader, block)
+
+    monkeypatch.setattr(Reader, "answer", answer)
+
+
+@pytest.fixture
+def corpus():
+    write("in/a.txt", words(6000, 1))
+    write("in/b.jsonl", lines([words(300, number) for number in range(20)]))
+    write("in/c.txt.gz", gzip.compress(words(6000, 2).encode()))
+    return "in", "--val_fraction", "0.2"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.jsonl", "c.txt.gz"])
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_text_that_changes_while_it_is_read_is_named_and_nothing_is_written(what, name, corpus, monkeypatch,
+                                                                              tokenizer_file):
+    change, says = CHANGES[what]
+    for task in (Task.ENCODE,) if name != "a.txt" else (Task.SURVEY, Task.ENCODE):
+        shutil.copytree("in", "kept")
+        how = ("--tokenizer_file", str(tokenizer_file)) if task == Task.ENCODE else ("--vocab_size", "300")
+        with monkeypatch.context() as patch:
+            changing(patch, task, lambda: change(Path("in", name)))
+            message = refused(*corpus, *how, limits=SMALL, match=says)
+        assert message.startswith(f"in/{name} ")
+        assert not Path("data").exists()
+        shutil.rmtree("in")
+        shutil.move("kept", "in")
+
+
+def test_an_older_set_stays_where_the_text_changes(corpus, monkeypatch, tokenizer_file):
+    given = ("--tokenizer_file", str(tokenizer_file))
+    metadata = run(*corpus, *given, limits=SMALL)
+    changing(monkeypatch, Task.ENCODE, lambda: append(Path("in/a.txt")))
+    refused(*corpus, *given, "--overwrite", limits=SMALL, match=r"in/a\.txt changed")
+    assert metadata == metadata_of()
+
+
+# ---------------------------------------------------------------- kills
+
+
+def start(*argv: str, limits: str = "") -> subprocess.Popen:
+    """The command in a session of its own."""
+    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport pretokenize\nfrom common.errors import guard\n"
+            f"from pretokenization.blocks import Limits\nguard(lambda argv: pretokenize.main(argv, Limits({limits})))")
+    with open("shown", "ab") as shown:
+        return subprocess.Popen([sys.executable, "-c", code, *argv], stdout=shown, stderr=shown, start_new_session=True)
+
+
+def wait_for_all(group: int) -> None:
+    """Until no process of a group does anything: a worker first ends the block it is encoding."""
+    def is_at_work(place: Path) -> bool:
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = place.read_text(errors="replace").rpartition(")")[2].split()
+            return int(its_group) == group and state not in "ZX"
+        return False
+
+    deadline = time.monotonic() + 30
+    while any(map(is_at_work, Path("/proc").glob("[0-9]*/stat"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_terminated_command_takes_its_processes_with_it(tokenizer_file):
+    write("a.jsonl", lines([words(2000, number) for number in range(40)]) * 80)
+    process = start("a.jsonl", "--num_workers", "3", "--engine", "tokenizers", "--tokenizer_file", str(tokenizer_file))
+    while "encoding with" not in Path("shown").read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+    assert "stopped by SIGTERM" in Path("shown").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not Path("data/metadata.json").exists()
+
+
+ENGINES = ["tokenizers"] + ["gigatoken"] * (importlib.util.find_spec("gigatoken") is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.kills
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("engine_name", ENGINES)
+@pytest.mark.parametrize("what", ["mixed", "mixed trained", "one.txt", "one.txt trained"])
+def test_a_command_killed_at_any_instant_continues_and_writes_the_same_bytes(what, engine_name, tokenizer_file, tally):
+    """Some 10 MB: lines, packed lines, a packed text, small texts; and a single text."""
+    texts = [words(500 + 97 * (number % 90), number) + STRINGS[number % len(STRINGS)] for number in range(900)]
+    write("mixed/a.jsonl", lines(texts * 2))
+    write("mixed/b.jsonl.gz", gzip.compress(lines([words(3000, number) for number in range(900, 1200)]).encode(), 1))
+    write("mixed/c.txt.gz", gzip.compress((words(1_500_000, 1200) + "\u00e9\0\n").encode(), 1))
+    for number in range(20):
+        write(f"mixed/d{number}.txt", words(9000, 1300 + number) + "\U0001f600")
+    write("one.txt", "".join(texts) + words(2_000_000, 1400))
+
+    how = ("--vocab_size", "1500") if "trained" in what else ("--tokenizer_file", str(tokenizer_file))
+    argv = (what.split()[0], *how, "--val_fraction", "0.1", "--num_workers", "2", "--engine", engine_name)
+    limits = "journal_seconds=0.05, fast_sample_bytes=0, block_bytes=2**19"
+    began = time.monotonic()
+    assert start(*argv, "--output_dir", "whole", limits=limits).wait() == 0, Path("shown").read_text()
+    seconds, expected = time.monotonic() - began, written("whole")
+    rng, kills, rounds = random.Random(f"{what} {engine_name}"), 0, 0
+    while kills < max(1, round(7 * tally.share)):
+        rounds += 1
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            process = start(*argv, limits=limits)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0, seconds))
+                assert process.returncode in (0, Exit.DATA), Path("shown").read_text()  # done, or done before
+                break
+            (os.killpg if kills % 2 else os.kill)(process.pid, signal.SIGKILL)
+            process.wait()
+            wait_for_all(process.pid)
+            kills += 1
+            with contextlib.suppress(UserError):  # what a reader accepts is the whole set
+                open_corpus(Path("data"), None, Path("data/metadata.json"), Path("data/tokenizer.json"))
+                assert written("data") == expected
+        assert start(*argv, limits=limits).wait() in (0, Exit.DATA), Path("shown").read_text()
+        assert written("data") == expected
+        assert [entry for entry in os.listdir("data") if entry.startswith(".")] == []
+        shutil.rmtree("data")
+    tally.add("kills of pretokenize.py", runs=rounds, kills=kills, wrong=0)
