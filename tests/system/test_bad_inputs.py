@@ -1,20 +1,13 @@
 """Every bad input of the commands, one row each: its exit code, its one message, nothing left behind.
 
 A row runs in a copy of a small world: corpus/ (from pretokenize.py), out/checkpoint-2 (from train.py), gpt2/ (the same
-model as a Hugging Face folder), text.txt. The rows share one process that has imported the commands and forks for each;
-`pytest -m slow` starts each row as a user does.
+model as a Hugging Face folder), text.txt. The rows share one process that has imported the commands and forks for each.
 """
 
-import contextlib
 import json
 import os
 import re
-import resource
-import shlex
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +19,6 @@ import pytest
 from common.errors import Exit
 from common.files import sha256_of
 from tests.helpers.checkpoints import cut_into_shards, edit, seal
-from tests.helpers.commands import run
 from tests.helpers.forks import Ended
 
 SECONDS = 10
@@ -247,25 +239,15 @@ HUGE_IDS = NO_IDS.replace('"cat": 0', '"cat": 4294967295').replace('"no"', '"cat
 TRAIN_FLAGS = [
     ("a batch size that is not a number", "--batch_size nan", "--batch_size 'nan': must be auto or a whole number"),
     ("a batch size of zero", "--batch_size 0", "--batch_size '0': must be auto or a whole number from 1 to"),
-    ("a negative batch size", "--batch_size -3", "--batch_size '-3'"),
-    ("a batch size with a fraction", "--batch_size 1.5", "--batch_size '1.5'"),
     ("a learning rate that is not a number", "--learning_rate nan", "must be a number above 0 and at most 10"),
-    ("an infinite learning rate", "--learning_rate inf", "--learning_rate 'inf'"),
-    ("a learning rate beyond floating point", "--learning_rate 1e999", "--learning_rate '1e999'"),
-    ("a learning rate of zero", "--learning_rate 0", "--learning_rate '0'"),
-    ("a negative learning rate", "--learning_rate -1e-3", "--learning_rate '-1e-3'"),
-    ("text for a learning rate", "--learning_rate fast", "--learning_rate 'fast'"),
     ("steps beyond 2^31", "--max_steps 99999999999999999999", "--max_steps '99999999999999999999'"),
     ("dropout of everything", "--dropout 1", "--dropout '1': must be a number of at least 0 and below 1"),
-    ("a beta of one", "--beta2 1.0", "--beta2 '1.0'"),
     ("a negative seed", "--seed -1", "--seed '-1': must be a whole number"),
-    ("a sequence of ten million tokens", "--seq_length 10000000", "--seq_length '10000000'"),
     ("a name that is no size", "--model_size gpt3", "--model_size 'gpt3': must be one of tiny, mini"),
     ("a place where tokens cannot live", "--preload disk", "--preload 'disk': must be one of"),
     ("an empty folder name", "--data_dir ''", "--data_dir '': must be text that is not empty"),
     ("a flag without its value", "--batch_size", "--batch_size: expected one argument"),
     ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Did you mean --learning_rate?"),
-    ("a flag cut short", "--warmup 3", "--warmup: no such flag. Did you mean --warmup_steps?"),
     ("a word without a flag", "corpus.txt", "'corpus.txt': unexpected argument"),
     ("a width that the heads do not divide", "--n_head 5", "--n_embd: is not a multiple of --n_head"),
     ("a min_lr above the peak", "--learning_rate 1e-4 --min_lr 1e-3", "--min_lr: is above --learning_rate"),
@@ -273,55 +255,35 @@ TRAIN_FLAGS = [
     ("a warm-up longer than the run", "--warmup_steps 4", "--warmup_steps: ends after --max_steps"),
     ("a warm-up longer than the epochs", "--max_steps 9999 --warmup_steps 500 --epochs 1", "the run has"),
     ("overwriting what is to be resumed", "--overwrite --resume_from auto", "--overwrite: not with"),
-    ("a schedule's end without a schedule", "--min_lr 0 --no-use_lr_scheduler", "--min_lr: needs"),
+    ("a schedule's end without a schedule", "--min_lr 0 --no-use_lr_scheduler", "--min_lr: has no effect with a constant"),
     ("an unknown schedule", "--lr_schedule cosin", "--lr_schedule 'cosin': must be one of linear, cosine, wsd"),
-    ("another program's schedule", "--lr_schedule warmup_stable_decay", "Did you mean wsd?"),
-    ("an end of a constant rate", "--min_lr 0 --lr_schedule constant", "--min_lr: has no effect with --lr_schedule"),
-    ("two schedules", "--lr_schedule wsd --no-use_lr_scheduler", "--lr_schedule: not with --no-use_lr_scheduler"),
     ("a share without a decay", "--decay_share 0.3", "--decay_share: has no effect without --lr_schedule wsd"),
-    ("a share of all and more", "--decay_share 1.1", "--decay_share '1.1': must be a number above 0 and at most 1"),
     ("a cooldown's steps without one", "--cooldown_steps 5", "--cooldown_steps: has no effect without"),
-    ("two ends of a cooldown", "--cooldown_from out --max_steps 9", "--max_steps: not with --cooldown_from; give"),
+    ("two ends of a cooldown", "--cooldown_from out --max_steps 9", "--max_steps: not with --cooldown_from"),
     ("tokens on a GPU that is not to be used", "--preload gpu", "--preload gpu: not with --no-use_gpu"),
-    ("a number of tokens with an unknown letter", "--check --tokens 2.6X", "--tokens '2.6X': must be a number from 1"),
-    ("no tokens at all", "--check --tokens 0.1", "--tokens '0.1': must be a number from 1 to"),
-    ("tokens for a machine check that is not requested", "--tokens 2.6B", "--tokens: has no effect without --check"),
     ("six wrong flags", "--batch_size 0 --epochs x --seed y --dropout 2 --beta1 nan --grad_clip -1",
      "and 2 more: --beta1, --grad_clip"),
 ]
 
 MIXTURES = [  # of the flag --data_dir alone
     ("a weight of zero", "corpus:0 other:1", "corpus:0: the weight must be a number above 0"),
-    ("a negative weight", "corpus:-1 other:1", "corpus:-1: the weight must be a number above 0"),
     ("a weight that is not a number", "corpus:nan other:1", "corpus:nan: the weight must be a number above 0"),
-    ("an infinite weight", "corpus:inf other:1", "corpus:inf: the weight must be a number above 0"),
-    ("a word for a weight", "corpus:half other:1", "corpus:half: the weight must be a number above 0"),
-    ("a weight of a trillion digits", "corpus:1e999999999999 other:1", "the weight must be a number above 0"),
     ("one folder with a weight", "corpus:0.7", "corpus:0.7: a single folder has nothing to be weighed against"),
     ("one folder twice", "corpus:1 corpus/:2", "corpus and corpus/ are the same folder"),
     ("a weight for one of two folders", "corpus:0.7 other", "corpus has a weight, other has none"),
-    ("weights before their folders", "0.7 corpus 0.3 other", "0.7: is a number, and no folder has this name"),
     ("files for several folders", "corpus other --bin_file corpus/train.bin", "--bin_file: not with several folders"),
-    ("metadata for several folders", "corpus other --metadata_file x", "--metadata_file: not with several folders"),
-    ("an empty name among several", "corpus ''", "--data_dir '': must be text that is not empty"),
 ]
 
 TOKENS = [
     ("an odd number of bytes", "has 1,999 bytes, not a positive multiple of 2", cut("corpus/train.bin", 1999)),
     ("fewer tokens than recorded", "holds 900 tokens, metadata corpus/metadata.json says 1,000",
      cut("corpus/train.bin", 1800)),
-    ("more tokens than recorded", "holds 1,001 tokens", change("corpus/train.bin", lambda held: held + b"\1\0")),
     ("no tokens", "has 0 bytes", cut("corpus/train.bin", 0)),
     ("no token file", "train.bin is missing", drop("corpus/train.bin")),
     ("a folder for a token file", "is not a file", folder("corpus/train.bin")),
-    ("a pipe for a token file", "is not a file", fifo("corpus/train.bin")),
     ("a token file nobody may read", "Permission denied", forbid("corpus/train.bin")),
     ("an id beyond the vocabulary, deep inside", "id 400 at position 777 is outside the vocabulary of 400",
      ids("corpus/train.bin", 777, 400)),
-    ("a negative id", "id -1 at position 999", ids("corpus/train.bin", 999, -1)),
-    ("an id beyond the vocabulary for validation", "val.bin: id 401 at position 50", ids("corpus/val.bin", 50, 401)),
-    ("no validation file where one is recorded", "val.bin is missing", drop("corpus/val.bin")),
-    ("a type other than the tokens'", "holds 500 tokens", put(META, "dtype", "int32")),
     ("tokens of another type, of the same number", "outside the vocabulary", both(
         put(META, "dtype", "int32"), put(META, "splits.train.tokens", 500), put(META, "splits.train.sha256", GONE))),
 ]
@@ -330,37 +292,19 @@ METADATA = [
     ("an empty file", "is not JSON", write(META, "")),
     ("a file cut in its middle", "is not JSON", cut(META, 60)),
     ("a list", "holds no JSON object", write(META, "[1]")),
-    ("null", "holds no JSON object", write(META, "null")),
     ("bytes that are not UTF-8", "is not JSON", write(META, b'{"a": "\xff"}')),
     ("lists in lists without end", "is not JSON", write(META, deep("list"))),
-    ("objects in objects without end", "is not JSON", write(META, deep("object"))),
-    ("a number of 5,000 digits", "is not JSON", write(META, '{"vocab_size": 1' + "0" * 5000 + "}")),
     ("a gigabyte", "has 1,073,741,824 bytes", sparse(META)),
-    ("a folder", "Is a directory", folder(META)),
     ("a pipe", "regular file", fifo(META)),
-    ("a link to nowhere", "has no metadata.json", link(META, "nowhere")),
     ("an unknown version", "version 99 is unknown", put(META, "version", 99)),
-    ("no version", "version None is unknown", put(META, "version", GONE)),
     ("a vocabulary in text", "vocab_size is '400', not a whole number", put(META, "vocab_size", "400")),
-    ("a vocabulary that is true", "vocab_size is True", put(META, "vocab_size", True)),
-    ("a vocabulary with a fraction", "vocab_size is 400.0", put(META, "vocab_size", 400.0)),
-    ("a vocabulary of zero", "vocab_size is 0", put(META, "vocab_size", 0)),
-    ("a vocabulary of 10^30", "vocab_size is 1000000000000000", put(META, "vocab_size", 10**30)),
-    ("a vocabulary that is not a number", "vocab_size is nan", put(META, "vocab_size", float("nan"))),
     ("a vocabulary smaller than the tokenizer's", "metadata corpus/metadata.json says 300",
      put(META, "vocab_size", 300)),
-    ("a vocabulary named twice", "vocab_size is '7'", change(META, lambda held: held[:-1] + b', "vocab_size": "7"}')),
     ("an end-of-text id beyond the vocabulary", "end_of_text_id is 400", put(META, "end_of_text_id", 400)),
-    ("an end-of-text id that is a list", "end_of_text_id is [0]", put(META, "end_of_text_id", [0])),
     ("an unknown type", "dtype is 'int64', not one of int16", put(META, "dtype", "int64")),
-    ("a type that is a number", "dtype is 16", put(META, "dtype", 16)),
     ("an unknown layout", "layout is 'zip'", put(META, "layout", "zip")),
     ("splits that are a list", "splits is ", put(META, "splits", [])),
-    ("no splits", "splits is ", put(META, "splits", GONE)),
-    ("a split that is a number", "splits.train is 5, not an object", put(META, "splits.train", 5)),
     ("tokens in text", "tokens is 'x'", put(META, "splits.train.tokens", "x")),
-    ("a negative number of tokens", "tokens is -1", put(META, "splits.train.tokens", -1)),
-    ("files that are text", "splits.train.files is 'train.bin'", put(META, "splits.train.files", "train.bin")),
     ("a file outside its folder", "splits.train.files[0].name is '../../secret.bin'",
      put(META, "splits.train.files", [{"name": "../../secret.bin"}])),
     ("a file by its absolute path", "name is '/etc/passwd'",
@@ -409,7 +353,6 @@ RESUMED = [
     ("a checkpoint that is not there", "none", "none does not exist", both()),
     ("a folder without checkpoints", "corpus", "corpus holds no checkpoint", both()),
     ("a pickle", "ckpt.pt", "a pickle", write("ckpt.pt", b"\x80\x02}q\x00.")),
-    ("a zip as torch.save writes it", "ckpt.pt", "a pickle", write("ckpt.pt", b"PK\x03\x04" + bytes(99))),
     ("llm.c's checkpoint", "model.bin", "llm.c's format",
      write("model.bin", np.array([20240326, 3] + [0] * 254, "<i4").tobytes())),
     ("a text file", "text.txt", "text.txt is a file", both()),
@@ -422,53 +365,27 @@ RESUMED = [
     ("no optimizer state", HERE, "optimizer.safetensors: No such file", drop(OPTIMIZER)),
     ("no manifest", HERE, "no manifest.json", drop(f"{HERE}/manifest.json")),
     ("an empty manifest", HERE, "manifest.json cannot be read", write(f"{HERE}/manifest.json", "")),
-    ("a manifest that is a list", HERE, "manifest.json does not hold a JSON object",
-     write(f"{HERE}/manifest.json", "[]")),
     ("a manifest of another version", HERE, "version 9, this program reads 1",
      put(f"{HERE}/manifest.json", "version", 9)),
-    ("a manifest of a gigabyte", HERE, "manifest.json cannot be read (it has 1,073,741,824 bytes",
-     sparse(f"{HERE}/manifest.json")),
     ("a manifest without its files", HERE, "does not list the files of a checkpoint",
      put(f"{HERE}/manifest.json", "files", {})),
     ("a manifest that leaves its folder", HERE, "does not name a file of this folder",
      put(f"{HERE}/manifest.json", "files", {name: {} for name in ("../../text.txt", "model.safetensors",
                                                                   "optimizer.safetensors", "trainer_state.json")})),
-    ("a manifest with a size in text", HERE, "the manifest says 'x'",
-     lambda place: (place / HERE / "manifest.json").write_text(re.sub(
-         r'"bytes": \d+', '"bytes": "x"', (place / HERE / "manifest.json").read_text()))),
     ("a device for a model card", HERE, "README.md is not a regular file", both(
         link(f"{HERE}/README.md", "/dev/zero"), lambda place: (place / HERE / "manifest.json").write_text(re.sub(
             r'("README.md": {\s*"bytes": )\d+', r"\g<1>0", (place / HERE / "manifest.json").read_text())))),
     ("all checkpoints damaged", "out", "no sound checkpoint in out", cut(WEIGHTS, 5000)),
-    ("all checkpoints damaged, found by auto", "auto", "no sound checkpoint in out", cut(WEIGHTS, 5000)),
     ("a state that is no JSON", HERE, "trainer_state.json cannot be read", sealed(write(STATE, "x"))),
-    ("a state that never ends", HERE, "trainer_state.json cannot be read", sealed(write(STATE, deep("object")))),
     ("a state of another program", HERE, "trainer_state.json: format is 'x'", state("format", "x")),
-    ("a state of another version", HERE, "version 2, this program reads 1", state("version", 2)),
     ("a step in text", HERE, "step is 'x', not a whole number", state("step", "x")),
-    ("a negative step", HERE, "step is -1", state("step", -1)),
-    ("a step of 1e300", HERE, "step is 1e+300", state("step", 1e300)),
-    ("a step of 10^30", HERE, "step is 1000000000", state("step", 10**30)),
-    ("no step", HERE, "step is None", state("step", GONE)),
-    ("a step that is true", HERE, "step is True", state("step", True)),
     ("a step other than the folder's", HERE, "step is 3", state("step", 3)),
-    ("samples that are null", HERE, "samples_seen is None", state("samples_seen", None)),
-    ("negative samples", HERE, "samples_seen is -5", state("samples_seen", -5)),
     ("10^30 samples", HERE, "samples_seen is 1000000000", state("samples_seen", 10**30)),
     ("a best loss in text", HERE, "best_val_loss is 'nan'", state("best_val_loss", "nan")),
-    ("a best loss that is no number", HERE, "best_val_loss is nan", state("best_val_loss", float("nan"))),
-    ("a best step that is a list", HERE, "best_step is []", state("best_step", [])),
-    ("skipped steps in text", HERE, "skipped_steps is 'x'", state("skipped_steps", "x")),
     ("a validated step of the future", HERE, "validated_step is 1000", state("validated_step", 10**15)),
-    ("validations below zero", HERE, "validations_without_gain is -2", state("validations_without_gain", -2)),
     ("no model in the state", HERE, "lacks model or data", state("model", GONE)),
-    ("data that is text", HERE, "lacks model or data", state("data", "x")),
-    ("settings that are a list", HERE, "settings is []", state("settings", [])),
-    ("an environment in text", HERE, "environment is 'x'", state("environment", "x")),
-    ("a loss scale in text", f"{HERE} --use_amp --amp_dtype fp16", "scaler", state("scaler", {"scale": "x"})),
     ("a loss scale of zero", f"{HERE} --use_amp --amp_dtype fp16", "scaler", state("scaler", {
         "scale": 0.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0})),
-    ("a loss scaler that is a list", HERE, "scaler is [1]", state("scaler", [1])),
     ("a model of other layers", f"{HERE} --n_layer 3", "n_layer is 2 in the checkpoint and 3 here", both()),
     ("a wider vocabulary", HERE, "vocab_size is 400 in the checkpoint and 500 here", put(META, "vocab_size", 500)),
     ("a tensor too few", HERE, f"{QKV} is missing", sealed(tensors(WEIGHTS, lambda held: held.pop(QKV)))),
@@ -476,60 +393,36 @@ RESUMED = [
      sealed(tensors(WEIGHTS, lambda held: held.update(more=np.zeros(3, "f4"))))),
     ("a tensor of another shape", HERE, f"{QKV} has shape [96, 5]",
      sealed(tensors(WEIGHTS, lambda held: held.update({QKV: np.zeros((5, 96), "f4")})))),
-    ("a tensor of whole numbers", HERE, f"{QKV} holds int64",
-     sealed(tensors(WEIGHTS, lambda held: held.update({QKV: held[QKV].astype("i8")})))),
     ("a header of 2^60 bytes", HERE, "model.safetensors cannot be read", sealed(write(WEIGHTS, SAFETENSORS_BOMB))),
-    ("a header that is no JSON", HERE, "model.safetensors cannot be read",
-     sealed(write(WEIGHTS, (9).to_bytes(8, "little") + b"{" * 99))),
     ("the optimizer of a smaller model", HERE, f"exp_avg.{QKV} has shape",
      sealed(tensors(OPTIMIZER, lambda held: held.update({f"exp_avg.{QKV}": np.zeros((3, 3), "f4")})))),
     ("an optimizer without a moment", HERE, f"exp_avg_sq.{QKV} is missing",
      sealed(tensors(OPTIMIZER, lambda held: held.pop(f"exp_avg_sq.{QKV}")))),
-    ("a moment of whole numbers", HERE, f"exp_avg.{QKV} holds",
-     sealed(tensors(OPTIMIZER, lambda held: held.update({f"exp_avg.{QKV}": held[f"exp_avg.{QKV}"].astype("i8")})))),
-    ("an optimizer's step that is a matrix", HERE, f"step.{QKV} has shape",
-     sealed(tensors(OPTIMIZER, lambda held: held.update({f"step.{QKV}": np.zeros((2, 2), "f4")})))),
-    ("no random-number generator", HERE, "rng.cpu is missing",
-     sealed(tensors(OPTIMIZER, lambda held: held.pop("rng.cpu")))),
     ("a random-number generator of three bytes", HERE, "rng.cpu",
      sealed(tensors(OPTIMIZER, lambda held: held.update({"rng.cpu": np.zeros(3, "u1")})))),
-    ("a random-number generator of floats", HERE, "rng.cpu",
-     sealed(tensors(OPTIMIZER, lambda held: held.update({"rng.cpu": np.zeros(5056, "f4")})))),
 ]
 
 
 FLAG_FILES = [
     ("no file of flags", "--config none.toml: No such file", both()),
-    ("a folder of flags", "--config x.toml: Is a directory", folder("x.toml")),
-    ("a pipe of flags", "--config x.toml: it is not a regular file", fifo("x.toml")),
     ("a gigabyte of flags", "--config x.toml: it has 1,073,741,824 bytes", sparse("x.toml")),
     ("a file of flags nobody may read", "--config x.toml: Permission denied",
      both(write("x.toml", "seed = 1"), forbid("x.toml"))),
-    ("flags that are not UTF-8", "x.toml is not TOML", write("x.toml", b"seed = 1 # caf\xe9")),
     ("flags in YAML", "x.toml is not TOML: Expected '='", write("x.toml", "seed: 1\n")),
-    ("flags in JSON", "x.toml is not TOML", write("x.toml", '{"seed": 1}')),
-    ("flags of nanoGPT", "x.toml is not TOML", write("x.toml", "out_dir = 'out'\neval_only = True\n")),
     ("text without quotes", "x.toml is not TOML: Invalid value (at line 1", write("x.toml", "data_dir = corpus")),
     ("a key twice", "x.toml is not TOML: Cannot overwrite a value", write("x.toml", "seed = 1\nseed = 2\n")),
-    ("lists in lists without end", "x.toml is not TOML", write("x.toml", "seed = " + "[" * 100_000)),
-    ("zeros for flags", "x.toml is not TOML", write("x.toml", bytes(1000))),
     ("an unknown key", "lerning_rate (line 2 of x.toml): no such flag. Did you mean learning_rate?",
      write("x.toml", "seed = 1\nlerning_rate = 1e-3\n")),
     ("a key of another program", "block_size (line 1 of x.toml): no such flag. Here it is called --seq_length.",
      write("x.toml", "block_size = 256")),
-    ("a number in quotes", "seed '1' (line 1 of x.toml): must be a whole number", write("x.toml", 'seed = "1"')),
-    ("a number of 5,000 digits", "x.toml", write("x.toml", "seed = 1" + "0" * 5000)),
     ("a learning rate that is not a number", "learning_rate (line 1 of x.toml) 'nan': must be a number above 0",
      write("x.toml", "learning_rate = nan")),
-    ("a null character in a name", "data_dir (line 1 of x.toml)", write("x.toml", 'data_dir = "a\\u0000b"')),
     ("a key that drives a terminal", "no such flag", write("x.toml", '"\\u001b[2J\\n" = 1')),
     ("a section of flags", "model (line 2 of x.toml): is a table", write("x.toml", "seed = 1\n[model]\nn_layer = 2\n")),
     ("a flag in a file that only the line may have", "debug (line 1 of x.toml): has no effect in a file",
      write("x.toml", "debug = true")),
     ("two flags of a file that cannot be together", "--min_lr: is above --learning_rate (min_lr: line 2 of x.toml)",
      write("x.toml", "learning_rate = 1e-4\nmin_lr = 1e-3\n")),
-    ("six wrong flags in a file", "and 2 more: epochs, dropout",
-     write("x.toml", "a1 = 1\nb2 = 2\nbatch_size = 0\nseed = -1\nepochs = 0\ndropout = 2\n")),
 ]
 
 
@@ -541,7 +434,6 @@ def train_rows() -> list[Row]:
           for what, words, says in MIXTURES),
         Row("train.py mixes: a folder that is not there", f"{BIN} --data_dir corpus:1 other:2", data,
             "--data_dir other does not exist"),
-        Row("train.py mixes: two folders that are not there", f"{BIN} --data_dir x:1 y:2", data, "y does not exist"),
         Row("train.py mixes: a comma between folders", f"{BIN} --data_dir corpus:1,other:2", data,
             "Several folders have blanks between them"),
         Row("train.py mixes: two tokenizers", f"{BIN} --data_dir corpus:1 other:2", data,
@@ -553,8 +445,6 @@ def train_rows() -> list[Row]:
                 twin("corpus", "other"), put("other/metadata.json", "end_of_text_id", 1))),
         Row("train.py mixes: a folder shorter than a sequence", f"{BIN} --data_dir corpus other --seq_length 1000",
             data, "training tokens, fewer than a sequence of 1,000", twin("corpus", "other")),
-        Row("train.py --config: an empty list of folders", f"{BIN} --config x.toml", Exit.FLAGS,
-            "data_dir [] (line 1 of x.toml): must be text", write("x.toml", "data_dir = []")),
         Row("train.py resumes: another mixture", f"{RESUME} {HERE} --data_dir corpus:1 other:2", data,
             "on another mixture: one folder; here corpus 33.3%, other 66.7%", twin("corpus", "other")),
         *(Row(f"train.py tokens: {what}", TRAIN, data, says, setup) for what, says, setup in TOKENS),
@@ -576,12 +466,8 @@ def train_rows() -> list[Row]:
         Row("train.py: no data folder", f"{BIN} --data_dir none", data, "--data_dir none does not exist"),
         Row("train.py: a file for a data folder", f"{BIN} --data_dir text.txt", data, "is not a folder"),
         Row("train.py: a data folder without metadata", TRAIN, data, "has no metadata.json", drop(META)),
-        Row("train.py: a data folder without anything", f"{BIN} --data_dir empty", data, "has no metadata.json",
-            folder("empty")),
-        Row("train.py: tokenizer.json is a folder", TRAIN, data, "tokenizer", folder("corpus/tokenizer.json")),
         Row("train.py: tokenizer.json is a gigabyte", TRAIN, data, "has 1,073,741,824 bytes",
             sparse("corpus/tokenizer.json")),
-        Row("train.py: tokenizer.json is a pipe", TRAIN, data, "regular file", fifo("corpus/tokenizer.json")),
         Row("train.py resumes: other tokens", f"{RESUME} {HERE}", data, "on other tokens",
             both(ids("corpus/train.bin", 5, 7), put(META, "splits.train.sha256", GONE))),
         Row("train.py resumes: another tokenizer", f"{RESUME} {HERE}", data, "with another tokenizer",
@@ -589,13 +475,10 @@ def train_rows() -> list[Row]:
         Row("train.py: another run's checkpoints", f"{BIN} --data_dir corpus --output_dir out", Exit.CHECKPOINT,
             "holds the checkpoints of another run"),
         Row("train.py: output_dir is a file", f"{TRAIN} --output_dir text.txt", machine, "--output_dir text.txt"),
-        Row("train.py: output_dir is in a file", f"{TRAIN} --output_dir text.txt/x", machine,
-            "--output_dir text.txt/x"),
         Row("train.py: output_dir is a link to nowhere", f"{TRAIN} --output_dir l", machine, "--output_dir l",
             link("l", "nowhere/x")),
         Row("train.py: output_dir is forbidden", f"{TRAIN} --output_dir no", machine, "--output_dir no",
             both(folder("no"), forbid("no"))),
-        Row("train.py: output_dir has a name of 300 letters", f"{TRAIN} --output_dir {'x' * 300}", machine, "too long"),
         Row("train.py: output_dir is another run's", f"{TRAIN} --output_dir busy", Exit.BUSY, "is in use",
             hold("busy/.lock")),
     ]
@@ -606,18 +489,11 @@ def train_rows() -> list[Row]:
 PRETOKENIZE_FLAGS = [
     ("no text", "", "FILE: none given"),
     ("a vocabulary below the bytes", "text.txt --vocab_size 256", "--vocab_size '256': must be auto or"),
-    ("a vocabulary beyond 2^31", "text.txt --vocab_size 2147483648", "--vocab_size '2147483648'"),
-    ("a vocabulary that is no number", "text.txt --vocab_size nan", "--vocab_size 'nan'"),
     ("all for validation", "text.txt --val_fraction 1",
      "--val_fraction '1': must be a number of at least 0 and below 1"),
-    ("less than nothing for validation", "text.txt --val_fraction -0.1", "--val_fraction '-0.1'"),
-    ("a share that is no number", "text.txt --val_fraction nan", "--val_fraction 'nan'"),
-    ("pairs seen never", "text.txt --min_frequency 0", "--min_frequency '0'"),
-    ("a sample beyond floating point", "text.txt --train_sample_bytes 1e999", "--train_sample_bytes '1e999'"),
     ("no workers", "text.txt --num_workers 0", "--num_workers '0'"),
     ("a misspelt flag", "text.txt --vocabsize 300", "Did you mean --vocab_size?"),
     ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
-    ("a corpus beside the demonstration", "--corpus tinystories --demo", "--demo: takes no --corpus beside it"),
     ("a corpus beside text", "text.txt --corpus tinystories", "--corpus: takes no FILE beside it"),
     ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: is a model"),
     ("an empty name", "''", "FILE '': must be text"),
@@ -626,10 +502,7 @@ PRETOKENIZE_FLAGS = [
     ("an encoding that is none", "text.txt --encoding klingon",
      "--encoding 'klingon': must be an encoding that Python knows, such as cp1251"),
     ("an encoding that is not of text", "text.txt --encoding base64", "--encoding 'base64': must be"),
-    ("an encoding of host names", "text.txt --encoding idna", "--encoding 'idna': must be"),
-    ("no encoding", "text.txt --encoding ''", "--encoding '': must be"),
     ("strictness twice", "text.txt --encoding cp1251 --strict_utf8", "--strict_utf8: impossible with --encoding"),
-    ("an encoding of Python's own sources", "--demo --encoding cp1251", "--encoding: has no effect with --demo"),
     ("six wrong flags", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers 0 --peek 0 --engine 9",
      "and 2 more: "),
 ]
@@ -638,102 +511,57 @@ CORPORA = [
     ("a missing file", "none.txt", "none.txt: No such file", both()),
     ("a pattern that matches nothing", "'*.none'", "matches no file", both()),
     ("a folder without text", "corpus", "corpus holds no .txt", both()),
-    ("an empty folder", "empty", "empty holds no .txt", folder("empty")),
     ("a folder nobody may read", "no", "Permission denied", both(folder("no"), forbid("no"))),
     ("a pipe", "pipe", "regular file", fifo("pipe")),
     ("a device", "/dev/zero", "regular file", both()),
     ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
-    ("a link to itself", "x.txt", "x.txt: Too many levels", link("x.txt", "x.txt")),
     ("a file nobody may read", "text.txt", "Permission denied", forbid("text.txt")),
     ("an empty file", "x.txt", "nothing to train on in x.txt", write("x.txt", "")),
     ("an empty standard input", "-", "nothing to train on in stdin", both()),
     ("a blank file", "x.txt", "nothing to train on in x.txt", write("x.txt", " \n\t\n" * 99)),
-    ("one byte", "x.txt", "nothing to train on in x.txt", write("x.txt", "a")),
-    ("a byte order mark alone", "x.txt", "nothing to train on in x.txt", write("x.txt", b"\xef\xbb\xbf")),
     ("UTF-16 with a mark", "x.txt", "x.txt is UTF-16", write("x.txt", "the cat".encode("utf-16"))),
     ("UTF-16 without a mark", "x.txt", "x.txt is UTF-16-LE", write("x.txt", WORDS.decode().encode("utf-16-le"))),
-    ("UTF-16 in Russian without a mark", "x.txt", "Give --encoding utf-16-be",
-     write("x.txt", (RUSSIAN * 9).encode("utf-16-be"))),
-    ("UTF-16 as one JSON array without a mark", "x.json", "x.json is UTF-16-LE",
-     write("x.json", ('[{"text": "the cat sat"}]' * 9).encode("utf-16-le"))),
-    ("UTF-16 as one JSON array with its flag", "x.json --encoding utf-16-le", "x.json is one JSON array",
-     write("x.json", ('[{"text": "the cat sat"}]' * 9).encode("utf-16-le"))),
     ("UTF-16 with the flag of the other order", "x.txt --encoding utf-16-le", "is UTF-16-BE, not UTF-16-LE",
      write("x.txt", WORDS.decode().encode("utf-16-be"))),
-    ("UTF-16 with half a character at its end", "x.txt --encoding utf-16", "x.txt is not utf-16: 0x61 (truncated data)",
-     write("x.txt", WORDS.decode().encode("utf-16") + b"a")),
     ("text in cp1251", "x.txt", "x.txt is not UTF-8:", write("x.txt", (RUSSIAN * 9).encode("cp1251"))),
-    ("text in KOI8-R, packed", "x.txt.gz", "x.txt.gz is not UTF-8:",
-     write("x.txt.gz", packed("gz", (RUSSIAN * 9).encode("koi8-r")))),
     ("text in cp1251 after a long English beginning", "x.txt", "cannot be decoded, from byte 2,000 on",
      write("x.txt", WORDS + (RUSSIAN * 9).encode("cp1251"))),
-    ("lines of JSON in cp1251", "x.jsonl", "x.jsonl is not UTF-8:",
-     write("x.jsonl", (json.dumps({"text": RUSSIAN}, ensure_ascii=False) + "\n").encode("cp1251") * 9)),
     ("UTF-8 with the flag of another encoding", "x.txt --encoding cp1251",
      "x.txt is UTF-8, and --encoding cp1251 would garble it", write("x.txt", RUSSIAN)),
-    ("ASCII with the flag of UTF-16", "x.txt --encoding utf-16", "x.txt is UTF-8, and", write("x.txt", WORDS)),
     ("bytes that the encoding does not have", "x.txt --encoding cp1252", "x.txt is not cp1252: 0x81 (character maps to",
      write("x.txt", WORDS + b"\x81")),
-    ("a packed file whose text is not in its encoding", "x.txt.bz2 --encoding shift_jis",
-     "at byte 2,000 of its text. Give the --encoding", write("x.txt.bz2", packed("bz2", WORDS + b"\xff\xff"))),
     ("a file packed twice", "x.txt.gz", "is packed twice: there is gzip inside its gzip",
      write("x.txt.gz", packed("gz", packed("gz", WORDS)))),
-    ("a .bz2 inside a .xz", "x.txt.xz", "is packed twice: there is bzip2 inside its xz",
-     write("x.txt.xz", packed("xz", packed("bz2", WORDS)))),
     ("token ids", "corpus/train.bin", "If it holds tokens: train.py takes it with --bin_file", both()),
-    ("token ids, packed", "x.gz", "full of control characters", lambda place: (place / "x.gz").write_bytes(
-        packed("gz", (place / "corpus/train.bin").read_bytes()))),
     ("document ends", "corpus/train.idx corpus/val.idx text.txt --overwrite", "corpus/train.idx",
      write("corpus/train.idx", np.arange(999, dtype="<u8").tobytes())),
-    ("an array of numpy", "x.npy", "x.npy is a numpy array", write("x.npy", npy("'<u2'", "(9,)"))),
     ("a model in GGUF", "x.gguf", "x.gguf is a model in GGUF", write("x.gguf", b"GGUF\3\0\0\0" + bytes(99))),
     ("a text that the output would replace", "corpus/tokenizer.json --output_dir corpus --overwrite",
      "corpus/tokenizer.json would be replaced by the output of the same name", both()),
     ("a model in safetensors", WEIGHTS, "is a model in safetensors", both()),
     ("a pickle of torch", "x.pt", "x.pt is a zip archive", write("x.pt", b"PK\x03\x04" + bytes(99))),
-    ("an office document", "x.docx", "x.docx is an .docx document", write("x.docx", b"PK\x03\x04" + bytes(99))),
-    ("an old office document", "x.doc", "x.doc is a document of an office program",
-     write("x.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99))),
-    ("rich text", "x.rtf", "x.rtf is rich text", write("x.rtf", "{\\rtf1\\ansi the cat sat}")),
     ("random bytes", "x.txt", "full of control characters", write("x.txt", np.random.default_rng(0).bytes(5000))),
     ("a gigabyte of zeros", "x.txt", "4,096 of them zero", sparse("x.txt")),
     ("a binary file in a folder of texts", "texts", "texts/b.txt is not text", both(
         write("texts/a.txt", WORDS), write("texts/b.txt", np.arange(3000, dtype="<i2").tobytes()))),
-    ("a .bz2 cut to six bytes", "x.txt.bz2", "x.txt.bz2 is damaged", write("x.txt.bz2", packed("bz2", WORDS)[:6])),
-    ("UTF-32", "x.txt", "x.txt is UTF-32", write("x.txt", "the cat".encode("utf-32"))),
     ("Latin-1 where that is forbidden", "x.txt --strict_utf8", "not UTF-8: 0xe9 (invalid continuation byte) at byte 2,"
      "003, line 41 of x.txt", write("x.txt", WORDS + "caf\xe9 noir\n".encode("latin-1"))),
     ("a zip archive", "x.txt", "x.txt is a zip archive", write("x.txt", b"PK\x03\x04" + bytes(99))),
     ("a PDF", "x.txt", "x.txt is a PDF", write("x.txt", b"%PDF-1.7\n" + bytes(99))),
-    ("a program", "x.txt", "x.txt is a program", write("x.txt", b"\x7fELF\2\1\1" + bytes(999))),
-    ("a picture", "x.txt", "x.txt is a picture", write("x.txt", b"\x89PNG\r\n\x1a\n" + bytes(99))),
     ("a tar archive", "x.tar", "x.tar is a tar archive",
      write("x.tar", b"x.txt".ljust(257, b"\0") + b"ustar\x0000" + bytes(999))),
-    ("a packed tar archive", "x.tar.gz", "x.tar.gz is a tar archive",
-     write("x.tar.gz", packed("gz", b"x.txt".ljust(257, b"\0") + b"ustar\x0000" + bytes(999)))),
     *((f"a damaged .{kind}", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
        write(f"x.txt.{kind}", packed(kind, WORDS)[:20] + b"\0\xff\0" * 9 + packed(kind, WORDS)[30:]))
       for kind in ("gz", "bz2", "xz")),
     *((f"a .{kind} cut short", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
        write(f"x.txt.{kind}", packed(kind, WORDS)[:-9])) for kind in ("gz", "bz2", "xz")),
-    ("a .gz of garbage", "x.gz", "x.gz is damaged", write("x.gz", b"\x1f\x8b" + bytes(99))),
     ("a bomb", "x.txt.gz", "as an archive bomb does",
      lambda place: (place / "x.txt.gz").write_bytes(packed("gz", b"\n" * 2**20) * 300)),
-    ("a bomb in .xz", "x.txt.xz", "as an archive bomb does",
-     lambda place: (place / "x.txt.xz").write_bytes(packed("xz", b"\n" * 2**22) * 80)),
-    ("a bomb of text that unpacks to 240 times its size", "x.txt.gz", "unpacks to more than 100 times",
-     lambda place: (place / "x.txt.gz").write_bytes(packed("gz", b"the cat sat on the mat\n" * 2**16) * 200)),
     ("lines without the field", "x.jsonl", "has no text in field 'text': its fields are body",
      write("x.jsonl", '{"body": "a b c"}\n' * 9)),
-    ("lines without another field", "x.jsonl --text_field body",
-     "has no text in field 'body': its fields are text. Give --text_field",
-     write("x.jsonl", '{"text": "a b c"}\n' * 9)),
-    ("lines with a number for text", "x.jsonl", "has no text in field 'text'", write("x.jsonl", '{"text": 5}\n' * 9)),
     ("broken lines", "x.jsonl", "is not JSON", write("x.jsonl", '{"text": "a b\n' * 9)),
-    ("lists in lists in a line", "x.jsonl", "is not JSON", write("x.jsonl", deep("list"))),
     ("one JSON array", "x.json", "x.json is one JSON array", write("x.json", '[{"text": "a"}]')),
     ("junk for a table", "x.parquet", "x.parquet is not a Parquet file", write("x.parquet", "junk" * 99)),
-    ("a table of junk", "x.parquet", "x.parquet", write("x.parquet", b"PAR1" + b"junk" * 99 + b"PAR1")),
 ]
 
 
@@ -748,12 +576,8 @@ VERIFIED = [
         change("corpus/train.bin", lambda held: held[2:] + held[:2]))),
     ("a tokenizer that has changed", "corpus", "is not the one with which the tokens were made",
      change("corpus/tokenizer.json", lambda held: held + b"\n")),
-    ("documents without a number", "corpus", "records no number of documents", verified(documents=GONE)),
     ("too many documents", "corpus", "documents up to token", verified(documents=10**30)),
     ("no document ends", "corpus", "train.idx is missing", drop("corpus/train.idx")),
-    ("document ends cut short", "corpus", "train.idx", cut("corpus/train.idx", 5)),
-    ("files that are none", "corpus", "splits.train.files is []", verified(files=[])),
-    ("a tokenizer's record that is text", "corpus", "is not the one", put(META, "tokenizer", "x")),
     ("no tokenizer", "corpus", "tokenizer.json: No such file", drop("corpus/tokenizer.json")),
 ]
 
@@ -778,25 +602,14 @@ WORD_PIECE = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_pre
 UNFAITHFUL = [
     ("one that makes letters small", "the tokenizer changes text", normalized(type="Lowercase")),
     ("one that strips blanks", "comes back as", normalized(type="Strip", strip_left=True, strip_right=True)),
-    ("one that takes accents away", "comes back as", normalized(type="Sequence", normalizers=[
-        {"type": "NFD"}, {"type": "StripAccents"}])),
-    ("one that unites what looks alike", "comes back as", normalized(type="NFKC")),
-    ("one that decomposes", "comes back as", normalized(type="NFD")),
     ("one that deletes a word", "'azebrab zebra c' comes back as 'ab  c'",
      normalized(type="Replace", pattern={"String": "zebra"}, content="")),
-    ("one that folds blanks", "comes back as",
-     normalized(type="Replace", pattern={"Regex": " {2,}"}, content=" ")),
     ("one that drops what lies between words", "comes back as", lambda fields: fields.update(
         pre_tokenizer={"type": "Whitespace"})),
     ("one whose ids are random", "its BPE has a dropout of 0.1",
      lambda fields: fields["model"].update(dropout=0.1)),
     ("one with an id for two tokens", "id 300 stands for", lambda fields: fields["model"]["vocab"].update(
         {token: 300 for token, number in fields["model"]["vocab"].items() if number == 301})),
-    ("one for words alone", "comes back as '[UNK]", lambda fields: fields.update(
-        model=WORD_PIECE, pre_tokenizer={"type": "BertPreTokenizer"}, decoder={"type": "WordPiece", "prefix": "##",
-                                                                               "cleanup": True})),
-    ("one without characters beyond ASCII", "comes back as", lambda fields: fields["model"].update(
-        vocab={token: number for token, number in fields["model"]["vocab"].items() if token.isascii()}, merges=[])),
     ("one that swallows blanks around a word", "comes back as", lambda fields: fields["added_tokens"].append(
         {"id": 399, "content": "zebra", "single_word": False, "lstrip": True, "rstrip": True, "normalized": False,
          "special": False})),
@@ -816,7 +629,6 @@ def pretokenize_rows() -> list[Row]:
         *(Row(f"pretokenize.py verifies: {what}", f"pretokenize.py --verify {name}", data, says, setup)
           for what, name, says, setup in VERIFIED),
         Row("pretokenize.py: no tokenizer", f"{GIVEN} none.json", data, "tokenizer none.json: No such file"),
-        Row("pretokenize.py: a folder for a tokenizer", f"{GIVEN} empty", data, "tokenizer", folder("empty")),
         Row("pretokenize.py: a tokenizer of a gigabyte", f"{GIVEN} x.json", data, "has 1,073,741,824 bytes",
             sparse("x.json")),
         *(Row(f"pretokenize.py tokenizer: {what}", f"{GIVEN} x.json", data, says, remade(how))
@@ -825,16 +637,10 @@ def pretokenize_rows() -> list[Row]:
             both(write("encoder.json", VOCABULARY), fifo("vocab.bpe"))),
         Row("pretokenize.py: a work folder that is a link", f"{PRETOKENIZE} text.txt --output_dir out2", machine,
             "out2: .pretokenize in it is a link", both(folder("out2"), link("out2/.pretokenize", "../corpus"))),
-        Row("pretokenize.py: a lock that is a link", f"{PRETOKENIZE} text.txt --output_dir out2", machine,
-            "--output_dir out2", both(folder("out2"), link("out2/.pretokenize.lock", "../text.txt"))),
         Row("pretokenize.py: peeking at nothing", "pretokenize.py --peek 1 --output_dir none", data, "No such file"),
         Row("pretokenize.py: outputs exist", f"{PRETOKENIZE} text.txt --output_dir corpus", data, "Give --overwrite"),
         Row("pretokenize.py: output_dir is a file", f"{PRETOKENIZE} text.txt --output_dir text.txt", machine,
             "--output_dir text.txt"),
-        Row("pretokenize.py: output_dir is in a file", f"{PRETOKENIZE} text.txt --output_dir text.txt/x", machine,
-            "--output_dir text.txt/x"),
-        Row("pretokenize.py: output_dir is a link to nowhere", f"{PRETOKENIZE} text.txt --output_dir l", machine,
-            "--output_dir l", link("l", "nowhere/x")),
         Row("pretokenize.py: output_dir is forbidden", f"{PRETOKENIZE} text.txt --output_dir no", machine,
             "--output_dir no", both(folder("no"), forbid("no"))),
         Row("pretokenize.py: output_dir is another run's", f"{PRETOKENIZE} text.txt --output_dir busy", Exit.BUSY,
@@ -847,64 +653,33 @@ def pretokenize_rows() -> list[Row]:
 GENERATE_FLAGS = [
     ("a billion new tokens", "--max_new_tokens 1000000000", "--max_new_tokens '1000000000': must be a whole number fr"
      "om 1 to 1,000,000"),
-    ("no new tokens", "--max_new_tokens 0", "--max_new_tokens '0'"),
-    ("a negative number of tokens", "--max_new_tokens -5", "--max_new_tokens '-5'"),
     ("a share above one", "--top_p 1.5", "--top_p '1.5': must be a number above 0 and at most 1"),
-    ("a share of nothing", "--top_p 0", "--top_p '0'"),
     ("a temperature that is no number", "--temperature nan", "--temperature 'nan'"),
-    ("an infinite temperature", "--temperature inf", "--temperature 'inf'"),
-    ("a negative temperature", "--temperature -1", "--temperature '-1'"),
-    ("text for a temperature", "--temperature hot", "--temperature 'hot'"),
-    ("no samples", "--num_samples 0", "--num_samples '0'"),
-    ("a negative top_k", "--top_k -1", "--top_k '-1'"),
     ("a seed beyond 64 bits", "--seed 99999999999999999999", "--seed '99999999999999999999'"),
-    ("a seed with a fraction", "--seed 1.5", "--seed '1.5'"),
     ("two prompts", "--prompt a --prompt_file text.txt", "--prompt and --prompt_file: give one of them"),
     ("a precision without its flag", "--amp_dtype bf16", "--amp_dtype: has no effect without --use_amp"),
-    ("a precision that is none", "--use_amp --amp_dtype fp8", "--amp_dtype 'fp8'"),
-    ("a misspelt flag", "--temprature 1", "Did you mean --temperature?"),
     ("a hyphen for an underscore", "--max-new-tokens 5", "Did you mean --max_new_tokens?"),
     ("a word without a flag", "hello", "'hello': unexpected argument"),
-    ("an empty checkpoint's name", "--ckpt ''", "--ckpt '': must be text"),
     ("two wrong flags at once", "--top_p 2 --num_samples x", "--num_samples 'x'"),
 ]
 CONFIG = "gpt2/config.json"
 GPT2 = "gpt2/model.safetensors"
 CONFIGS = [
     ("no config", "config.json", drop(CONFIG)),
-    ("an empty config", "config.json cannot be read", write(CONFIG, "")),
-    ("a config that is a list", "config.json does not hold a JSON object", write(CONFIG, "[]")),
     ("a config without end", "config.json cannot be read", write(CONFIG, deep("list"))),
     ("a config of a gigabyte", "config.json cannot be read (it has 1,073,741,824 bytes", sparse(CONFIG)),
     ("another kind of model", "model_type is 'mamba'", put(CONFIG, "model_type", "mamba")),
     ("10^9 layers", "n_layer is 1000000000, not a whole number from 1 to 1,024", put(CONFIG, "n_layer", 10**9)),
-    ("10^30 layers", "n_layer is 1000000000", put(CONFIG, "n_layer", 10**30)),
     ("a thousand layers, of which the file has two", "config.json asks for", put(CONFIG, "n_layer", 1000)),
     ("a layer too many", "is missing", put(CONFIG, "n_layer", 3)),
     ("no layers", "n_layer is 0", put(CONFIG, "n_layer", 0)),
-    ("negative layers", "n_layer is -1", put(CONFIG, "n_layer", -1)),
-    ("layers in text", "n_layer is '2'", put(CONFIG, "n_layer", "2")),
-    ("layers with a fraction", "n_layer is 2.5", put(CONFIG, "n_layer", 2.5)),
-    ("layers that are true", "n_layer is True", put(CONFIG, "n_layer", True)),
-    ("layers that are null", "n_layer is None", put(CONFIG, "n_layer", None)),
-    ("layers named twice", "n_layer is 0", change(CONFIG, lambda held: held.rstrip()[:-1] + b', "n_layer": 0}')),
-    ("a width of 2^16", "config.json asks for", put(CONFIG, "n_embd", 2**16)),
     ("heads that do not divide the width", "n_embd 32 is not a multiple of n_head 5", put(CONFIG, "n_head", 5)),
-    ("a context of 10^9", "n_positions is 1000000000", put(CONFIG, "n_positions", 10**9)),
     ("a vocabulary of 10^9", "vocab_size is 1000000000", put(CONFIG, "vocab_size", 10**9)),
     ("another inner width", "n_inner is 7", put(CONFIG, "n_inner", 7)),
-    ("an inner width that is a list", "n_inner is [1]", put(CONFIG, "n_inner", [1])),
     ("an unknown activation", "activation_function is 'swish'", put(CONFIG, "activation_function", "swish")),
-    ("an activation that is a list", "activation_function is []", put(CONFIG, "activation_function", [])),
-    ("an epsilon in text", "layer_norm_epsilon is 'x'", put(CONFIG, "layer_norm_epsilon", "x")),
     ("an epsilon that is no number", "layer_norm_epsilon is nan", put(CONFIG, "layer_norm_epsilon", float("nan"))),
-    ("an epsilon that is true", "layer_norm_epsilon is True", put(CONFIG, "layer_norm_epsilon", True)),
-    ("a tied head in text", "tie_word_embeddings is 'no'", put(CONFIG, "tie_word_embeddings", "no")),
     ("no weights", "model.safetensors is missing", drop(GPT2)),
     ("weights in a pickle alone", "its weights are a pickle", both(drop(GPT2), write("gpt2/pytorch_model.bin", "x"))),
-    ("a folder for weights", "model.safetensors is missing", folder(GPT2)),
-    ("empty weights", "header too small", cut(GPT2, 0)),
-    ("a page of HTML for weights", "model.safetensors cannot be read", write(GPT2, "<html>" + " " * 500_000)),
     ("weights cut short", "model.safetensors cannot be read", cut(GPT2, 140_000)),
     ("a header of 2^60 bytes", "model.safetensors cannot be read",
      change(GPT2, lambda held: SAFETENSORS_BOMB + held)),
@@ -914,8 +689,6 @@ CONFIGS = [
      tensors(GPT2, lambda held: held.update({QKV: np.zeros((5, 96), "f4")}))),
     ("tensors of whole numbers", "holds int32",
      tensors(GPT2, lambda held: held.update({key: value.astype("i4") for key, value in held.items()}))),
-    ("four tensors of another shape", "and 1 more", tensors(GPT2, lambda held: held.update(
-        {key: value[:1] for key, value in list(held.items())[:4]}))),
 ]
 TENSOR_INDEX = "gpt2/model.safetensors.index.json"
 ONE_OF_THREE = "model-00002-of-00003.safetensors"
@@ -924,11 +697,7 @@ SHARDED = [
      in_shards(change(TENSOR_INDEX, lambda held: held.replace(ONE_OF_THREE.encode(), f"../{WEIGHTS}".encode())))),
     ("a file of several missing", f"{ONE_OF_THREE} is missing, which", in_shards(drop(f"gpt2/{ONE_OF_THREE}"))),
     ("a file of several cut short", f"{ONE_OF_THREE} cannot be read", in_shards(cut(f"gpt2/{ONE_OF_THREE}", 3000))),
-    ("an index of a gigabyte of weights", "index.json cannot be read (it has 1,073,741,824 bytes",
-     in_shards(sparse(TENSOR_INDEX))),
     ("weights whose index is missing", "index.json is missing, which", in_shards(drop(TENSOR_INDEX))),
-    ("a tensor too many in several files", "holds more, which", in_shards(tensors(
-        f"gpt2/{ONE_OF_THREE}", lambda held: held.update(more=np.zeros(3, "f4"))))),
 ]
 PROMPTS = [
     ("a missing prompt file", "--prompt_file none.txt", "--prompt_file none.txt: No such file", both()),
@@ -941,8 +710,6 @@ PROMPTS = [
      write("x.json", NO_IDS)),
     ("a tokenizer that is not there", "--tokenizer_file none.json", "tokenizer none.json: No such file", both()),
     ("no tokenizer", "", "gpt2 has no tokenizer.json", drop("gpt2/tokenizer.json")),
-    ("an empty tokenizer", "", "is not JSON", write("gpt2/tokenizer.json", "")),
-    ("a tokenizer with an id of 2^32 - 1", "", "has 4,294,967,296 ids", write("gpt2/tokenizer.json", HUGE_IDS)),
     ("a tokenizer with more ids than the model", "", "ids, the model 399",
      both(put(CONFIG, "vocab_size", 399), tensors(GPT2, lambda held: held.update(
          {"transformer.wte.weight": held["transformer.wte.weight"][:399]})))),
@@ -1044,8 +811,6 @@ def later(place: Path) -> None:
 
 
 LOCKS = [
-    ("a link to a file", "out/.lock, where a run says that it uses the folder, is a symbolic link",
-     link("out/.lock", "../text.txt")),
     ("a link to nowhere", "is a symbolic link", link("out/.lock", "nowhere")),
     ("another name of a file", "is a file with other content and was left alone",
      both(drop("out/.lock"), lambda place: os.link(place / "text.txt", place / "out/.lock"))),
@@ -1069,11 +834,7 @@ BESTS = [
 MANIFESTS = [
     ("a newline in a file's name", r"checkpoint-2 is damaged: a\nerror: b: No such", entry("a\nerror: b", bytes=1)),
     ("an escape sequence in a file's name", r"\x1b[2J", entry("\x1b[2J", bytes=1)),
-    ("a file without a name", "does not name a file of this folder", entry("", bytes=1)),
-    ("a null byte in a file's name", "null", entry("a\0b", bytes=1)),
-    ("a name of 5,000 letters", "xxx", entry("x" * 5000, bytes=1)),
     ("no sha256", "the sha256 of config.json is None", entry("config.json", sha256=None)),
-    ("a sha256 that is a list", "the sha256 of config.json is [1]", entry("config.json", sha256=[1])),
 ]
 
 
@@ -1088,13 +849,10 @@ def checkpoint_rows() -> list[Row]:
           for what, says, setup in MANIFESTS),
         Row("generate.py: the best of a single model", f"{GENERATE} gpt2/best", code, "gpt2 is a single model"),
         Row("generate.py: the last of a single checkpoint", f"{GENERATE} {HERE}/last", code, "is a single model"),
-        Row("generate.py: the last of a folder without checkpoints", f"{GENERATE} corpus/last", code,
-            "corpus holds no checkpoint"),
         Row("generate.py: a checkpoint that was pruned", f"{GENERATE} out/checkpoint-999", code,
             "out/checkpoint-999 does not exist. out holds checkpoint-2. Give one of them, or out/last."),
         Row("generate.py: a checkpoint without its folder", f"{GENERATE} checkpoint-2", code,
             "checkpoint-2 does not exist. out holds checkpoint-2. Give"),
-        Row("generate.py: best misspelt", f"{GENERATE} out/bets", code, "out/bets does not exist. out holds"),
         Row("generate.py: a file of a checkpoint", f"{GENERATE} {WEIGHTS}", code, f"Give {HERE}."),
         Row("generate.py: a folder with a newline in its name", "generate.py --ckpt 'a\nerror: b'", code,
             r"error: a\nerror: b does not exist. Train one first: python train.py --output_dir $'a\nerror: b'"),
@@ -1114,12 +872,8 @@ def checkpoint_rows() -> list[Row]:
             "empty holds no checkpoint", folder("empty")),
         Row("train.py cools down: the best, with later ones", f"{COOL} --output_dir out --cooldown_from best", code,
             "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
-        Row("train.py cools down: an empty folder", f"{COOL} --output_dir new --cooldown_from empty", code,
-            "empty holds no checkpoint", folder("empty")),
         Row("train.py cools down: a model without a schedule", f"{COOL} --output_dir new --cooldown_from gpt2", code,
             "--cooldown_from gpt2: manifest.json is missing"),
-        Row("train.py resumes: no manifest anywhere", f"{RESUME} auto", code,
-            "no sound checkpoint in out. checkpoint-2: manifest.json is missing", drop(MANIFEST)),
         Row("train.py: a checkpoint's name that is another program's", f"{start} --output_dir out --overwrite", code,
             "out/checkpoint-500 has a checkpoint's name but no manifest.json", copied(500, "config.json")),
         Row("train.py: the output folder is a checkpoint", f"{start} --output_dir {HERE}", code,
@@ -1127,13 +881,7 @@ def checkpoint_rows() -> list[Row]:
         Row("train.py: it would delete the weights it starts from", "train.py --data_dir corpus --output_dir out "
             "--overwrite --init_from out/best", Exit.FLAGS, "--overwrite: would delete out/best"),
         Row("train.py: the mirror is the output folder", f"{TRAIN} --mirror_to ./new", Exit.FLAGS,
-            "--mirror_to: is --output_dir itself; give a folder on another disk"),
-        Row("train.py: the mirror lies in the output folder", f"{TRAIN} --mirror_to new/mirror", Exit.FLAGS,
-            "--mirror_to: lies in --output_dir; give a folder on another disk"),
-        Row("train.py: the mirror holds the output folder", f"{TRAIN} --mirror_to .", Exit.FLAGS,
-            "--mirror_to: holds --output_dir; give a folder on another disk"),
-        Row("train.py: the mirror is a file", f"{TRAIN} --mirror_to text.txt", Exit.MACHINE,
-            "--mirror_to text.txt cannot be written: Not a directory. Mount its disk"),
+            "--mirror_to: lies in --output_dir, or holds it; give a folder on another disk"),
         Row("train.py: the mirror's disk is not there", f"{TRAIN} --mirror_to /proc/drive/run", Exit.MACHINE,
             "--mirror_to /proc/drive/run cannot be written: No such file or directory. Mount its disk"),
         Row("train.py: the mirror is a checkpoint", f"{TRAIN} --mirror_to {HERE}", code,
@@ -1165,24 +913,17 @@ def keep_time(setup: Setup) -> Setup:
 LIES = [
     ("tokens other than recorded", "", "train.bin: its sha256 is not the one in metadata.json",
      ids("corpus/train.bin", 5, 7)),
-    ("validation tokens other than recorded", "", "val.bin: its sha256 is not the one in", ids("corpus/val.bin", 5, 7)),
     ("an id beyond the vocabulary, the time kept", "--preload ram", "id 401 at position 70 is outside the vocabulary",
      keep_time(ids("corpus/train.bin", 70, 401))),
     ("another tokenizer of the same size", "", "is not the one with which the tokens were made", SWAPPED),
     ("a sha256 that is a word", "", "sha256 is 'x', not 64 hexadecimal", put(META, "splits.train.sha256", "x")),
-    ("a sha256 that is a number", "", "sha256 is 5, not 64 hexadecimal", put(META, "splits.val.sha256", 5)),
-    ("a tokenizer's sha256 in capitals", "", "sha256 is 'AA", put(META, "tokenizer.sha256", "AA" * 32)),
     ("a folder without a tokenizer", "--tokenizer_file gpt2", "tokenizer gpt2/tokenizer.json: No such",
      drop("gpt2/tokenizer.json")),
 ]
 MEASURED = [
     ("tokens for a text", "--text corpus/val.bin", "corpus/val.bin is not text", both()),
-    ("weights for a text", f"--text {WEIGHTS}", "not text", both()),
-    ("a pipe for a text", "--text pipe", "pipe is not a regular file", fifo("pipe")),
     ("no token file", "--tokens none.bin", "none.bin is missing", both()),
-    ("a pipe for tokens", "--tokens pipe", "is not a file", fifo("pipe")),
     ("a folder without tokens", "--tokens gpt2", "gpt2 has no token files of a known name", both()),
-    ("a single token", "--tokens one.bin", "one.bin has 1 token", write("one.bin", b"\1\0")),
     ("only ends of texts", "--tokens x.bin", "no token to score", write("x.bin", bytes(40))),
     ("an id beyond the model's vocabulary", "--tokens x.bin", "x.bin: id 60,000 at position 1",
      write("x.bin", np.array([1, 60_000, 2], "<u2").tobytes())),
@@ -1201,7 +942,6 @@ MEASURED = [
     ("blank text to complete", "--lambada x.jsonl", "text is blank", write("x.jsonl", '{"text": "  "}')),
     ("text that ends in a space", "--lambada x.jsonl", "has no last word", write("x.jsonl", '{"text": "a b "}')),
     ("a benchmark in another encoding", "--lambada x.jsonl", "is not UTF-8", write("x.jsonl", b'{"text": "\xe9 b"}')),
-    ("lists in lists without end", "--lambada x.jsonl", "it is not JSON", write("x.jsonl", deep("list"))),
     ("a label that is true", "--hellaswag x.jsonl", "label is true", write("x.jsonl", SWAG % "true")),
     ("a label with a fraction", "--hellaswag x.jsonl", "label is 1.0", write("x.jsonl", SWAG % "1.0")),
     ("a label beyond the endings", "--hellaswag x.jsonl", "label is 7, but there are 2", write("x.jsonl", SWAG % "7")),
@@ -1235,39 +975,27 @@ DEEP = "/".join(["d" * 200] * 25)
 
 def place_rows() -> list[Row]:
     """Names that no file can have or no library opens, and what the other commands are given by mistake."""
-    flags, data, checkpoint, machine = Exit.FLAGS, Exit.DATA, Exit.CHECKPOINT, Exit.MACHINE
+    flags, data, checkpoint = Exit.FLAGS, Exit.DATA, Exit.CHECKPOINT
     measure, export = "evaluate.py --no-use_gpu --ckpt", "export.py --format huggingface --ckpt"
     return [
         Row("train.py: output_dir has a byte that is not UTF-8", f"{TRAIN} --output_dir {BAD_NAME}", flags,
             "bytes that are not UTF-8, under which the checkpoints could not be read again"),
-        Row("train.py: output_dir is 25 folders deep", f"{TRAIN} --output_dir {DEEP}", machine, "File name too long"),
-        Row("train.py: output_dir is a link to itself", f"{TRAIN} --output_dir l", machine, "--output_dir l",
-            link("l", "l")),
-        Row("train.py: output_dir is the null device", f"{TRAIN} --output_dir /dev/null", machine, "/dev/null cannot"),
-        Row("train.py: output_dir is a pipe", f"{TRAIN} --output_dir p", machine, "--output_dir p cannot", fifo("p")),
-        Row("train.py: output_dir is in /proc", f"{TRAIN} --output_dir /proc/x", machine, "--output_dir /proc/x"),
         Row("train.py resumes: a folder whose name is not UTF-8", f"{RESUME} {BAD_NAME}", checkpoint,
             "Rename it: mv $'caf\\351' NAME", lambda place: (place / "out").rename(place / BAD_NAME)),
         Row("generate.py: a folder whose name is not UTF-8", f"{GENERATE} {BAD_NAME}", checkpoint, "Rename it: mv",
             lambda place: (place / "gpt2").rename(place / BAD_NAME)),
-        Row("export.py: a checkpoint that is not there", f"{export} none --output x", checkpoint,
-            "none does not exist"),
         Row("export.py: a file that is no export", "export.py --ckpt gpt2 --output text.txt --overwrite", flags,
             "text.txt is a file, not an earlier export"),
-        Row("export.py: a folder that is no export", f"{export} gpt2 --output corpus --overwrite", flags,
-            "corpus is a folder that holds"),
         Row("export.py: a precision that is none", f"{export} gpt2 --output x --dtype f8", flags, "--dtype 'f8'"),
         Row("export.py: nowhere to write", f"{export} gpt2", flags, "--output: required"),
         Row("evaluate.py: a checkpoint that is not there", f"{measure} none --text text.txt", checkpoint,
             "none does not exist"),
-        Row("evaluate.py: a missing text", f"{measure} gpt2 --text none.txt", data, "none.txt: No such file"),
         Row("evaluate.py: a folder for HellaSwag", f"{measure} gpt2 --hellaswag corpus", data, "corpus"),
         Row("evaluate.py: all weights pruned", f"{measure} gpt2 --text text.txt --prune 1", flags, "--prune '1'"),
         Row("plot.py: a page by another ending", "plot.py out --html out/metrics.jsonl", flags, "must end in .html"),
         Row("plot.py: a folder without a run", "plot.py corpus", data, "metrics.jsonl: No such file"),
         Row("plot.py: a file of another kind", "plot.py text.txt", data, "holds no logged step yet"),
         Row("plot.py: an ending that is no picture's", "plot.py out --output x.doc", flags, "must end in .png"),
-        Row("plot.py: a link to itself", "plot.py l", data, "l: Too many levels", link("l", "l")),
         Row("bench.py: rungs that are none", "bench.py --rungs 99", flags, "--rungs '99'"),
         Row("bench.py: no data folder", "bench.py --data_dir none", data, "none"),
     ]
@@ -1283,17 +1011,6 @@ ROWS = [*place_rows(), *train_rows(), *pretokenize_rows(), *generate_rows(), *ou
 def fork(forks):
     """A function: runs a command line in a folder, in a fork of a process that has imported everything."""
     return lambda line, where: forks.run(line, cwd=where, alarm=SECONDS)
-
-
-def start(line: str, where: Path) -> Ended:
-    """Runs a command line in a folder as a user does, in a process of its own."""
-    command, *words = shlex.split(line)
-    started = time.monotonic()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        done = run(command.removesuffix(".py"), *words, cwd=where, timeout=SECONDS, TMPDIR=str(where.parent))
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - started, peak)
-    return Ended(-signal.SIGALRM, "", "", time.monotonic() - started, 0)
 
 
 @pytest.fixture(scope="module")
@@ -1335,12 +1052,12 @@ def there_is(place: Path) -> dict[str, Any]:
             if not path.is_dir() else None for path in place.rglob("*") if not path.name.endswith(".lock")}
 
 
-def faults_of(row: Row, world: Path, place: Path, run_line: Callable[[str, Path], Ended]) -> list[str]:
+def faults_of(row: Row, world: Path, place: Path, fork: Callable[[str, Path], Ended]) -> list[str]:
     """All that is wrong with what the command does about a row."""
     shutil.copytree(world, place, symlinks=True)  # copy2: the times are kept, so the tokens are trusted
     kept = row.setup(place)
     before = there_is(place)
-    done = run_line(row.line, place)
+    done = fork(row.line, place)
     after = there_is(place)
     new = {name for name in {**before, **after} if before.get(name, "new") != after.get(name, "new")}
     new -= {"new", "busy"} if row.line.startswith("train.py") else set()  # the folder with the lock
@@ -1391,11 +1108,3 @@ def test_there_is_a_row_for_each_sentence():
 def test_a_bad_input_is_named_and_nothing_else_happens(row, world, fork, tmp_path):
     if faults := faults_of(row, world, tmp_path / "world", fork):
         pytest.fail("\n".join(faults), pytrace=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.sentence)
-def test_so_it_is_for_a_real_process(row, world, tmp_path):
-    if faults := faults_of(row, world, tmp_path / "world", start):
-        pytest.fail("\n".join(faults), pytrace=False)
-
