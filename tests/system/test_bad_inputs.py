@@ -255,7 +255,7 @@ TRAIN_FLAGS = [
     ("a warm-up longer than the run", "--warmup_steps 4", "--warmup_steps: ends after --max_steps"),
     ("a warm-up longer than the epochs", "--max_steps 9999 --warmup_steps 500 --epochs 1", "the run has"),
     ("overwriting what is to be resumed", "--overwrite --resume_from auto", "--overwrite: not with"),
-    ("a schedule's end without a schedule", "--min_lr 0 --no-use_lr_scheduler", "--min_lr: has no effect with a constant"),
+    ("a schedule's end without a schedule", "--min_lr 0 --no-use_lr_scheduler", "--min_lr: has no effect with"),
     ("an unknown schedule", "--lr_schedule cosin", "--lr_schedule 'cosin': must be one of linear, cosine, wsd"),
     ("a share without a decay", "--decay_share 0.3", "--decay_share: has no effect without --lr_schedule wsd"),
     ("a cooldown's steps without one", "--cooldown_steps 5", "--cooldown_steps: has no effect without"),
