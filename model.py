@@ -9,7 +9,6 @@ Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary, P 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +16,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ops.attention import causal_attention
-from ops.linear import ACTIVATIONS, Embedding, Linear, gelu
+from ops.attention import Context
+from ops.linear import ACTIVATIONS, Embedding, Linear
 from ops.loss import OutputLayer
+from ops.options import PLAIN, Options
 from ops.shards import fill
 
 INIT_STD = 0.02  # of initial matrices (Radford et al. 2018, section 4.1)
@@ -83,23 +83,6 @@ class GPTConfig:
         return 6 * matrices + 12 * self.n_layer * self.n_embd * self.seq_length
 
 
-@dataclass(frozen=True)
-class Options:
-    """How the model is computed while it trains: memory and speed, not the function.
-
-    residual_dtype is that of the residual stream; None leaves it as autocast makes it, fp32. With recompute a block's
-    activations are computed again in the backward pass (Chen et al. 2016). Logits of loss_chunk tokens exist at a time,
-    0: of all. fp8_head multiplies the output layer in 8 bits. loss_kernel: the loss by the project's own kernel.
-    """
-
-    residual_dtype: torch.dtype | None = None
-    recompute: bool = False
-    loss_chunk: int = 0
-    fp8_head: bool = False
-    loss_kernel: bool = False
-    attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = causal_attention
-
-
 # ---------------------------------------------------------------- blocks
 
 
@@ -107,27 +90,27 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig, options: Options):
         super().__init__()
         self.n_head, self.dropout, self.attention = config.n_head, config.dropout, options.attention
-        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, config.bias, options.product)
+        self.c_proj = Linear(config.n_embd, config.n_embd, config.bias, options.product)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         B, T, C = x.shape
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
                                   for part in self.c_attn(x).split(C, dim=2))
-        y_BHTK = self.attention(q_BHTK, k_BHTK, v_BHTK, self.dropout if self.training else 0.0)
+        y_BHTK = self.attention(q_BHTK, k_BHTK, v_BHTK, context)
         y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
 
 class MLP(nn.Module):
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, options: Options):
         super().__init__()
-        self.dropout, self.approximate = config.dropout, ACTIVATIONS[config.activation]
-        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout, self.activation = config.dropout, ACTIVATIONS[config.activation]
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, config.bias, options.product)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, config.bias, options.product)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.c_proj(gelu(self.c_fc(x), self.approximate))
+        x = self.c_proj(self.activation(self.c_fc(x)))
         return F.dropout(x, self.dropout, self.training)
 
 
@@ -137,10 +120,10 @@ class Block(nn.Module):
         self.ln_1 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
         self.attn = CausalSelfAttention(config, options)
         self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, options)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x), context)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -150,7 +133,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The language model. Rows of wte and lm_head beyond the vocabulary are padding: they are zero and stay zero."""
 
-    def __init__(self, config: GPTConfig, options: Options = Options()):
+    def __init__(self, config: GPTConfig, options: Options = PLAIN):
         super().__init__()
         self.config, self.options = config, options
         self.transformer = nn.ModuleDict({
@@ -160,11 +143,11 @@ class GPT(nn.Module):
             "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
         if not config.tie_weights:
-            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
+            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False, options.product)
         self.output = OutputLayer()
 
     @classmethod
-    def create(cls, config: GPTConfig, device: torch.device | str = "cpu", options: Options = Options(),
+    def create(cls, config: GPTConfig, device: torch.device | str = "cpu", options: Options = PLAIN,
                std: float = INIT_STD) -> GPT:
         """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
         return cls(config, options).init_weights(std).to(device)
@@ -203,19 +186,21 @@ class GPT(nn.Module):
         assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
         position_T = torch.arange(idx_BT.size(1), device=idx_BT.device)
 
+        dropout = self.config.dropout if self.training else 0.0
+        context = Context(dropout)
+
         x = self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T)
-        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
+        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), dropout)
 
         for block in self.blocks:
             if self.options.recompute and self.training:
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)
+                x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=dropout > 0)
             else:
-                x = block(x)
+                x = block(x, context)
         return self.transformer["ln_f"](x)
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
                 ) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
-        options = self.options
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
-                           options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)
+                           self.options.loss_chunk)

@@ -181,10 +181,6 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            against="bf16: no-use_amp, fp16: no-use_amp, bf16: amp_dtype fp16, fp16: amp_dtype bf16")
     g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at a time; 0: all",
            "2048 on a GPU or compiled, else all")
-    g.switch("--loss_kernel", False, "the loss by a kernel of this program instead of the compiler's: on a GPU; takes "
-             "less memory, not yet timed on one", against="no-use_gpu, fp8_head")
-    g.switch("--fp8_head", False, "multiply the output layer in 8 bits while training, less exactly; for GPUs from "
-             "compute capability 8.9 on (Ada, Hopper), with bf16", against="no-use_gpu, no-use_amp, amp_dtype fp16")
     g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3x "
              "the time", called="gradient_checkpointing grad_checkpointing")
 
@@ -394,10 +390,6 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         require_gpu(args)
         if args.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
             raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
-        if args.fp8_head and (reason := device.why_no_fp8()):
-            raise UserError(Exit.MACHINE, f"--fp8_head: {reason}, or give --no-fp8_head.")
-        if args.loss_kernel and (reason := device.why_no_triton()):
-            raise UserError(Exit.MACHINE, f"--loss_kernel: {reason}, or give --no-loss_kernel.")
         if args.activation_checkpointing and args.dropout and not device.drops_the_same(args.use_gpu):
             raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: on Apple's GPU PyTorch drops "
                                           "other activations when it computes a block again. Drop one of the flags.")
@@ -410,9 +402,6 @@ def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitS
         sizing = choose_sizing(args, corpus)
         config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
         check_lengths(corpus, config.seq_length)
-        if args.fp8_head and (config.seq_length % 16 or config.n_embd % 16):
-            raise UserError(Exit.FLAGS, "--fp8_head: needs a width and a T that 16 divides, not "
-                                        f"{config.n_embd:,} and {config.seq_length:,}. Drop the flag.")
     with problems.catch():
         may_resume = writes or args.resume_from or args.cooldown_from
         resumed = choose_resume(args, out) if may_resume else None

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from architectures.decoding import Attend, LaidOutParts
 from architectures.fields import check_whole, fraction_of, shown, truth_of
 from common.errors import InvalidCheckpoint
-from model import GPT, GPTConfig, Options
+from model import GPT, GPTConfig
 from ops.attention import attention_bytes
-from ops.linear import ACTIVATIONS
+from ops.linear import ACTIVATIONS, gelu_tanh
+from ops.options import Options
 
 NAME: str = "GPT-2"
 Config = GPTConfig
@@ -247,7 +248,7 @@ class GPTDecodingBlock:
 
     def __init__(self, config: GPTConfig, layer: int, parts: LaidOutParts):
         block = f"transformer.h.{layer}"
-        self.num_heads, self.gelu = config.n_head, ACTIVATIONS[config.activation]
+        self.num_heads, self.activation = config.n_head, ACTIVATIONS[config.activation]
         self.attention_norm = GPTDecodingNorm(config, f"{block}.ln_1", parts)
         self.qkv = parts.matrix(f"{block}.attn.c_attn")
         self.attention_out = parts.matrix(f"{block}.attn.c_proj")
@@ -258,7 +259,7 @@ class GPTDecodingBlock:
     def __call__(self, x: torch.Tensor, places: None, attend: Attend) -> torch.Tensor:
         qkv_N3HK = self.qkv(self.attention_norm(x)).view(len(x), 3, self.num_heads, -1)
         x = self.attention_out(attend(qkv_N3HK[:, 0], qkv_N3HK[:, 1:]), plus=x)
-        hidden = self.mlp_in(self.mlp_norm(x), gelu=self.gelu)
+        hidden = self.mlp_in(self.mlp_norm(x), activation=self.activation)
         return self.mlp_out(hidden, plus=x)
 
 
@@ -288,7 +289,7 @@ to_gguf_tensors = unpadded_tensors
 
 def why_no_gguf(config: GPTConfig) -> str | None:
     """Why llama.cpp would compute something else from this model; None if it computes the same."""
-    if ACTIVATIONS[config.activation] == "tanh":
+    if ACTIVATIONS[config.activation] is gelu_tanh:
         return None
     return f"the model's activation is {config.activation}, and llama.cpp computes gelu_new for GPT-2"
 

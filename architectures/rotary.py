@@ -19,14 +19,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from model import INIT_STD, VOCAB_MULTIPLE, Options
+from model import INIT_STD, VOCAB_MULTIPLE
+from ops.attention import Context
 from ops.linear import Embedding, Linear, swiglu
 from ops.loss import OutputLayer
 from ops.norm import RMSNorm
+from ops.options import Options
 from ops.rotary import RotaryScaling, rotary_tables, rotate
 from ops.shards import fill
-
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [T, K/2] each
 
 # ---------------------------------------------------------------- config
 
@@ -93,32 +93,32 @@ class RotaryAttention(nn.Module):
     def __init__(self, config: RotaryConfig, options: Options):
         super().__init__()
         self.config, self.attention = config, options.attention
-        self.qkv_proj = Linear(config.n_embd, sum(config.qkv_rows), bias=False)
-        self.o_proj = Linear(config.n_head * config.head_dim, config.n_embd, bias=False)
+        self.qkv_proj = Linear(config.n_embd, sum(config.qkv_rows), False, options.product)
+        self.o_proj = Linear(config.n_head * config.head_dim, config.n_embd, False, options.product)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        config, dropout = self.config, self.config.dropout if self.training else 0.0
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        config = self.config
         B, T, _ = x.shape
         q_BTHK, k_BTHK, v_BTHK = (part.view(B, T, -1, config.head_dim)
                                   for part in self.qkv_proj(x).split(config.qkv_rows, -1))
         if config.qk_norm:
             q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
-        q_BTHK, k_BTHK = rotate(q_BTHK, *rotation), rotate(k_BTHK, *rotation)
+        q_BTHK, k_BTHK = rotate(q_BTHK, *context.rotation), rotate(k_BTHK, *context.rotation)
 
-        y_BHTK = self.attention(q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), dropout)
+        y_BHTK = self.attention(q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), context)
         y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
-        return F.dropout(y, dropout)
+        return F.dropout(y, config.dropout, self.training)
 
 
 class GatedMLP(nn.Module):
-    def __init__(self, config: RotaryConfig):
+    def __init__(self, config: RotaryConfig, options: Options):
         super().__init__()
         self.dropout = config.dropout
-        self.gate_up_proj = Linear(config.n_embd, 2 * config.n_inner, bias=False)
-        self.down_proj = Linear(config.n_inner, config.n_embd, bias=False)
+        self.gate_up_proj = Linear(config.n_embd, 2 * config.n_inner, False, options.product)
+        self.down_proj = Linear(config.n_inner, config.n_embd, False, options.product)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.down_proj(swiglu(self.gate_up_proj(x)))
@@ -131,10 +131,10 @@ class RotaryBlock(nn.Module):
         self.input_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
         self.self_attn = RotaryAttention(config, options)
         self.post_attention_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
-        self.mlp = GatedMLP(config)
+        self.mlp = GatedMLP(config, options)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation)
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -154,7 +154,7 @@ class RotaryTransformer(nn.Module):
             "norm": RMSNorm(config.n_embd, config.rms_norm_epsilon),
         })
         if not config.tie_weights:
-            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, bias=False)
+            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False, options.product)
         self.output = OutputLayer()
         cos_TK2, sin_TK2 = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
         self.register_buffer("cos_TK2", cos_TK2, persistent=False)
@@ -194,23 +194,23 @@ class RotaryTransformer(nn.Module):
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
         """The final hidden states, [B, T, C]."""
-        T, config = idx_BT.size(1), self.config
-        assert config.seq_length >= T, "more tokens than positions"
-        rotation: Rotation = (self.cos_TK2[:T], self.sin_TK2[:T])  # type: ignore[index]
+        T = idx_BT.size(1)
+        assert self.config.seq_length >= T, "more tokens than positions"
+        dropout = self.config.dropout if self.training else 0.0
+        context = Context(dropout, (self.cos_TK2[:T], self.sin_TK2[:T]))  # type: ignore[index]
 
         x = self.model["embed_tokens"](idx_BT)
-        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), config.dropout, self.training)
+        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), dropout)
 
         for block in self.blocks:
             if self.options.recompute and self.training:
-                x = checkpoint(block, x, rotation, use_reentrant=False, preserve_rng_state=config.dropout > 0)
+                x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=dropout > 0)
             else:
-                x = block(x, rotation)
+                x = block(x, context)
         return self.model["norm"](x)
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
                 ) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
-        options = self.options
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
-                           options.loss_chunk, options.fp8_head and self.training, options.loss_kernel)
+                           self.options.loss_chunk)

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from architectures.decoding import Attend, LaidOutParts
-from architectures.rotary import RotaryConfig, Rotation
+from architectures.rotary import RotaryConfig
 from ops.linear import swiglu
 from ops.rotary import rotary_tables, rotate
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [N, K/2] each
 
 
 def kv_heads(config: RotaryConfig) -> tuple[int, int]:

@@ -14,8 +14,8 @@ import torch
 from architectures.fields import check_whole, fraction_of, is_number, shown, truth_of
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, InvalidCheckpoint, UserError
-from model import Options
 from ops.attention import attends_in_blocks, attention_bytes
+from ops.options import Options
 from ops.rotary import RotaryScaling
 
 ConfigT = TypeVar("ConfigT", bound=RotaryConfig)

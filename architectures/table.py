@@ -12,7 +12,8 @@ from architectures.decoding import LaidOutBlock, LaidOutEnds, LaidOutParts
 from architectures.fields import shown
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import InvalidCheckpoint
-from model import GPT, INIT_STD, GPTConfig, Options
+from model import GPT, INIT_STD, GPTConfig
+from ops.options import Options
 
 ConfigT = TypeVar("ConfigT")
 ModelConfig: TypeAlias = GPTConfig | RotaryConfig  # of any architecture

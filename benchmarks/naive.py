@@ -17,6 +17,7 @@ from torch.optim.adamw import AdamW
 import train
 from data import CorpusWindows
 from machine.processes import ALONE, Processes
+from ops.attention import Context
 from tokens.stream import DTYPES
 from training.parts import FAST, Parts
 
@@ -55,13 +56,13 @@ class NaiveBatches:
         return torch.from_numpy(np.concatenate(maps).astype(np.int32))
 
 
-def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
+def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:
     """causal_attention as first written: all [T, T] scores, those of the future masked, then the softmax."""
     _called.add("attention")
     T, K = q_BHTK.shape[-2:]
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
     scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
-    weights_BHTT = F.dropout(scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1), dropout)
+    weights_BHTT = F.dropout(scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1), context.dropout)
     return weights_BHTT @ v_BHTK
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import platform
 import sys
@@ -182,26 +181,6 @@ def why_no_compile(device: torch.device) -> str | None:
 
 def device_name(device: torch.device) -> str:
     return backend_of(device).name()
-
-
-def why_no_fp8() -> str | None:
-    """Why the output layer cannot be multiplied in 8 bits here, with the one thing to do; None if they can."""
-    if reason := NVIDIA.why_not():
-        return reason
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) >= (8, 9):
-        return why_no_triton()
-    return f"compute capability {major}.{minor} is below 8.9. Take an Ada, Hopper or newer GPU"
-
-
-def why_no_triton() -> str | None:
-    """Why kernels written in Triton cannot be used here, with the one thing to do; None if they can."""
-    if reason := NVIDIA.why_not():
-        return reason
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is missing. Run: pip install triton"
-    major, minor = torch.cuda.get_device_capability()
-    return f"compute capability {major}.{minor} is below 7.5. Take a newer GPU" if (major, minor) < (7, 5) else None
 
 
 def compiler_complaint(error: Exception) -> str:

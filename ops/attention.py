@@ -7,13 +7,30 @@ Shapes: B batch, H heads, T time, K head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
 import torch
 import torch.nn.functional as F
 
 BLOCK_ROWS = 128  # queries in a block, where attention is computed in blocks
 
 
-def plain_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
+class Context(NamedTuple):
+    """What attention depends on besides q, k and v, the same in all blocks of a forward pass.
+
+    dropout is the probability that a weight of attention is dropped, 0 outside of training. rotation holds the cosines
+    and sines of the positions, [T, K/2] each, where queries and keys are rotated.
+    """
+
+    dropout: float = 0.0
+    rotation: tuple[torch.Tensor, ...] = ()
+
+
+Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Context], torch.Tensor]
+
+
+def plain_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:
     """Attention as the paper writes it, [B, H, T, K]: all scores, the future masked, the softmax, the weighted sum.
 
     Source: Vaswani et al. 2017, section 3.2.1, with the mask of section 3.2.3. It holds [B, H, T, T] several times.
@@ -24,18 +41,19 @@ def plain_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Te
 
     scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
     weights_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
-    return F.dropout(weights_BHTT, dropout) @ v_BHTK
+    return F.dropout(weights_BHTT, context.dropout) @ v_BHTK
 
 
-def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float) -> torch.Tensor:
+def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context,
+                     ) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
 
     PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
     faster.
     """
     if attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, q_BHTK.size(2)):
-        return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
-    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout,
+        return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout,
                                           enable_gqa=k_BHTK.size(1) != q_BHTK.size(1))
 
 
@@ -71,7 +89,7 @@ def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_le
     return 4.0 * num_heads
 
 
-def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float,
+def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context,
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
     """causal_attention by matrix products, block_rows queries at a time."""
     B, H, T, K = q_BHTK.shape
@@ -86,7 +104,7 @@ def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torc
         future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1).repeat(groups, 1)
         queries = q[:, :, start:end].reshape(B * KV, -1, K)
         scores = torch.baddbmm(future, queries, k[:, :end].transpose(1, 2), alpha=K**-0.5)
-        found = torch.bmm(F.dropout(scores.softmax(-1), dropout), v[:, :end])
+        found = torch.bmm(F.dropout(scores.softmax(-1), context.dropout), v[:, :end])
         rows.append(found.view(B * KV, groups, end - start, K))
 
     return torch.cat(rows, 2).view(B, H, T, K)

@@ -1,5 +1,5 @@
-"""Linear layers, embeddings, GELU and SwiGLU: PyTorch's, computed faster on a CPU. The plain forms are F.linear, F.gelu
-and plain_swiglu.
+"""Linear layers, embeddings, activations and SwiGLU: PyTorch's, computed faster on a CPU. The plain forms are F.linear,
+F.gelu and plain_swiglu.
 
 Shapes: I inputs, O outputs, N rows.
 """
@@ -7,13 +7,14 @@ Shapes: I inputs, O outputs, N rows.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}  # transformers' names: F.gelu's
+Product: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # like linear
 ONEDNN_IS_FASTER = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability()[:6] == "AVX512"
 
 
@@ -21,7 +22,11 @@ ONEDNN_IS_FASTER = torch.backends.mkldnn.is_available() and torch.backends.cpu.g
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose weights the model draws, and whose product takes the fastest way there is."""
+    """nn.Linear whose weights the model draws, multiplied by the product of the model's options."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, product: Product):
+        super().__init__(in_features, out_features, bias)
+        self.product = product
 
     def reset_parameters(self) -> None:
         """Does nothing: the model draws all weights. PyTorch's own takes a second, or two on the meta device."""
@@ -29,8 +34,8 @@ class Linear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input weight' + bias. Compiled on a CPU, the bias joins the loop that follows, not the matrix product."""
         if self.bias is None or not is_compiling_for_cpu(input):
-            return linear(input, self.weight, self.bias)
-        y = linear(input, self.weight)
+            return self.product(input, self.weight, self.bias)
+        y = self.product(input, self.weight, None)
         return (y.float() + self.bias).to(y.dtype)
 
 
@@ -41,15 +46,21 @@ class Embedding(nn.Embedding):
         """Does nothing, as in Linear."""
 
 
-def gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    """GELU (Hendrycks and Gimpel 2016) as F.gelu computes it.
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU (Hendrycks and Gimpel 2016), exactly."""
+    return F.gelu(x)
 
-    Compiled on a CPU, the tanh form is written as a sigmoid, which the compiler's loops compute faster.
-    """
-    if approximate == "none" or not is_compiling_for_cpu(x):
-        return F.gelu(x, approximate=approximate)
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU by tanh, as GPT-2 has it. Compiled on a CPU it is a sigmoid, which the compiler's loops compute faster."""
+    if not is_compiling_for_cpu(x):
+        return F.gelu(x, approximate="tanh")
     u = x.float()
     return (u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * u**3))).to(x.dtype)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # by transformers' names
+    "gelu_new": gelu_tanh, "gelu_pytorch_tanh": gelu_tanh, "gelu": gelu}
 
 
 def plain_swiglu(gate_up: torch.Tensor) -> torch.Tensor:

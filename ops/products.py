@@ -8,9 +8,16 @@ Shapes: N rows, C inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 
+from ops.linear import gelu, gelu_tanh
+
+Activation: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+FUSED = {gelu_tanh: ("gelu", "tanh"), gelu: ("gelu", "none")}  # activations that oneDNN applies within the product
 PACKED_ROWS = 4  # fewer rows are filled up to this number: oneDNN's product is faster with 4 rows than with 1, 2 or 3
 INT8_ROWS = 32  # up to this number of rows 8-bit weights are multiplied as they are; with more, they are widened first
 LAYOUT_ROWS = 64  # the number of rows that oneDNN is told to expect when it chooses the layout
@@ -48,7 +55,7 @@ def is_compiling_one_row(x: torch.Tensor) -> bool:
 
 
 class Dense:
-    """x weight' + bias with the weight in a given dtype. A call can apply GELU, or add rows to the result."""
+    """x weight' + bias with the weight in a given dtype. A call can apply an activation, or add rows to the result."""
 
     def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
         self.weight = weight_OC.to(dtype).contiguous()
@@ -65,11 +72,12 @@ class Dense:
         y = F.linear(x.to(self.dtype), self.weight).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
-    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, gelu: str | None = None) -> torch.Tensor:
-        """The product; gelu is F.gelu's form to apply to it, plus are rows [N, O] to add to it."""
+    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, activation: Activation | None = None,
+                 ) -> torch.Tensor:
+        """The product; the activation is applied to it, plus are rows [N, O] to add to it."""
         y = self.product(x)
-        if gelu is not None:
-            y = F.gelu(y, approximate=gelu)
+        if activation is not None:
+            y = activation(y)
         return y if plus is None else plus + y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -91,10 +99,13 @@ class Packed(Dense):
         self.dtype = dtype
         self._num_bytes = weight_OC.numel() * dtype.itemsize
 
-    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, gelu: str | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, activation: Activation | None = None,
+                 ) -> torch.Tensor:
         if plus is not None:
             return torch.ops.mkldnn._linear_pointwise.binary(x, plus, self.weight, self.bias, "add")
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu" if gelu else "none", [], gelu or "")
+        fused = FUSED.get(activation, ("none", ""))
+        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, fused[0], [], fused[1])
+        return y if activation is None or activation in FUSED else activation(y)
 
     @property
     def num_bytes(self) -> int:

@@ -19,11 +19,11 @@ from common.errors import Exit, UserError, warn
 from common.words import count, several
 from machine.device import Machine
 from model import INIT_STD, SIZES, Options
+from ops.attention import Attention
 from planning import defaults
 from planning.schedules import AS_EVER, Cooldown, Schedule
 from planning.sizing import MOST_EPOCHS, Sizing, config_of_size
 from training.optimizers import choose_optimizer
-from training.parts import Attention
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
@@ -171,8 +171,7 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
     loss_chunk = LOSS_CHUNK if machine.on_gpu or machine.compile else 0
     if args.loss_chunk_tokens is not None:
         loss_chunk = args.loss_chunk_tokens
-    return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk,
-                   args.fp8_head, args.loss_kernel, attention)
+    return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk, attention)
 
 
 # ---------------------------------------------------------------- the recipe

@@ -25,8 +25,6 @@ import train
 from checkpoint.find import steps_in
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
-from machine import device
-from machine.backends import NVIDIA
 from model import GPT, SIZES
 from planning.pace import WARM_STEPS
 from tests.helpers.commands import run as run_command
@@ -255,8 +253,6 @@ ELSEWHERE = {
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--compile_blocks": "needs a real compile: tested with -m slow",
     "--no-tf32": "a GPU's number format",
-    "--fp8_head": "a GPU's number format; that a CPU refuses it is tested below",
-    "--loss_kernel": "a GPU's kernel; tested in ops/test_loss.py",
     "--verbose": "all runs here have it; tested in training/test_plan.py",
     "--model_parallel": "tested in system/test_several.py",
     "--debug": "tested in common/test_errors.py",
@@ -573,21 +569,6 @@ def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
     code, _ = run("--use_gpu")
     assert code.code == Exit.MACHINE
     assert "CPU build" in str(code) or "driver" in str(code)
-
-
-def test_a_head_in_8_bits_is_refused_where_it_cannot_be(run, monkeypatch):
-    monkeypatch.setattr(NVIDIA, "why_not", lambda: None)
-    monkeypatch.setattr(device, "why_no_fp8", lambda: "compute capability 8.0 is below 8.9. Take another")
-    code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "16")
-    assert code.code == Exit.MACHINE
-    assert str(code) == "--fp8_head: compute capability 8.0 is below 8.9. Take another, or give --no-fp8_head."
-    monkeypatch.setattr(device, "why_no_fp8", lambda: None)
-    code, _ = run("--use_gpu", "--fp8_head", "--seq_length", "24")
-    assert code.code == Exit.FLAGS
-    assert "needs a width and a T that 16 divides, not 16 and 24" in str(code)
-    for flags in (["--no-use_amp"], ["--amp_dtype", "fp16"], ["--loss_chunk_tokens", "24"]):
-        code, _ = run("--use_gpu", "--fp8_head", *flags)
-        assert code.code == Exit.FLAGS
 
 
 def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 import data
-from ops.attention import causal_attention
-
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+from ops.attention import Attention, causal_attention
 
 
 @dataclass(frozen=True)

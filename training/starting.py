@@ -275,12 +275,11 @@ def settings_of(args: argparse.Namespace, flags: Layer, recipe: Recipe, options:
                 processes: Processes) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     chosen = {name: getattr(args, name) for name in (
-        "beta1", "label_smoothing", "dropout", "seed", "fp8_head", "max_minutes")}
+        "beta1", "label_smoothing", "dropout", "seed", "max_minutes")}
     threads = {"threads": torch.get_num_threads()} if machine.device.type == "cpu" else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
                    "processes": processes.world_size, "precision": machine.precision, "compile": machine.compile,
-                   "residual": name_of_dtype(options.residual_dtype), "loss_chunk": options.loss_chunk,
-                   "loss_kernel": options.loss_kernel}
+                   "residual": name_of_dtype(options.residual_dtype), "loss_chunk": options.loss_chunk}
     return {"settings": {**recipe.settings(), **chosen}, "environment": environment,
             "flags": {"given": flags.given, "decided": flags.decided}}
 

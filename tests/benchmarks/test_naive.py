@@ -9,7 +9,7 @@ import torch
 import data
 import train
 from benchmarks.naive import NaiveBatches, naive_adamw, naive_attention, train_naively
-from ops.attention import causal_attention
+from ops.attention import Context, causal_attention
 from tokens.layouts import Part
 from tokens.stream import TokenStream
 
@@ -21,7 +21,7 @@ def test_the_naive_attention_is_the_programs(length):
     results = []
     q, k, v = inputs
     for attention in (naive_attention, causal_attention):
-        output = attention(q, k, v, 0.0)
+        output = attention(q, k, v, Context())
         results.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
     for naive, ours in zip(*results, strict=True):
         torch.testing.assert_close(naive, ours, rtol=1e-4, atol=1e-5)

@@ -68,17 +68,6 @@ def test_without_cuda_the_reason_says_what_to_do():
     assert reason.count(". ") == 1
 
 
-def test_8_bits_take_a_gpu_of_capability_8_9_and_triton(a_gpu, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    a_gpu(capability=(8, 0))
-    assert device.why_no_fp8() == "compute capability 8.0 is below 8.9. Take an Ada, Hopper or newer GPU"
-    for capability in ((8, 9), (9, 0), (10, 0)):
-        a_gpu(capability=capability)
-        assert device.why_no_fp8() is None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert device.why_no_fp8() == "the package triton is missing. Run: pip install triton"
-
-
 def test_slow_mixed_precision_on_a_cpu_is_warned_of(monkeypatch):
     monkeypatch.setattr(backends.CPU, "has_bf16", lambda: False)
     assert "no bf16 instructions" in " ".join(device.choose(False, True, "auto", False).warnings)

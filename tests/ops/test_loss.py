@@ -1,19 +1,9 @@
-"""The loss of an output layer in chunks: in fp16, and by the kernel of the project's own."""
-
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from typing import Any
+"""The loss of an output layer in chunks, in fp16."""
 
 import pytest
 import torch
 
 from ops.loss import FP16_FACTOR, IGNORED, add_product_in_16_bits_, cross_entropy, linear_cross_entropy
-from tests.helpers.commands import ROOT
-
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
 
 
 def loss_and_gradients(x_NC, weight_PC, targets_N, num_ids, scale, chunk_rows):
@@ -100,40 +90,3 @@ def test_compiled_gradients_in_place_of_the_input_are_those_of_an_eager_step(is_
         found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() < 1e-3 * other.norm()
-
-
-@needs_triton
-def test_interpreted_the_kernel_gives_the_losses_and_gradients_of_the_plain_form():
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "tests.helpers.interpreted_loss", "40"], cwd=ROOT, env=env,
-                          capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert (len(found["rows"]), len(found["heads"]), len(found["in_8_bits"])) == (40, 10, 10)
-    for case in found["rows"] + found["heads"]:
-        assert max(case.values()) < 1e-6, case
-    for case in found["in_8_bits"]:
-        assert max(case["loss"], case["dx"], case["dw"]) < 2e-3, case  # ties may round another way
-        assert max(case["far loss"], case["far dw"]) < 0.05, case
-        assert 0.01 < case["far dx"] < 0.1, case  # in 8 bits
-        assert case["finite of NaN"] == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_on_a_gpu_the_kernel_gives_the_losses_and_gradients_of_the_compiler(compiled, dtype):
-    torch.manual_seed(0)
-    x, weight = torch.randn(300, 64, device="cuda"), 0.1 * torch.randn(50_304, 64, device="cuda")
-    targets = torch.randint(50_257, (300,), device="cuda")
-    targets[::5] = IGNORED
-    function: Any = torch.compile(linear_cross_entropy, fullgraph=True) if compiled else linear_cross_entropy
-    found = {}
-    for in_kernel in (False, True):
-        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
-            loss = function(*leaves, targets, 50_257, 0.1, 128, False, in_kernel)
-        loss.backward()
-        found[in_kernel] = [loss.detach(), *(leaf.grad for leaf in leaves)]
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    for one, other in zip(found[True], found[False], strict=True):
-        assert (one - other).norm() < tolerance * other.norm()

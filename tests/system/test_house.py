@@ -79,7 +79,7 @@ def test_common_needs_the_standard_library_alone_except_for_the_bar():
             assert packages <= ({"tqdm"} if file == "common/progress" else set()), file
 
 
-NEEDS = {"ops/loss_kernel": "triton"}  # files that are imported only where an optional package is
+NEEDS: dict[str, str] = {}  # files that are imported only where an optional package is
 SILENT = """
 import importlib, pathlib, sys
 for file in sys.argv[1:]:

@@ -22,16 +22,16 @@ from training.parts import Parts
 LEARNS = ["--overfit", "1", "--learning_rate", "0.03", "--weight_decay", "0"]
 
 
-def sees_everything(q, k, v, dropout):
+def sees_everything(q, k, v, context):
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def sees_one_token_ahead(q, k, v, dropout):
+def sees_one_token_ahead(q, k, v, context):
     T = q.size(2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(T, T, dtype=torch.bool).tril(1))
 
 
-def sees_nothing(q, k, v, dropout):
+def sees_nothing(q, k, v, context):
     return torch.zeros_like(q)
 
 

@@ -230,15 +230,15 @@ def fused_attention(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     return flash_attention if dtype == torch.bfloat16 else efficient_attention
 
 
-def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> torch.Tensor:
+def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
     from ops.attention import for_all_heads
 
     k, v = for_all_heads(q, k), for_all_heads(q, v)
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, True)[0]
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, context.dropout, True)[0]
 
 
-def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> torch.Tensor:
+def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
     from ops.attention import for_all_heads
 
     k, v = for_all_heads(q, k), for_all_heads(q, v)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout, True)[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, context.dropout, True)[0]

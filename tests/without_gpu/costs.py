@@ -27,7 +27,6 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
     """Peak bytes of the step, those predicted, and each launch in turn with its bytes and FLOP."""
     import train
     from machine.device import Machine
-    from ops import loss_kernel
     from planning.memory import MemorySetting, memory_parts, predicted_peak
     from planning.recipe import choose_config, choose_options
     from tests.helpers.training import run_of
@@ -46,8 +45,6 @@ def measure(capability: int, flags: list[str], nanogpt: str | None) -> dict[str,
 
     ledger = Ledger()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        loss_kernel.loss_and_gradient_ = lambda z, targets, loss, V, smoothing, factor, writes, dz8=None, factor8=1.0: (
-            ledger.note("loss_and_gradient", 2 * z.nbytes + (0 if dz8 is None else dz8.nbytes), 0))
         compiler = Compiler(fake, ledger)
         with machine.device:  # not .to(): tensors without memory cannot be moved
             model: Any = build_nanogpt(nanogpt, config, half) if nanogpt else build(config, options)
@@ -95,11 +92,12 @@ def build(config: Any, options: Any) -> torch.nn.Module:
 def build_nanogpt(folder: str, config: Any, half: torch.dtype) -> torch.nn.Module:
     """nanoGPT's model, called as ours is, with the attention kernel that the card would take."""
     from benchmarks.peers import load_module
+    from ops.attention import Context
 
     nanogpt = load_module("nanogpt", Path(folder) / "model.py")
     kernel = fused_attention(half)
     torch.nn.functional.scaled_dot_product_attention = (
-        lambda q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False: kernel(q, k, v, dropout_p))
+        lambda q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False: kernel(q, k, v, Context(dropout_p)))
     net = nanogpt.GPT(nanogpt.GPTConfig(config.seq_length, config.padded_vocab_size, config.n_layer, config.n_head,
                                         config.n_embd, 0.0, True))
     forward = net.forward

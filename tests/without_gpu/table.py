@@ -54,8 +54,6 @@ def seconds_of(launches: Sequence[tuple[str, int, float]], capability: int) -> f
         share = rates.products
         if "attention" in name:
             share = rates.attention_backward if "backward" in name else rates.attention
-        if name == "_scaled_mm":  # in 8 bits, at twice the rate
-            share *= 2
         total += max(flops / (share * sheet.half_tflops * 1e12), num_bytes / (rates.memory * sheet.bandwidth_gbs * 1e9),
                      rates.launch)
     return total
@@ -68,9 +66,9 @@ def of_all_blocks(fewer: float, more: float, n_layer: int) -> float:
 
 def lines_of(ask: Callable[..., dict[str, Any]], sizes: Sequence[str], nanogpt: str | None) -> list[str]:
     """The rows of the table, a size after the other, on the cards that have room for its step."""
-    whose = {"": [], "--loss_kernel": ["--loss_kernel"], **({"nanoGPT": ["--nanogpt", nanogpt]} if nanogpt else {})}
-    lines = ["| card, size | sequences | ours: ms, MFU | GiB | with `--loss_kernel`: ms | GiB | nanoGPT: ms | GiB | "
-             "ours / nanoGPT |", "| --- |" + " --- |" * 8]
+    whose = {"": [], **({"nanoGPT": ["--nanogpt", nanogpt]} if nanogpt else {})}
+    lines = ["| card, size | sequences | ours: ms, MFU | GiB | nanoGPT: ms | GiB | ours / nanoGPT |",
+             "| --- |" + " --- |" * 6]
     for size in sizes:
         costs: dict[tuple[str, int, int], dict[str, Any]] = {}
         for compiled_for, batch in ((90, 16), (75, BATCH[75])):
@@ -91,18 +89,17 @@ def _line(size: str, capability: int, costs: dict[tuple[str, int, int], dict[str
     assert sheet is not None
     batch = BATCH.get(capability, 16)
     found = {}
-    for name in ("", "--loss_kernel", *(["nanoGPT"] if has_peer else [])):
+    for name in ("", *(["nanoGPT"] if has_peer else [])):
         fewer, more = (costs[name, compiled_for, n] for n in (FEWER, MORE))
         seconds = (seconds_of(cost["launches"], capability) for cost in (fewer, more))
         found[name] = of_all_blocks(next(seconds), next(seconds), n_layer), of_all_blocks(
             fewer["peak"], more["peak"], n_layer)
     flops = GPTConfig(VOCABULARY, T, *SIZES[size]).flops_per_token * batch * T
-    (ours, peak), (kernel, kernel_peak) = found[""], found["--loss_kernel"]
+    ours, peak = found[""]
     if peak > room_on_card(sheet.memory_gb):
         return None
     cells = [f"{CARDS[capability].name.removeprefix('NVIDIA ').removeprefix('Tesla ')}, {size}", str(batch),
-             f"{1e3 * ours:.1f}, {flops / ours / sheet.half_tflops / 1e12:.0%}", f"{peak / 2**30:.1f}",
-             f"{1e3 * kernel:.1f}", f"{kernel_peak / 2**30:.1f}"]
+             f"{1e3 * ours:.1f}, {flops / ours / sheet.half_tflops / 1e12:.0%}", f"{peak / 2**30:.1f}"]
     if has_peer:
         theirs, their_peak = found["nanoGPT"]
         cells += [f"{1e3 * theirs:.1f}", f"{their_peak / 2**30:.1f}", f"{ours / theirs:.2f}"]
