@@ -27,19 +27,7 @@ LIMIT_STEPS, LIMIT_PASSES = 1000, 100  # without --max_steps: whichever takes lo
 NEAR = 0.05  # nats above the least that is possible
 LOW_RATE = 0.1  # of the default learning rate
 KEPT_POSITIONS = 8  # whose loss must not depend on any later token
-<<<<<<< HEAD
-ROUNDING = 0.05  # nats: in 8 bits all tokens share one scale
-=======
 ROUNDING = 1e-3  # nats
-
-
-# ---------------------------------------------------------------- the batches
-
-
-def without_noise(args: argparse.Namespace) -> argparse.Namespace:
-    """The flags without what keeps a training loss away from zero on purpose."""
-    return having(args, dropout=0.0, label_smoothing=0.0)
->>>>>>> bacb675 (Networks take their options down to every linear layer; one context of attention; activations are functions; the FP8 head and the loss kernel go)
 
 
 class FewWindows:
@@ -122,7 +110,6 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
 
     still = [name for (name, parameter), weight in zip(run.model.named_parameters(), weights, strict=True)
              if torch.equal(parameter.detach().cpu(), weight)]
-<<<<<<< HEAD
     others = f" and {several(len(still) - 1, 'other')}" if still[1:] else ""
     unchanged = f"{still[0]}{others} never changed: no gradient gets there." if still else ""
     if last > near:
@@ -132,15 +119,6 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     if leak := seen_future(run, run.batches.get(0, 0)):
         raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss came down to {last:.4f}, but the network sees the "
                                        f"tokens that it is to predict: {leak} Look at the mask of its attention.")
-=======
-    if not course.is_learned:
-        raise UserError(Exit.DIVERGED, f"--overfit {args.overfit}: {explain(course, plan.recipe, still)}")
-    leak = _seen_future(learner, batches.get(0, 0), runtime.machine, ROUNDING)
-    if leak:
-        raise UserError(Exit.DIVERGED, f"--overfit {args.overfit}: the loss came down to {course.last:.4f}, but the "
-                                       f"network sees the tokens that it is to predict: {leak} Look at the mask of its "
-                                       "attention.")
->>>>>>> bacb675 (Networks take their options down to every linear layer; one context of attention; activations are functions; the FP8 head and the loss kernel go)
     if still:
         out.warn(unchanged)
     out.say(f"overfit     learned: loss {last:.4f} after {several(state.step, 'step')}, "
