@@ -466,10 +466,11 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         return Exit.DONE
     plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored, way, why_way)
     processes.check_same(in_common(args, plan.recipe, config, options, corpus, machine))
-    say_first(args, plan, sizing, corpus, runtime)
+    setup = Setup(args, runtime, corpus, sizing, resumed, plan)
+    say_first(setup)
 
     # The parts: model and optimizer, tokens. Steps are measured and undone, and fix the horizon of --max_minutes.
-    run = build_run(Setup(args, runtime, corpus, sizing, resumed, plan), parts, state)
+    run = build_run(setup, parts, state)
     with explaining_memory(run):
         if machine.compile and state.step < recipe.total_steps:
             compile_step(run)
@@ -480,7 +481,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     recipe = plan.recipe
     forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
     if not args.overfit:
-        say_rest(args, plan, pace, sizing, corpus, state, runtime)
+        say_rest(run.setup, pace, state.step)
 
     # The start: random weights, those of --init_from, or a checkpoint.
     validator = Validator(args, recipe, config, corpus, runtime,
@@ -500,7 +501,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
         if args.overfit:
             return learn_by_heart(run, take_step)
         with (open_output(args, argv, settings, config, recipe, state, checkpointer, folder, runtime) as monitor,
-              recorded_start(args, plan, pace, sizing, corpus, settings, folder, state, runtime),
+              recorded_start(run, pace, settings),
               saving_before_new_tokens(checkpointer, processes)):
             processes.watch(runtime.signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)
@@ -800,8 +801,7 @@ def dry_run(run: Run, pace: Pace, validator: Validator, checkpointer: Checkpoint
 
     tokens_per_second = setup.recipe.samples_per_step * setup.config.seq_length / pace.step
     utilization = percent(mfu(tokens_per_second, setup.config, setup.runtime))
-    lines = describe_dry_run(setup.args, setup.plan, pace, setup.runtime, run.state.step, validation_seconds,
-                             utilization)
+    lines = describe_dry_run(setup, pace, run.state.step, validation_seconds, utilization)
     setup.out.say("\n".join(lines))
     return Exit.DONE
 

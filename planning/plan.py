@@ -38,7 +38,7 @@ from tokens.mixture import share_in_words
 from tokens.shares import folders_of
 from training.checkpointing import SavingPlan
 from training.optimizers import OptimizerKind
-from training.state import Runtime, TrainState
+from training.state import Runtime, Setup, TrainState
 
 MIN_VAL_TOKENS = 1000
 MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023)
@@ -102,29 +102,28 @@ class Pace:
 # ---------------------------------------------------------------- in three lines
 
 
-def say_first(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, runtime: Runtime) -> None:
+def say_first(setup: Setup) -> None:
     """Prints what will be trained and on what, before the seconds that building and compiling take."""
-    runtime.out.say(describe_run(plan.config, sizing, corpus.train.length, runtime.machine))
-    for line in (*runtime.machine.warnings, *corpus.notes):
-        runtime.out.warn(line)
+    setup.out.say(describe_run(setup.config, setup.sizing, setup.corpus.train.length, setup.machine))
+    for line in (*setup.machine.warnings, *setup.corpus.notes):
+        setup.out.warn(line)
 
 
-def say_rest(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
-             state: TrainState, runtime: Runtime) -> None:
+def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
-    is_whole = args.verbose or args.dry_run
-    lines = describe_plan(args, plan, sizing, corpus, runtime.machine) if is_whole else []
-    if corpus.shares:
-        lines.append(describe_mixture(args.data_dir, plan, corpus))
+    args, plan = setup.args, setup.plan
+    lines = describe_plan(setup) if args.verbose or args.dry_run else []
+    if setup.corpus.shares:
+        lines.append(describe_mixture(args.data_dir, plan, setup.corpus))
     if not args.dry_run:
-        lines += [describe_time(args.max_minutes, plan, pace, state.step),
+        lines += [describe_time(args.max_minutes, plan, pace, steps_done),
                   f"disk        {size(plan.saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
                   f"{several(plan.saving.num_checkpoints, 'checkpoint')}; "
                   f"{size(shutil.disk_usage(args.output_dir).free)} free"]
-    for line in (*lines, *describe_processes(plan, runtime.processes), *describe_idle_gpus(runtime)):
-        runtime.out.say(line)
-    for line in doubts(args, plan, sizing, corpus):
-        runtime.out.warn(line)
+    for line in (*lines, *describe_processes(plan, setup.processes), *describe_idle_gpus(setup.runtime)):
+        setup.out.say(line)
+    for line in doubts(setup):
+        setup.out.warn(line)
 
 
 def describe_run(config: ModelConfig, sizing: Sizing | None, num_tokens: int, machine: Machine) -> str:
@@ -214,12 +213,12 @@ def figure(number: float) -> str:
 # ---------------------------------------------------------------- the whole plan
 
 
-def describe_plan(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus, machine: Machine,
-                  ) -> list[str]:
+def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
-    reasons = [*(sizing.reasons if sizing else ()), *plan.recipe.reasons]
-    rows = [("exactness", f"a resumed run's loss is {_exactness(args, machine)}"),
-            *_rows_of_model(plan, corpus), *_rows_of_steps(plan, corpus), *(("default", reason) for reason in reasons)]
+    args, plan, machine = setup.args, setup.plan, setup.machine
+    reasons = [*(setup.sizing.reasons if setup.sizing else ()), *plan.recipe.reasons]
+    rows = [("exactness", f"a resumed run's loss is {_exactness(args, machine)}"), *_rows_of_model(plan, setup.corpus),
+            *_rows_of_steps(plan, setup.corpus), *(("default", reason) for reason in reasons)]
     if not args.dry_run:
         rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
                                f"{plan.saving.words}"))
@@ -280,8 +279,9 @@ def _rows_of_steps(plan: Plan, corpus: Corpus) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- objections
 
 
-def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: Corpus) -> list[str]:
+def doubts(setup: Setup) -> list[str]:
     """What a practitioner would object to before the first step."""
+    args, plan, corpus, sizing = setup.args, setup.plan, setup.corpus, setup.sizing
     config, recipe, found = plan.config, plan.recipe, []
     wanted = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < wanted and config.seq_length == corpus.train.length - 1:
@@ -325,10 +325,9 @@ def doubts(args: argparse.Namespace, plan: Plan, sizing: Sizing | None, corpus: 
 # ---------------------------------------------------------------- the result of a dry run
 
 
-def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: Runtime, steps_done: int,
-                     validation_seconds: float, mfu: str) -> list[str]:
+def describe_dry_run(setup: Setup, pace: Pace, steps_done: int, validation_seconds: float, mfu: str) -> list[str]:
     """What the run will take, by the measured seconds of a step and of all validations together."""
-    recipe, saving, machine, setting = plan.recipe, plan.saving, runtime.machine, plan.memory
+    args, plan, recipe, saving, setting = setup.args, setup.plan, setup.recipe, setup.plan.saving, setup.plan.memory
     if not setting.has_own_memory:  # what a card would do without a flag
         setting = on_a_card(setting)
     cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
@@ -340,7 +339,7 @@ def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: 
              f"tokens_per_second: {recipe.samples_per_step * plan.config.seq_length / pace.step:.0f}",
              f"mfu: {mfu}",
              f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
-             f"peak_memory: {size(peak_memory(machine))}",
+             f"peak_memory: {size(peak_memory(setup.machine))}",
              f"largest_batch_size: {cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} "
              f"precision, {'compiled' if setting.compiled else 'eager'}",
              f"checkpoint_size: {size(saving.checkpoint_bytes)}",
@@ -350,5 +349,5 @@ def describe_dry_run(args: argparse.Namespace, plan: Plan, pace: Pace, runtime: 
              f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
              f"hours_per_epoch: {seconds / 3600 / epochs:.4g}"]
     if args.gpu_cost_per_hour is not None:
-        lines.append(f"cost: {seconds / 3600 * args.gpu_cost_per_hour * runtime.processes.world_size:.2f}")
+        lines.append(f"cost: {seconds / 3600 * args.gpu_cost_per_hour * setup.processes.world_size:.2f}")
     return lines

@@ -24,29 +24,29 @@ from machine.memory import peak_memory, total_memory, total_ram
 from planning.memory import predicted_peak
 from planning.plan import Pace, Plan, describe_plan, doubts
 from planning.sizing import Sizing
-from tokens.corpus import Corpus
 from training.starting import Settings
-from training.state import Runtime, TrainState
+from training.state import Run, Runtime, TrainState
 from watching.history import STARTS
 
 
 @contextlib.contextmanager
-def recorded_start(args: argparse.Namespace, plan: Plan, pace: Pace, sizing: Sizing | None, corpus: Corpus,
-                   settings: Settings, resumed: Path | None, state: TrainState, runtime: Runtime) -> Iterator[None]:
+def recorded_start(run: Run, pace: Pace, settings: Settings) -> Iterator[None]:
     """Records that the run starts, and when the block is left how it ended. A full disk costs a line, not the run.
 
-    Only the first of several processes writes. resumed is the checkpoint that the run goes on from.
+    Only the first of several processes writes.
     """
-    if not runtime.processes.is_first:
+    setup, state = run.setup, run.state
+    args, plan, runtime = setup.args, setup.plan, setup.runtime
+    if not setup.processes.is_first:
         yield
         return
-    folder = Path(args.output_dir)
+    folder, resumed = Path(args.output_dir), setup.resumed[0] if setup.resumed else None
     goes_on = resumed is not None and state.step > 0 and resumed.resolve().parent == folder.resolve()
-    words = {"lines": describe_plan(args, plan, sizing, corpus, runtime.machine),
-             "warnings": [*runtime.machine.warnings, *corpus.notes, *doubts(args, plan, sizing, corpus)]}
+    words = {"lines": describe_plan(setup),
+             "warnings": [*setup.machine.warnings, *setup.corpus.notes, *doubts(setup)]}
     start = {"event": "start", "time": time.time(), "step": state.step, "total_steps": plan.recipe.total_steps,
              "plan": _figures(plan, pace, state.step), "machine": _machine(runtime, settings),
-             "flags": settings["flags"], "reasons": _reasons(sizing, plan), **words}
+             "flags": settings["flags"], "reasons": _reasons(setup.sizing, plan), **words}
     if not goes_on:
         with contextlib.suppress(OSError):
             (folder / STARTS).unlink(missing_ok=True)
