@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from checkpoint.recorded import recorded_flags
 from common import flags
@@ -28,6 +28,14 @@ from trackers.names import requested_trackers, require_packages
 TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
 
 # ---------------------------------------------------------------- flags
+
+
+def schedule_of_switch(is_on: bool, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What --use_lr_scheduler, or --no-use_lr_scheduler, is as --lr_schedule. Raises ValueError beside another one."""
+    name = asked.get("lr_schedule", "cosine" if is_on else "constant")
+    if (name == "constant") == is_on:
+        raise ValueError(f"--lr_schedule {name}: not with --{'' if is_on else 'no-'}use_lr_scheduler")
+    return {"lr_schedule": name}
 
 
 def read_flags(argv: Sequence[str]) -> flags.Flags:
@@ -49,16 +57,16 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="tokenizer tokenizer_name tokenizer_path")
     g.flag("--metadata_file", text(), None, "the metadata of the tokens", "metadata.json in --data_dir", called="meta")
     g.flag("--vocab_size", whole(1, 2**24), None, "number of ids, where neither metadata nor tokenizer says",
-           "from those")
+           "from those", hidden=True)
     g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest place "
            "that they fit", of="machine", against="gpu: no-use_gpu")
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on", of="call",
-             needs="resume_from, cooldown_from")
+             needs="resume_from, cooldown_from", hidden=True)
 
     g = parser.group("model")
     g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network; qwen3 and llama: rotary positions, RMSNorm, "
            "SwiGLU, grouped-query attention, in qwen3 norms of queries and keys", "gpt2",
-           replaces="bias n_kv_head n_inner rope_theta", against="init_from")
+           replaces="bias", against="init_from")
     g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
@@ -79,11 +87,11 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
              against="arch qwen3|llama, init_from")
     g.flag("--n_kv_head", whole(1, 1024), None, "heads of keys and values in qwen3 and llama, a divisor of --n_head",
            "a third of --n_head, or half where 3 does not divide it", redecides="n_inner", needs="arch qwen3|llama",
-           against="init_from")
+           against="init_from", hidden=True)
     g.flag("--n_inner", whole(1, 2**20), None, "width inside the MLP in qwen3 and llama", "blocks as large as gpt2's",
-           needs="arch qwen3|llama", against="init_from")
+           needs="arch qwen3|llama", against="init_from", hidden=True)
     g.flag("--rope_theta", real(1, 1e9, above=True), None, "base of the rotary frequencies in qwen3 and llama", "10000",
-           needs="arch qwen3|llama", against="init_from")
+           needs="arch qwen3|llama", against="init_from", hidden=True)
     g.switch("--tie_weights", True, "one matrix for the embedding and the output layer", called="weight_tying "
              "tie_embeddings tie_word_embeddings", against="init_from")
 
@@ -100,10 +108,10 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     follows = "min_lr warmup_steps eval_interval sample_interval log_interval"
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10",
            called="num_train_epochs num_epochs n_epochs epoch max_epochs", against="cooldown_from",
-           replaces="max_steps cooldown_from cooldown_steps", redecides=follows)
+           replaces="max_steps cooldown_from", redecides=follows)
     g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit",
            called="max_iters num_iterations iters steps num_steps iterations total_steps", against="cooldown_from",
-           replaces="epochs cooldown_from cooldown_steps", redecides=follows)
+           replaces="epochs cooldown_from", redecides=follows)
     g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
            "included; the steps that fit are planned by measured ones, and --epochs and --max_steps stay upper limits",
            "no limit", redecides=f"epochs learning_rate embedding_learning_rate {follows}")
@@ -119,31 +127,29 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch",
            called="lr max_lr peak_lr matrix_lr", redecides="min_lr embedding_learning_rate init_std")
     g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of embeddings, output layer, norms and "
-           "biases", "--learning_rate where that is given")
+           "biases", "--learning_rate where that is given", hidden=True)
     g.flag("--init_std", real(0, 1, above=True), None, "deviation of the normal initial matrices and embeddings; "
            "residual projections have it by the root of twice the layers", "0.02, more for AdamW at its default "
-           "rate in models narrower than 1,000", against="init_from")
+           "rate in models narrower than 1,000", against="init_from", hidden=True)
     g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
            "constant, and at the end in a line, so that its plateau can be trained longer", "linear",
-           called="lr_scheduler_type schedule lr_decay_style", replaces="use_lr_scheduler decay_share",
+           called="lr_scheduler_type schedule lr_decay_style", replaces="cooldown",
            redecides="min_lr warmup_steps")
     g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the run", "0, with cosine a hundredth of the "
            "peak", called="min_learning_rate end_lr final_lr lr_min")
     g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10% of the steps, at most 2,000; none with "
            "constant", called="warmup_iters lr_warmup_steps num_warmup_steps")
-    g.flag("--decay_share", real(0, 1, above=True), None, "share of the steps in which wsd falls", "0.2",
-           called="warmdown_ratio cooldown_frac decay_frac", needs="lr_schedule wsd")
     g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
            "it is to --min_lr: a finished model from any point of a run", "off", redecides="min_lr",
-           replaces="epochs max_steps max_minutes cooldown_steps", against="init_from")
-    g.flag("--cooldown_steps", whole(1), None, "steps of that fall", "a fifth of those done", needs="cooldown_from",
-           called="warmdown_iters cooldown_iters")
-    g.switch("--use_lr_scheduler", None, "the same as --lr_schedule cosine; off: constant, without a warm-up", "on, as "
-             "--lr_schedule says", called="decay_lr lr_decay lr_scheduler", replaces="lr_schedule decay_share",
-             redecides="min_lr warmup_steps")
+           replaces="epochs max_steps max_minutes cooldown", against="init_from")
+    g.flag("--cooldown", flags.share_or_steps(), None, "of the steps of wsd, or of those done before --cooldown_from: "
+           "the share, 0.2, or the number, 500, in which the rate falls", "0.2", hidden=True,
+           needs="lr_schedule wsd, cooldown_from")
+    g.old("--decay_share", real(0, 1, above=True), lambda share, asked: {"cooldown": share})
+    g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
+    g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
     g.flag("--weight_decay", real(0, 10), None, "decoupled weight decay, per step and learning rate", "0.1",
-           called="wd", redecides="embedding_weight_decay")
-    g.flag("--embedding_weight_decay", real(0, 10), None, "the same of embeddings and output layer", "--weight_decay")
+           called="wd")
     g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients", called="adam_beta1")
     g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients", "0.95 at 0.5M "
            "tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")
@@ -167,20 +173,14 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "scaling", against="bf16: no-use_amp, fp16: no-use_amp")
     g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off "
              "elsewhere", called="torch_compile use_compile")
-    graphs = "reduce-overhead"  # what CUDA graphs cannot do, or has not been shown with them
-    g.flag("--compile_mode", one_of("default", graphs, "max-autotune-no-cudagraphs"), "default",
-           "torch.compile's mode; reduce-overhead: CUDA graphs, for models so small that launching takes longer than "
-           "computing; autotuning compiles longer and may run faster",
-           against=", ".join(["no-compile", "no-use_gpu", "deterministic", *(f"{graphs}: {other}" for other in (
-               "activation_checkpointing", "batch_size auto", "dropout", "compile_blocks"))]))
-    g.switch("--compile_blocks", None, "compile block by block: a start in seconds, a step about 1% slower; several "
-             "processes always do", "on for GPUs without bf16", against="no-compile")
-    g.switch("--tf32", True, "TF32 on a GPU for what stays in fp32")
-    g.flag("--residual_dtype", one_of("auto", "fp32", "bf16", "fp16"), "auto", "of the residual stream; auto: that of "
-           "mixed precision, but fp32 with --init_from in fp16, whose range trained weights can exceed",
-           against="bf16: no-use_amp, fp16: no-use_amp, bf16: amp_dtype fp16, fp16: amp_dtype bf16")
-    g.flag("--loss_chunk_tokens", whole(0, 2**30), None, "tokens whose logits exist at a time; 0: all",
-           "2048 on a GPU or compiled, else all")
+    graphs = "reduce-overhead"  # CUDA graphs; against: what they cannot do, or has not been shown with them
+    g.flag("--compile_mode", one_of("default", "blocks", graphs, "max-autotune-no-cudagraphs"), None,
+           "default: the whole model; blocks: block by block, a start in seconds and a step about 1% slower; "
+           "reduce-overhead: CUDA graphs, for models so small that launching takes longer than computing; autotuning "
+           "compiles longer and may run faster", "default; blocks for GPUs without bf16, and of several processes",
+           against="no-compile, no-use_gpu, deterministic, " + ", ".join(
+               f"{graphs}: {other}" for other in ("activation_checkpointing", "batch_size auto", "dropout")))
+    g.old("--compile_blocks", flags.SWITCH, lambda is_on, asked: {"compile_mode": "blocks" if is_on else "default"})
     g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3x "
              "the time", called="gradient_checkpointing grad_checkpointing")
 
@@ -228,15 +228,13 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g = parser.group("plan", of="call")
     g.switch("--check", False, "what this machine can do, and the hours of each size, here and on common cards; "
              "reads no data, trains nothing")
-    g.switch("--verbose", False, "print the whole plan, not only size, time and disk")
+    g.switch("--verbose", False, "print the whole plan, not only size, time and disk", hidden=True)
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--overfit", whole(1), None, "batches to learn again and again, without dropout, until their loss is near "
            "zero: can this set-up learn at all? exit 6 if not; writes nothing", "off", called="overfit_batches",
            against="check, dry_run, resume_from, cooldown_from, max_minutes, patience")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of a GPU's hour, with --dry_run or --check",
            "no cost shown", needs="dry_run, check")
-    g.flag("--budget", real(0, 1e12, unit="PRICE"), None, "what the run may cost, for --dry_run", "no verdict",
-           needs="gpu_cost_per_hour")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, contradictions, recorded_flags)
 
@@ -443,7 +441,7 @@ def require_gpu(args: argparse.Namespace) -> None:
 def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
     """The device, its precision and whether to compile, set up for the whole process."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-    for warning in device.set_up(machine, args.tf32, cache_folder() / "compiled", args.deterministic, args.dropout):
+    for warning in device.set_up(machine, cache_folder() / "compiled", args.deterministic, args.dropout):
         out.warn(warning)
     return machine
 
@@ -590,7 +588,7 @@ def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
         model, parallel = build(plan.config, plan.options, plan.memory.strategy, setup.processes, machine,
                                 recipe.init_std, machine.compile and args.compile_mode == "reduce-overhead")
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
-        groups = parameter_groups(model, kind, recipe.weight_decay, recipe.embedding_weight_decay, lr_scale)
+        groups = parameter_groups(model, kind, recipe.weight_decay, lr_scale)
         optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2),
                                adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")

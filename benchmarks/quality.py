@@ -40,7 +40,7 @@ def recipe_of_nanogpt(steps: int) -> Flags:
     """The defaults of nanoGPT's train.py (3adf61e). Its 2,000 steps of warm-up become 2% of a run below 100,000."""
     return {"arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": 6e-4, "min_lr": 6e-5,
             "warmup_steps": max(1, min(2000, steps // 50)), "embedding_learning_rate": 6e-4, "beta1": 0.9,
-            "beta2": 0.95, "weight_decay": 0.1, "embedding_weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02}
+            "beta2": 0.95, "weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02}
 
 
 RECIPES: dict[str, Recipe] = {

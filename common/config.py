@@ -91,14 +91,21 @@ def against(name: str, own: Any, values: Mapping[str, Any], rows: Rows) -> list[
             if only in ("", str(own)) and holds(condition, values, rows)]
 
 
+def needed(name: str, values: Mapping[str, Any], rows: Rows) -> bool:
+    """Whether one of the conditions without which a flag has no effect holds, if it has such."""
+    conditions = rows[name].needs.split(", ") if rows[name].needs else []
+    return not conditions or any(holds(condition, values, rows) for condition in conditions)
+
+
 def laid_over(lower: Layer, upper: Layer, rows: Rows) -> Layer:
     """The flags of two layers together: where both have a flag the upper one wins, and with it what its row says."""
     changed = [rows[name] for name, value in upper.given.items() if lower.values.get(name) != value]
     out = {name for row in changed for name in row.replaces.split()}.union(upper.values)
     again = {name for row in changed for name in row.redecides.split()}
-    given = {name: value for name, value in lower.given.items()
-             if name not in out and not against(name, value, upper.given, rows)}
-    given |= upper.given
+    out |= {name for name, value in lower.given.items() if against(name, value, upper.given, rows)}
+    left = {name: value for name, value in lower.values.items() if name not in out} | upper.given
+    out |= {name for name in lower.values if not needed(name, left, rows) and needed(name, lower.values, rows)}
+    given = {name: value for name, value in lower.given.items() if name not in out} | upper.given
     decided = {name: value for name, value in lower.decided.items() if name not in out | again} | upper.decided
     decided = {name: value for name, value in decided.items()
                if name not in given and not against(name, value, given, rows)}

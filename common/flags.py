@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from common.config import Layer, Origin, Row, against, changes, holds, laid_over, read_toml
+from common.config import Layer, Origin, Row, against, changes, laid_over, needed, read_toml
 from common.errors import MESSAGE_LINES, Exit, UserError, warn
 from common.words import printable
 
@@ -152,6 +152,16 @@ def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
 
 SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
 WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
+
+
+def share_or_steps() -> ValueKind:
+    """A share below 1, or a whole number of steps."""
+
+    def parse(text: str) -> float:
+        share = real(0, MAX_WHOLE, above=True).parse(text)
+        return share if share < 1 else whole(1).parse(text)
+
+    return ValueKind(parse, "a share between 0 and 1, or a whole number of steps", "SHARE|N", (float, int))
 
 
 def cadence() -> ValueKind:
@@ -393,16 +403,18 @@ class Parser(argparse.ArgumentParser):
             value = values.get(name)
             if value is None or value == row.default:
                 continue
-            wanted = row.needs.split(", ") if row.needs else []
-            if wanted and value is not False and not any(holds(condition, values, self.rows) for condition in wanted):
-                yield f"--{name}: has no effect without --{' or --'.join(wanted)}"
+            if value is not False and not needed(name, values, self.rows):
+                yield f"--{name}: has no effect without --{row.needs.replace(', ', ' or --')}"
             yield from (f"--{name}{problem}" for problem in against(name, value, values, self.rows))
 
     def _in_new_words(self, layer: Layer) -> None:
         """Replaces old spellings of flags in a layer."""
         for values in (layer.given, layer.decided):
             for name in [name for name in self.becomes if name in values]:
-                values.update(self.becomes[name](values.pop(name), values))
+                try:
+                    values.update(self.becomes[name](values.pop(name), values))
+                except ValueError as problem:
+                    self.problems.append(str(problem))
 
     def _without_values(self, argv: Sequence[str]) -> list[str]:
         """The words of the command line, and of --compile=False the flag alone: argparse would end there.

@@ -67,6 +67,13 @@ VALUES = {
 # Flags, or values, that there were: the default, with which a record says nothing, and what to do in their place.
 GONE: dict[str, tuple[object, str]] = {
     "train keep_epochs": (None, "All of epochs' checkpoints stay: a larger --checkpoint_interval makes fewer."),
+    "train residual_dtype": ("auto", "The residual stream has the dtype of --amp_dtype."),
+    "train loss_chunk_tokens": (None, "The loss takes few logits at a time by itself where that helps."),
+    "train loss_kernel": (False, _HEAD),
+    "train fp8_head": (False, _HEAD),
+    "train embedding_weight_decay": (None, "Embeddings decay as all matrices do, by --weight_decay."),
+    "train budget": (None, "--dry_run with --gpu_cost_per_hour says what the run costs."),
+    "train tf32": (True, "Set NVIDIA_TF32_OVERRIDE=0 in the environment to turn TF32 off."),
     "train tracker mlflow": (None, "Give --tracker wandb, trackio or tensorboard."),
 }
 

@@ -192,11 +192,11 @@ def compiler_complaint(error: Exception) -> str:
 # ---------------------------------------------------------------- settings of the process
 
 
-def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = False,
+def set_up(machine: Machine, compiled: Path, deterministic: bool = False,
            dropout: float = 0.0) -> list[str]:
     """Makes the settings that hold for the whole process, and returns warnings.
 
-    tf32 allows TF32 on a GPU for what stays in fp32. compiled is the folder in which the compiler keeps its kernels.
+    What stays in fp32 is TF32 on a GPU. compiled is the folder in which the compiler keeps its kernels.
     deterministic makes an operation whose result depends on timing raise RuntimeError. dropout is the probability
     that training uses: not every attention kernel draws it exactly.
     """
@@ -209,7 +209,7 @@ def set_up(machine: Machine, tf32: bool, compiled: Path, deterministic: bool = F
         _use_deterministic_algorithms()
 
     if machine.on_gpu:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.set_float32_matmul_precision("high")
         return warnings
 
     _keep_freed_memory()
@@ -300,7 +300,7 @@ def set_rng_state(machine: Machine, states: Mapping[str, torch.Tensor]) -> None:
 # ---------------------------------------------------------------- saying so
 
 
-def describe(machine: Machine, memory_bytes: int, attention: str, tf32: bool) -> list[str]:
+def describe(machine: Machine, memory_bytes: int, attention: str) -> list[str]:
     """The lines about the machine that are printed at every start; memory_bytes is what the device has."""
     memory, precision = f"{memory_bytes / 2**30:.1f} GiB", machine.precision
     if not machine.on_gpu:
@@ -308,7 +308,7 @@ def describe(machine: Machine, memory_bytes: int, attention: str, tf32: bool) ->
     elif not machine.backend.has_own_memory:
         memory += " of the RAM for the GPU"
     elif machine.backend.has_tf32():
-        precision += f"; TF32 {'on' if tf32 else 'off'}"
+        precision += "; TF32 on"
     return [f"device      {machine.device.type}: {machine.name}, {memory} ({machine.device_reason})",
             f"precision   {precision} ({machine.precision_reason})",
             f"attention   {attention}",

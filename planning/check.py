@@ -60,7 +60,7 @@ def check_machine(args: argparse.Namespace, machine: Machine, out: Progress, sig
         compiler = try_compiling(machine, trial, signals)
     with out.phase("multiplying matrices"):
         products = measure_products(machine)
-    lines = device.describe(machine, total_memory(machine), attention_in_words(args, config, machine), args.tf32)
+    lines = device.describe(machine, total_memory(machine), attention_in_words(args, config, machine))
     speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in products.items())
     matmul = f"{speeds} TFLOP/s" if speeds else "not measured: there is no memory for two matrices"
     for line in (*lines, f"driver      {driver_version() or 'none of NVIDIA'}", f"compiler    {compiler}",

@@ -16,7 +16,7 @@ from tokens.shares import problems_with
 def contradictions(args: argparse.Namespace) -> list[str]:
     """What does not fit together, one line each."""
     goes_on = args.cooldown_from or args.config.recorded  # where a recorded --min_lr is for the end of a cooldown
-    is_constant = (args.lr_schedule == "constant" or args.use_lr_scheduler is False) and not goes_on
+    is_constant = args.lr_schedule == "constant" and not goes_on
     mirror, own = (os.path.realpath(path or "") for path in (args.mirror_to, args.output_dir))
     is_inside = mirror.startswith(os.path.join(own, "")) or own.startswith(os.path.join(mirror, ""))
     graphs, no_hub = "--compile_mode reduce-overhead", "the hub has weights, no state of training; give --init_from"
@@ -27,8 +27,6 @@ def contradictions(args: argparse.Namespace) -> list[str]:
         "--min_lr: is above --learning_rate": args.learning_rate and (args.min_lr or 0) > args.learning_rate,
         "--min_lr: has no effect with a constant learning rate": args.min_lr is not None and is_constant,
         "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
-        "--lr_schedule: not with --no-use_lr_scheduler": (
-            args.lr_schedule not in (None, "constant") and args.use_lr_scheduler is False),
         "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
         "--init_std: the weights are those of the checkpoint; drop it": any(
             change.startswith("init_std ") for change in args.config.changed),

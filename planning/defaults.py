@@ -39,7 +39,6 @@ SMALL_INIT = 0.4
 
 # Decoupled decay per step and rate (Brown et al. 2020, GPT-3, appendix B); norms and biases have none.
 WEIGHT_DECAY = 0.1
-EMBEDDING_WEIGHT_DECAY = 0.1
 
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
 HALF_LIFE_TOKENS = 7_000_000
@@ -64,13 +63,12 @@ INIT_REASONS = {
 }
 REASONS = {
     "embedding_learning_rate": "of embeddings, output layer, norms and biases, whatever the width (Yang et al. 2022)",
-    "embedding_weight_decay": "as GPT-3 (Brown et al. 2020, appendix B)",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
     "min_lr": "the lower the end, the lower the loss (Bergsma et al. 2025)",
     "warmup_steps": f"{WARMUP_SHARE:.0%} of the steps, at most {LONGEST_WARMUP:,} (Touvron et al. 2023)",
     "beta2": f"the average forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within {LEAST_BETA2:g} to "
              f"{MOST_BETA2:g} (Marek et al. 2025)",
-    "decay_share": "a decay over a fifth of the steps is enough (Haegele et al. 2024)",
+    "cooldown": "a decay over a fifth of the steps is enough (Haegele et al. 2024)",
     "weight_decay": "as GPT-3 (Brown et al. 2020, appendix B)",
     "beta1": "as GPT-3 (Brown et al. 2020, appendix B)",
     "grad_clip": "as GPT-3 (Brown et al. 2020, appendix B)",

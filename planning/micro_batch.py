@@ -23,7 +23,7 @@ from common.flags import Flags
 from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, several, size
-from machine.device import Machine, name_of_dtype
+from machine.device import Machine
 from machine.memory import available_ram, free_memory, total_memory
 from model import Options
 from planning.memory import MARGIN, MemorySetting, largest_micro_batch
@@ -105,7 +105,7 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     if not machine.backend.has_own_memory:  # more than is expected to fit could take other processes down with it
         candidates = [n for n in candidates if n <= expected]
 
-    decided, tried = _decided(args, config, options, kind, machine), []
+    decided, tried = _decided(args, config, kind, machine), []
     peaks = MeasuredPeaks(cache_folder() / "peaks.json", _key(args, machine, config, samples, setting))
 
     def fits(batch_size: int) -> bool:
@@ -138,9 +138,9 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     return found
 
 
-def _decided(args: Flags, config: ModelConfig, options: Options, kind: OptimizerKind, machine: Machine) -> list[str]:
+def _decided(args: Flags, config: ModelConfig, kind: OptimizerKind, machine: Machine) -> list[str]:
     """What the run has decided, as flags of a trial."""
-    decided = [f"--optimizer={kind.name}", f"--residual_dtype={name_of_dtype(options.residual_dtype)}"]
+    decided = [f"--optimizer={kind.name}"]
     if args.init_from:  # where they are now, if they came from the hub
         decided.append(f"--init_from={args.init_from}")
     else:

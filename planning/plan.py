@@ -222,7 +222,7 @@ def describe_plan(setup: Setup) -> list[str]:
     if not args.dry_run:
         rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
                                f"{plan.saving.words}"))
-    return [*device.describe(machine, total_memory(machine), attention_in_words(args, plan.config, machine), args.tf32),
+    return [*device.describe(machine, total_memory(machine), attention_in_words(args, plan.config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 
 

@@ -21,7 +21,7 @@ from machine.device import Machine
 from model import INIT_STD, SIZES, Options
 from ops.attention import Attention
 from planning import defaults
-from planning.schedules import AS_EVER, Cooldown, Schedule
+from planning.schedules import Cooldown, Schedule
 from planning.sizing import MOST_EPOCHS, Sizing, config_of_size
 from training.optimizers import choose_optimizer
 
@@ -48,7 +48,6 @@ class Recipe(Schedule):
     embedding_learning_rate: float
     init_std: float
     weight_decay: float
-    embedding_weight_decay: float
     beta2: float
     grad_clip: float
     eval_interval: int
@@ -73,20 +72,22 @@ class Recipe(Schedule):
 
     def flags(self) -> dict[str, Any]:
         """The values decided, by the names of train.py's flags; max_steps stays as it was given."""
-        horizon = {"epochs": self.epochs}
+        schedule = self._schedule_flags()
+        horizon: dict[str, Any] = {"epochs": self.epochs}
+        if "decay_share" in schedule:
+            horizon["cooldown"] = schedule.pop("decay_share")
         if self.cooldown:
-            horizon = {"cooldown_from": self.cooldown.source, "cooldown_steps": self.total_steps - self.cooldown.start}
+            horizon = {"cooldown_from": self.cooldown.source, "cooldown": self.total_steps - self.cooldown.start}
         return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **horizon,
                 "init_std": self.init_std,
-                **self._optimizer_flags(), **self._schedule_flags(), "eval_interval": self.eval_interval,
+                **self._optimizer_flags(), **schedule, "eval_interval": self.eval_interval,
                 "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
                 "log_interval": self.log_interval}
 
     def _optimizer_flags(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "learning_rate": self.learning_rate,
                 "embedding_learning_rate": self.embedding_learning_rate,
-                "weight_decay": self.weight_decay, "embedding_weight_decay": self.embedding_weight_decay,
-                "beta2": self.beta2, "grad_clip": self.grad_clip}
+                "weight_decay": self.weight_decay, "beta2": self.beta2, "grad_clip": self.grad_clip}
 
     def _schedule_flags(self) -> dict[str, Any]:
         """The flags of the schedule, without those that have no effect with it."""
@@ -155,23 +156,12 @@ def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: in
 
 def choose_options(args: argparse.Namespace, machine: Machine, attention: Attention,
                    began_with: Mapping[str, Any]) -> Options:
-    """How the model is computed while it trains; began_with is the environment that a resumed run's checkpoint names.
-
-    Raises UserError (exit 2) for a residual stream in a dtype that is not that of mixed precision.
-    """
-    residual = args.residual_dtype
-    if residual not in ("auto", "fp32", machine.precision):
-        raise UserError(Exit.FLAGS, f"--residual_dtype {residual}: this run's precision is {machine.precision}. Give "
-                                    f"--use_amp --amp_dtype {residual}, or drop the flag.")
-    if residual == "auto":
-        # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
-        stays_wide = args.init_from or began_with.get("residual") == "fp32"
-        residual = "fp32" if machine.precision == "fp16" and stays_wide else machine.precision
-
-    loss_chunk = LOSS_CHUNK if machine.on_gpu or machine.compile else 0
-    if args.loss_chunk_tokens is not None:
-        loss_chunk = args.loss_chunk_tokens
-    return Options(None if residual == "fp32" else machine.dtype, args.activation_checkpointing, loss_chunk, attention)
+    """How the model is computed while it trains; began_with is the environment that a resumed run's state records."""
+    # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
+    stays_wide = machine.precision == "fp16" and (args.init_from or began_with.get("residual") == "fp32")
+    return Options(residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
+                   recompute=args.activation_checkpointing,
+                   loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0, attention=attention)
 
 
 # ---------------------------------------------------------------- the recipe
@@ -202,8 +192,6 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
     if "beta1" not in args.config.given:
         choices.reasons.append(f"beta1 {args.beta1:g}: {defaults.REASONS['beta1']}")
     usual, usual_of_embeddings, learning_rate = choices.peaks(total_steps)
-    # Without a decay of their own embeddings have a --weight_decay that is given.
-    own_decay = args.weight_decay if args.embedding_weight_decay is None else args.embedding_weight_decay
     return Recipe(
         **choices.schedule(learning_rate, total_steps), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
@@ -211,7 +199,6 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         embedding_learning_rate=choices.embedding_rate(learning_rate, usual, usual_of_embeddings),
         init_std=choices.init_std(learning_rate == usual),
         weight_decay=choices.number("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
-        embedding_weight_decay=choices.number("embedding_weight_decay", own_decay, defaults.EMBEDDING_WEIGHT_DECAY),
         beta2=choices.number("beta2", args.beta2, defaults.default_beta2(samples_per_step * config.seq_length)),
         grad_clip=choices.number("grad_clip", args.grad_clip, defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args, total_steps),
@@ -264,7 +251,8 @@ class _Choices:
         """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
         args = self.args
         if cooldown := self.cooldown:
-            return cooldown.start + (args.cooldown_steps or max(1, round(defaults.DECAY_SHARE * cooldown.start)))
+            fall = args.cooldown or defaults.DECAY_SHARE
+            return cooldown.start + (int(fall) if fall >= 1 else max(1, round(fall * cooldown.start)))
         if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
             return self.settings.get("total_steps")  # of a run that was cooled down, an earlier checkpoint
         return args.max_steps
@@ -339,8 +327,8 @@ class _Choices:
     def schedule(self, learning_rate: float, total_steps: int) -> dict[str, Any]:
         """The fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
         args, cooldown = self.args, self.cooldown
-        name = args.lr_schedule or {None: defaults.LR_SCHEDULE, True: AS_EVER, False: "constant"}[args.use_lr_scheduler]
-        if args.lr_schedule is None and args.use_lr_scheduler is None:
+        name = args.lr_schedule or defaults.LR_SCHEDULE
+        if args.lr_schedule is None:
             self.reasons.append(f"lr_schedule {name}: {defaults.REASONS['lr_schedule']}")
         min_lr = args.min_lr
         if min_lr is None:
@@ -350,11 +338,12 @@ class _Choices:
         if min_lr > learning_rate:
             raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
                                         "--learning_rate.")
-        if args.decay_share is None and name == "wsd":
-            self.reasons.append(f"decay_share {defaults.DECAY_SHARE:g}: {defaults.REASONS['decay_share']}")
+        if args.cooldown is None and name == "wsd":
+            self.reasons.append(f"cooldown {defaults.DECAY_SHARE:g}: {defaults.REASONS['cooldown']}")
+        fall = args.cooldown or defaults.DECAY_SHARE
         return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,
                 "warmup_steps": self._warmup_steps(name, total_steps),
-                "decay_share": args.decay_share or defaults.DECAY_SHARE, "cooldown": cooldown}
+                "decay_share": min(1.0, fall / total_steps) if fall >= 1 else fall, "cooldown": cooldown}
 
     def _warmup_steps(self, schedule: str, total_steps: int) -> int:
         """The warm-up requested, that of a resumed run, which would else begin again in a longer one, or the default.

@@ -129,12 +129,12 @@ part() { # NAME
         item peers-loader "$python" bench.py "$where" --peer loader
         ;;
     ladder)
-        bench ladder-low --rungs 0,1,2,3,4
-        bench ladder-high --rungs 0,5,6,7,8
+        bench ladder-low --rungs 0,1,2,3
+        bench ladder-high --rungs 0,4,5,6
         ;;
-    tuned) bench tuned --rungs 8,9 ;;
+    tuned) bench tuned --rungs 6,7 ;;
     decode) item decode "$python" bench.py "$where" --peer decode ;;
-    memory) for flags in "--use_amp" "--no-use_amp" "--use_amp --batch_size 64" "--use_amp --loss_chunk_tokens 0" \
+    memory) for flags in "--use_amp" "--no-use_amp" "--use_amp --batch_size 64" \
         "--use_amp --activation_checkpointing" "--use_amp --arch qwen3" "--use_amp --optimizer adamw" \
         "--use_amp --batch_size auto --gradient_accumulation_steps 16"; do
         [ $((number += 1)) -lt 3 ] || [ -z "${SMALL:-}" ] || break

@@ -59,22 +59,21 @@ class OptimizerKind:
 # ---------------------------------------------------------------- groups of parameters
 
 
-def parameter_groups(model: Any, kind: OptimizerKind, weight_decay: float, embedding_weight_decay: float | None = None,
-                     lr_scale: float = 1.0) -> list[dict[str, Any]]:
+def parameter_groups(model: Any, kind: OptimizerKind, weight_decay: float, lr_scale: float = 1.0,
+                     ) -> list[dict[str, Any]]:
     """Every parameter in exactly one group: matrices inside blocks, then embeddings and output layer, then vectors.
 
-    Vectors, which are norms and biases, do not decay; embeddings do as hidden matrices unless their own decay is given.
+    Vectors, which are norms and biases, do not decay.
     lr_scale is the rate of the last two groups as a multiple of that of hidden matrices.
     """
     hidden = architecture_of(model.config).hidden_matrices(model.config)
     parameters = dict(model.named_parameters())
     others = {name: parameter for name, parameter in parameters.items() if name not in hidden}
-    embedding_decay = weight_decay if embedding_weight_decay is None else embedding_weight_decay
     groups = [
         {"params": [parameters[name] for name in hidden], "rows": list(hidden.values()), "rule": kind.hidden_rule,
          "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": [p for p in others.values() if p.dim() >= 2], "rule": kind.other_rule,
-         "weight_decay": embedding_decay, "lr_scale": lr_scale},
+         "weight_decay": weight_decay, "lr_scale": lr_scale},
         {"params": [p for p in others.values() if p.dim() < 2], "rule": kind.other_rule,
          "weight_decay": 0.0, "lr_scale": lr_scale}]
     grouped = [id(p) for group in groups for p in group["params"]]

@@ -126,7 +126,7 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
     """One forward and backward, and a step of the optimizer that changes nothing, which compiles them."""
     args, machine = run.setup.args, run.setup.machine
     run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
-    mode = None if args.compile_mode == "default" else args.compile_mode
+    mode = args.compile_mode if args.compile_mode not in ("default", "blocks") else None
     run.parallel.compile(compiles_in_parts(args, machine), mode=mode)
     is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
     with run.parallel.micro_batch(is_last=is_whole_step):
@@ -154,8 +154,7 @@ def compiles_in_parts(args: argparse.Namespace, machine: Machine) -> bool:
     They are lent by the hour, beside few processor cores; a whole model compiles there for minutes, to be 1% faster.
     """
     is_old = machine.device.type == "cuda" and machine.dtype == torch.float16
-    by_default = is_old and args.compile_mode != "reduce-overhead"  # whose graphs hold the whole model
-    return by_default if args.compile_blocks is None else args.compile_blocks
+    return args.compile_mode == "blocks" or (args.compile_mode is None and is_old)
 
 
 @contextlib.contextmanager

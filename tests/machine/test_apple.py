@@ -96,6 +96,6 @@ def test_the_state_of_its_random_numbers_comes_back(monkeypatch):
 
 
 def test_it_is_described_with_its_share_of_the_ram():
-    lines = device.describe(apple.machine(), 5 * GIB, "unfused", True)
+    lines = device.describe(apple.machine(), 5 * GIB, "unfused")
     assert lines[0] == "device      mps: Apple M1, 5.0 GiB of the RAM for the GPU (a GPU is available)"
     assert lines[1].startswith("precision   bf16 (")

@@ -204,9 +204,9 @@ def test_the_attention_kernel_is_named():
 def test_dropout_leaves_cudnns_attention_out(tmp_path):
     torch.backends.cuda.enable_cudnn_sdp(True)  # a run with dropout in this process leaves it off
     try:
-        device.set_up(CPU, True, tmp_path)
+        device.set_up(CPU, tmp_path)
         assert torch.backends.cuda.cudnn_sdp_enabled()
-        device.set_up(CPU, True, tmp_path, dropout=0.1)
+        device.set_up(CPU, tmp_path, dropout=0.1)
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
@@ -228,7 +228,7 @@ def test_autocast_does_nothing_in_fp32_and_its_work_in_bf16():
 
 
 def test_the_block_of_every_start_says_device_precision_attention_compile_and_software():
-    lines = device.describe(device.choose(False, None, "auto", None), 2**33, "flash", True)
+    lines = device.describe(device.choose(False, None, "auto", None), 2**33, "flash")
     assert [line.split()[0] for line in lines] == ["device", "precision", "attention", "compile", "software"]
     assert all("()" not in line for line in lines)
 
@@ -238,10 +238,10 @@ def test_a_cache_folder_that_cannot_be_written_is_reported_with_its_variable(tmp
     machine = dataclasses.replace(CPU, device=torch.device("cuda"), compile=True)
     (tmp_path / "file").write_text("")
     try:
-        [warning] = device.set_up(machine, False, tmp_path / "file" / "compiled")
+        [warning] = device.set_up(machine, tmp_path / "file" / "compiled")
         assert "Not a directory" in warning
         assert "TORCHINDUCTOR_CACHE_DIR names a folder of yours" in warning
-        assert device.set_up(machine, False, tmp_path / "compiled") == []
+        assert device.set_up(machine, tmp_path / "compiled") == []
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
         assert list((tmp_path / "compiled").iterdir()) == []
     finally:

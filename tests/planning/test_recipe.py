@@ -26,6 +26,8 @@ def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, **setting
     ("--epochs 1 --gradient_accumulation_steps 5", {"total_steps": 200, "accumulation": 5}),
     ("--learning_rate 1e-3", {"learning_rate": 1e-3, "min_lr": 0.0, "schedule": "linear"}),
     ("--learning_rate 1e-3 --use_lr_scheduler", {"min_lr": 1e-3 / 100, "schedule": "cosine"}),
+    ("--lr_schedule wsd --cooldown 0.5", {"decay_share": 0.5}),
+    ("--lr_schedule wsd --cooldown 50 --max_steps 500", {"decay_share": 0.1, "plateau_end": 450}),
     ("--use_lr_scheduler --lr_schedule wsd", {"schedule": "wsd", "decay_share": 0.2, "min_lr": 0.0}),
     ("--no-use_lr_scheduler", {"schedule": "constant", "warmup_steps": 0}),
     ("--lr_schedule constant --warmup_steps 7", {"schedule": "constant", "warmup_steps": 7}),
@@ -63,7 +65,7 @@ def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
 
 def test_every_default_is_given_with_its_reason_and_no_other_value():
     names = ["beta1", "learning_rate", "lr_schedule", "min_lr", "warmup_steps", "embedding_learning_rate", "init_std",
-             "weight_decay", "embedding_weight_decay", "beta2", "grad_clip"]
+             "weight_decay", "beta2", "grad_clip"]
     reasons = recipe("--batch_size", "4", "--max_steps", "50").reasons
     assert [reason.split(" ")[0] for reason in reasons] == names
     assert all(len(reason.partition(": ")[2]) > 20 for reason in reasons)
@@ -89,11 +91,9 @@ def test_initial_weights_are_wide_for_adamws_default_rate_alone():
     assert found == [0.05, 0.05, 0.02, 0.02, 0.02, 0.3]
 
 
-@pytest.mark.parametrize(("flags", "rates"), [
-    ("", (embedding_rate("adamw", GPTConfig(70, 8, 1, 2, 512), 32, 500 * 32), 0.1)),
-    ("--learning_rate 1e-3", (1e-3, 0.1)),  # which has always meant embeddings too
-    ("--learning_rate 1e-3 --embedding_learning_rate 5e-3 --embedding_weight_decay 0", (5e-3, 0.0)),
-    ("--learning_rate 1e-3 --weight_decay 0.3", (1e-3, 0.3))])  # so has this one
-def test_embeddings_have_a_rate_and_a_decay_of_their_own(flags, rates):
-    found = recipe("--max_steps", "500", *flags.split(), width=512)
-    assert (found.embedding_learning_rate, found.embedding_weight_decay) == rates
+@pytest.mark.parametrize(("flags", "rate"), [
+    ("", embedding_rate("adamw", GPTConfig(70, 8, 1, 2, 512), 32, 500 * 32)),
+    ("--learning_rate 1e-3", 1e-3),  # which has always meant embeddings too
+    ("--learning_rate 1e-3 --embedding_learning_rate 5e-3", 5e-3)])
+def test_embeddings_have_a_rate_of_their_own(flags, rate):
+    assert recipe("--max_steps", "500", *flags.split(), width=512).embedding_learning_rate == rate

@@ -25,7 +25,7 @@ KINDS = pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_parameter_is_in_exactly_one_group_with_its_decay_and_rate(name):
     with torch.device("meta"):
         model = GPT(GPTConfig(tie_weights=False))
-    groups = parameter_groups(model, OPTIMIZERS[name], 0.1, 0.02, lr_scale=3.0)
+    groups = parameter_groups(model, OPTIMIZERS[name], 0.1, lr_scale=3.0)
     names = {id(p): name for name, p in model.named_parameters()}
     grouped = [[names[id(p)] for p in group["params"]] for group in groups]
     assert sorted(name for group in grouped for name in group) == sorted(names.values())
@@ -34,14 +34,9 @@ def test_every_parameter_is_in_exactly_one_group_with_its_decay_and_rate(name):
         "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"}
     assert set(embeddings) == {"transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"}
     assert all(name.endswith(".bias") or ".ln_" in name for name in vectors)
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.02, 0.0]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0]
     assert [group["lr_scale"] for group in groups] == [1.0, 3.0, 3.0]
     assert groups[0]["rows"][:2] == [(768, 768, 768), (768,)]
-
-
-def test_embeddings_decay_as_matrices_unless_their_own_decay_is_given():
-    groups = parameter_groups(small_model(), OPTIMIZERS["adamw"], 0.1)
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0]
 
 
 @KINDS

@@ -54,7 +54,7 @@ def test_fp16_and_several_micro_batches_are_learned(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--compile", "--use_amp"],
-                                   ["--activation_checkpointing", "--loss_chunk_tokens", "5"],
+                                   ["--activation_checkpointing"],
                                    ["--use_amp", "--overfit", "3", "--n_embd", "32", "--learning_rate", "0.01"],
                                    *(["--arch", arch, "--optimizer", name, "--n_embd", "32", "--learning_rate", "0.01"]
                                      for arch in ARCHITECTURES for name in OPTIMIZERS)], ids=" ".join)
