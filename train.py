@@ -296,7 +296,7 @@ from planning.trial import measure_trial
 from tokens.corpus import Corpus
 from tokens.mixture import check_lengths, in_words
 from tokens.watch import TokensChanged
-from training.checkpointing import Checkpointer, SavingPlan, command_for_card, plan_saving
+from training.checkpointing import Checkpointer, SavingPlan, plan_saving
 from training.cooldown import set_aside
 from training.decisions import Decisions
 from training.fused import adamw_for
@@ -485,8 +485,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     validator = Validator(args, recipe, config, corpus, runtime,
                           lambda: run.decisions.agree_now("stop", runtime.signals.number is not None))
     settings = settings_of(args, flags_of_run(args, config, recipe, corpus), recipe, options, machine, processes)
-    checkpointer = Checkpointer(args, plan.saving, recipe, run, state, corpus, validator.tokenizer_json(),
-                                settings, command_for_card(settings["flags"]["given"]), runtime)
+    checkpointer = Checkpointer(run, settings, validator.tokenizer_json())
     if args.init_from and not resumed:
         state.init_from = start_from_weights(args, run, validator.tokenizer, out)
     if folder:
@@ -553,7 +552,7 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     weights = 4 * config.num_parameters if machine.device.type != "cuda" else 0
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
     saving = SavingPlan(**processes.agree(lambda: asdict(
-        plan_saving(args, config, recipe, optimizer_bytes, held_bytes))))
+        plan_saving(args.output, config, recipe, optimizer_bytes, held_bytes))))
     setting = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, way, processes)
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(

@@ -330,7 +330,7 @@ def time_saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> d
     import torch
     from safetensors.torch import save_file
 
-    from checkpoint.contents import Tensors
+    from checkpoint.contents import Tensors, tensor_files, text_files
     from checkpoint.save import Snapshot, save
     from machine import device
     from model import GPT, SIZES, GPTConfig
@@ -349,7 +349,7 @@ def time_saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> d
 
     def write() -> None:
         shutil.rmtree(place / "checkpoint-1", ignore_errors=True)
-        save(place, 1, model.config, copies, {}, None, None, "")
+        save(place, 1, tensor_files(model.config, copies), text_files(1, model.config, {}, None, None, ""))
 
     return in_turns({
         "safetensors' save_file": lambda: save_file({**copies.training, **copies.model}, place / "theirs"),

@@ -6,33 +6,28 @@ waits only for a copy of the tensors; a thread writes the copy.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import struct
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from architectures.table import ModelConfig
 from checkpoint.contents import (
     DTYPES,
     MANIFEST,
     Tensors,
     aligned,
     manifest_text,
-    tensor_files,
-    text_files,
 )
 from checkpoint.folder import appearing
 from common.errors import InvalidCheckpoint
 from common.files import write_all
+from machine.backends import backend_of
 from machine.pinned import HostBuffer
 from ops.shards import assembled
 
@@ -63,16 +58,16 @@ class Snapshot:
 
     def take(self, tensors: Tensors) -> Tensors:
         """Copies of the tensors, complete on return and valid until the next call."""
-        on_cuda = any(tensor.is_cuda for tensor in tensors.model.values())
-        self.reserve(tensors.num_bytes, on_cuda)
+        backend = backend_of(next(iter(tensors.model.values())))
+        self.reserve(tensors.num_bytes, backend.runs_ahead)
         used, copies = 0, Tensors({}, {})
         for part, copied in ((tensors.model, copies.model), (tensors.training, copies.training)):
             for name, tensor in part.items():
                 place = self._buffer.bytes[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                copied[name] = place.copy_(assembled(tensor), non_blocking=on_cuda)
+                copied[name] = place.copy_(assembled(tensor), non_blocking=backend.runs_ahead)
                 used += aligned(tensor.nbytes)
-        if on_cuda:
-            torch.cuda.synchronize()
+        if backend.runs_ahead:
+            backend.synchronize()
         return copies
 
     def close(self) -> None:
@@ -84,31 +79,24 @@ class Snapshot:
 # ---------------------------------------------------------------- the folder
 
 
-def save(output_dir: Path, step: int, config: ModelConfig, tensors: Tensors, state: dict[str, Any],
-         tokenizer_json: str | None, end_of_text_id: int | None, card: str) -> Path:
-    """Writes output_dir/checkpoint-STEP; nobody sees it before all of it is on disk and was read back.
+def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], texts: Mapping[str, str],
+         ) -> Path:
+    """Writes output_dir/checkpoint-STEP of these files; nobody sees it before all of it is on disk and was read back.
 
-    state is what trainer_state.json holds besides step and model, JSON values. Raises OSError if it could not be
-    written and NotFinite if it must not be; nothing is then left of it.
+    Raises OSError if it could not be written and NotFinite if it must not be; nothing is then left of it.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     try:
-        with appearing(output_dir, f"checkpoint-{step}") as temporary:
-            texts = text_files(step, config, state, tokenizer_json, end_of_text_id, card)
-            _write_files(temporary, tensor_files(config, tensors), texts)
+        with appearing(output_dir, f"checkpoint-{step}") as folder:
+            with ThreadPoolExecutor(len(tensors)) as writers:  # the disk and the hash wait less for each other
+                written = {name: writers.submit(write_tensors, folder / name, part) for name, part in tensors.items()}
+            entries = {name: entry.result() for name, entry in written.items()}
+            for name, text in texts.items():
+                entries[name] = write_file(folder / name, [text.encode()])
+            write_file(folder / MANIFEST, [manifest_text(entries).encode()])
     except InvalidCheckpoint as error:
         raise OSError(f"what was written reads back differently: {error}") from error
     return output_dir / f"checkpoint-{step}"
-
-
-def _write_files(folder: Path, tensors: Mapping[str, dict[str, torch.Tensor]], texts: Mapping[str, str]) -> None:
-    """Writes all files into a new folder, the manifest last."""
-    with ThreadPoolExecutor(len(tensors)) as writers:  # the disk and the hash wait less for each other
-        written = {name: writers.submit(write_tensors, folder / name, part) for name, part in tensors.items()}
-    manifest = {name: entry.result() for name, entry in written.items()}
-    for name, text in texts.items():
-        manifest[name] = write_file(folder / name, [text.encode()])
-    write_file(folder / MANIFEST, [manifest_text(manifest).encode()])
 
 
 # ---------------------------------------------------------------- one file
@@ -166,40 +154,3 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
     finally:
         os.close(handle)
     return {"bytes": num_bytes, "sha256": digest.hexdigest()}
-
-
-# ---------------------------------------------------------------- in the background
-
-
-class Saver:
-    """Does work on the disk while training goes on, one piece after the other, in the order they were started."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "saver", self._yield_the_cores)
-        self._pending: deque[Future] = deque()
-
-    @staticmethod
-    def _yield_the_cores() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # only Linux gives a thread a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-    @property
-    def is_busy(self) -> bool:
-        """True while there is work that take has not returned."""
-        return bool(self._pending)
-
-    def start(self, work: Callable[[], Any]) -> None:
-        """Starts the work once all before it has ended."""
-        self._pending.append(self._thread.submit(work))
-
-    def take(self, wait: bool) -> Future | None:
-        """The oldest work that was not taken yet, once it has ended. None if it has not and wait is off."""
-        if not self._pending or not (wait or self._pending[0].done()):
-            return None
-        oldest = self._pending.popleft()
-        oldest.exception()  # waits for its end
-        return oldest
-
-    def close(self) -> None:
-        """Waits until all work has ended."""
-        self._thread.shutdown(wait=True)

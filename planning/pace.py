@@ -180,4 +180,4 @@ def plan_until(deadline: Deadline, args: argparse.Namespace, plan: Plan, choose:
     within = recipe_within(processes.agree(lambda: deadline.seconds_to_plan), args, plan, pace, steps_done)
     recipe = replace(choose(within.total_steps), batch_size=within.batch_size, accumulation=within.accumulation,
                      eval_tokens=within.eval_tokens)
-    return replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args, recipe))
+    return replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args.output, recipe))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import generate
-from checkpoint.contents import Tensors
+from checkpoint.contents import Tensors, tensor_files, text_files
 from checkpoint.save import save
 from common.errors import Exit, UserError
 from generation.continuation import Continuation, Sampling
@@ -277,7 +277,7 @@ def test_an_id_beyond_the_model_s_among_few_is_refused_once_a_prompt_has_it(call
 def test_a_folder_without_a_tokenizer_asks_for_one(call, make_model, tmp_path, tokenizer_file):
     model = make_model()
     tensors = Tensors.of(model, torch.optim.AdamW(model.parameters()))
-    path = save(tmp_path, 1, model.config, tensors, {}, None, None, "")
+    path = save(tmp_path, 1, tensor_files(model.config, tensors), text_files(1, model.config, {}, None, None, ""))
     with pytest.raises(UserError, match=r"has no tokenizer\.json\. Give the model's") as caught:
         call(ckpt=path)
     assert caught.value.code == Exit.DATA

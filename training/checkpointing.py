@@ -6,11 +6,13 @@ copy, training waits for the disk.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,18 +23,17 @@ from architectures.table import ModelConfig
 from checkpoint import contents, find, save
 from checkpoint.folder import Keeping, prune
 from common.errors import UserError
-from common.flags import steps_and_minutes
+from common.flags import FlagsOfGroup, steps_and_minutes
 from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
 from hub.names import DATASET, MODEL, is_on_hub, repo_of
 from machine.memory import available_ram
 from planning.recipe import Recipe
-from tokens.corpus import Corpus
 from tokens.mixture import in_words, share_in_words
 from training.mirror import Mirror
 from training.optimizers import state_bytes
 from training.starting import Settings
-from training.state import Run, Runtime, TrainState
+from training.state import Run
 from watching.trackers import sync_metrics
 
 SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too
@@ -54,13 +55,13 @@ class SavingPlan:
     in_between: bool
     copies: bool
 
-    def for_recipe(self, args: argparse.Namespace, recipe: Recipe) -> SavingPlan:
+    def for_recipe(self, output: FlagsOfGroup, recipe: Recipe) -> SavingPlan:
         """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
         # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
-        num_epochs = int(recipe.passes) // args.checkpoint_interval
+        num_epochs = int(recipe.passes) // output.checkpoint_interval
         has_plateau = recipe.plateau_end is not None
-        is_copied = args.mirror_to is not None  # one stays until its copy is done
-        most = args.keep_checkpoints + 2 + has_plateau + is_copied + num_epochs
+        is_copied = output.mirror_to is not None  # one stays until its copy is done
+        most = output.keep_checkpoints + 2 + has_plateau + is_copied + num_epochs
         most = min(most, max(1, recipe.total_steps))  # one a step
         return replace(self, num_checkpoints=most, num_epochs=num_epochs)
 
@@ -78,147 +79,141 @@ class SavingPlan:
         return f"in the background, from a copy of {size(self.checkpoint_bytes)} in RAM"
 
 
-def plan_saving(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
+def plan_saving(output: FlagsOfGroup, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
                 ) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
-    steps, minutes = steps_and_minutes(args.checkpoint_every)
+    steps, minutes = steps_and_minutes(output.checkpoint_every)
     in_between = (
         minutes > 0
         or 0 < steps < recipe.total_steps
         or recipe.eval_interval < recipe.total_steps
         or recipe.plateau_end is not None
-        or recipe.passes > args.checkpoint_interval)
+        or recipe.passes > output.checkpoint_interval)
 
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
     has_room = available_ram() > held_bytes + 2 * checkpoint_bytes
     plan = SavingPlan(0, 0, checkpoint_bytes, in_between, in_between and has_room)
-    return plan.for_recipe(args, recipe)
+    return plan.for_recipe(output, recipe)
 
 
 # ---------------------------------------------------------------- saving
 
 
 class Checkpointer:
-    """Saves the run it was made for, one checkpoint at a time, and knows what is on the disk."""
+    """Saves a run, one checkpoint at a time, and knows what is on the disk."""
 
-    def __init__(self, args: argparse.Namespace, plan: SavingPlan, recipe: Recipe, learner: Run, state: TrainState,
-                 corpus: Corpus, tokenizer_json: str | None, settings: Settings, command: str, runtime: Runtime):
-        self.output_dir, self.plan = Path(args.output_dir), plan
-        self.learner, self.state, self.recipe, self.corpus = learner, state, recipe, corpus
+    def __init__(self, run: Run, settings: Settings, tokenizer_json: str | None):
+        setup = run.setup
+        self.plan, self._flags, self._run, self._runtime = setup.plan.saving, setup.args.output, run, setup.runtime
+        self.output_dir = Path(self._flags.output_dir)
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk
+        self.begun_step = 0  # of the save in flight, or of the last one
+        self._written_step: int | None = None  # of the last save that succeeded, or of the resumed one in this folder
+        self._first_step, self._begun_at = run.state.step, time.monotonic()
         self._is_waiting = False  # for a save, here or in the first process
         self._is_reported = False  # the first save, to the user
-        self._args, self._settings, self._tokenizer_json, self._command = args, settings, tokenizer_json, command
-        self._runtime, self._out, self._clock = runtime, runtime.out, runtime.clock
+        self._settings, self._tokenizer_json = settings, tokenizer_json
         self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
-        self._saver = save.Saver()
-        is_first = runtime.processes.is_first
-        self._snapshot = save.Snapshot() if plan.copies and is_first else None
-        self.mirror = None
-        if args.mirror_to is not None and is_first:
-            self.mirror = Mirror(Path(args.mirror_to), self.output_dir, runtime.out)
-
-        self._resumed_step: int | None = None  # the step resumed from, if its checkpoint lies in this folder
-        self._begun_step: int | None = None  # of the save in flight, or of the last one
-        self._written_step: int | None = None  # of the last save that succeeded, known to the writing thread
-        self._saved_step: int | None = None  # the same, once this thread has taken note of it
-        self._begun_at = time.monotonic()
-        self._first_step = state.step
+        self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
+        self._snapshot = self.mirror = None
+        if setup.processes.is_first:
+            self._snapshot = save.Snapshot() if self.plan.copies else None
+            if self._flags.mirror_to is not None:
+                self.mirror = Mirror(Path(self._flags.mirror_to), self.output_dir, setup.out)
 
     # ---- when
 
     def start(self, resumed: Path | None) -> None:
         """Begins to count the minutes, and takes the memory for copies before the first save needs it."""
-        self._begun_at = time.monotonic()
-        self._first_step = self.state.step
+        step, best_step = self._run.state.step, self._run.state.best_step
+        self._begun_at, self._first_step = time.monotonic(), step
         if resumed is not None:
-            if self.state.best_step in find.steps_in(self.output_dir):
-                self.best_step = self.state.best_step
-            if resumed.resolve().parent == self.output_dir.resolve():
-                self._resumed_step = self._written_step = self.state.step
+            self.best_step = best_step if best_step in find.steps_in(self.output_dir) else 0
+            self._written_step = step if resumed.resolve().parent == self.output_dir.resolve() else None
         if self._snapshot is not None:
-            self._saver.start(self._reservation())
+            self._pending = self._thread.submit(self._reservation())
         if self.mirror is not None:
             self.mirror.start()
-            if self._resumed_step is not None:
-                self._mirror()  # a killed run may have left it behind
+            self._mirror()  # a killed run may have left it behind
 
     def reserve(self) -> None:
         """Takes the memory for a copy of the state."""
         self._reservation()()
 
     def _reservation(self) -> Callable[[], None]:
-        """What takes that memory, and may be called by any thread: divided weights are asked for by this one alone."""
+        """What takes that memory, and may be called by any thread: sharded weights are asked for by this one alone."""
         if self._snapshot is None:
             return lambda: None
-        weights = contents.Tensors(dict(self.learner.model.state_dict()), {})
-        num_bytes = weights.num_bytes + state_bytes(self.learner.optimizer)  # the latter is not there yet
-        is_cuda = next(self.learner.model.parameters()).is_cuda
-        return partial(self._snapshot.reserve, num_bytes + SPARE_BYTES, is_cuda)
+        weights = contents.Tensors(dict(self._run.model.state_dict()), {})
+        num_bytes = weights.num_bytes + state_bytes(self._run.optimizer)  # the latter is not there yet
+        return partial(self._snapshot.reserve, num_bytes + SPARE_BYTES, self._runtime.machine.backend.runs_ahead)
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
-        every, _ = steps_and_minutes(self._args.checkpoint_every)
-        return bool(every and self.state.step % every == 0)
+        every, _ = steps_and_minutes(self._flags.checkpoint_every)
+        return bool(every and self._run.state.step % every == 0)
 
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
         """
-        _, minutes = steps_and_minutes(self._args.checkpoint_every)
+        _, minutes = steps_and_minutes(self._flags.checkpoint_every)
         is_late = self._runtime.processes.is_first and minutes and time.monotonic() - self._begun_at >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def stays(self) -> bool:
         """True if the checkpoint of this step stays: of the end of an epoch, of the plateau, of the last step."""
-        windows = self.recipe.windows_per_epoch * self._args.checkpoint_interval
-        before = self.state.samples_seen - self.recipe.samples_per_step
-        return (self.state.samples_seen // windows > before // windows
-                or self.state.step in (self.recipe.plateau_end, self.recipe.total_steps))
+        recipe, state = self._run.setup.recipe, self._run.state
+        windows = recipe.windows_per_epoch * self._flags.checkpoint_interval
+        return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows
+                or state.step in (recipe.plateau_end, recipe.total_steps))
 
     # ---- saving
 
     def save(self, stays: bool) -> None:
         """Begins a save: training waits for the copy alone, where there is one."""
         self._settle_all()
-        is_first = self._runtime.processes.is_first
         self._runtime.signals.asks_to_save = False
-        started = time.perf_counter()
-        self._begun_at, self._begun_step = time.monotonic(), self.state.step
-        fields, card = self._fields(stays), self._card()
+        self._begun_at, self.begun_step, started = time.monotonic(), self._run.state.step, time.perf_counter()
+        fields, card, is_first = self._fields(stays), self._card(), self._runtime.processes.is_first
+        step, config = self.begun_step, self._run.model.config
 
-        with self._out.phase("copying the state"), self._clock.pause():
-            tensors = contents.Tensors.of(self.learner.model, self.learner.optimizer)
+        with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
+            tensors = contents.Tensors.of(self._run.model, self._run.optimizer)
             if is_first:
                 tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
             else:
                 tensors.ask()
         waited = time.perf_counter() - started
 
-        def write() -> tuple[int, float]:
-            step = fields["step"]
+        def write() -> float:
             sync_metrics(self.output_dir)  # with the checkpoint, a power cut leaves the rows that led to it
-            save.save(self.output_dir, step, self.learner.model.config, tensors, fields, self._tokenizer_json,
-                      self.corpus.end_of_text_id, card)
+            texts = contents.text_files(step, config, fields, self._tokenizer_json,
+                                        self._run.setup.corpus.end_of_text_id, card)
+            save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
             self._written_step = step
             keeping = self._keeping(step)
             held = self.mirror.held if self.mirror else frozenset()
             prune(self.output_dir, *keeping._replace(protected=keeping.protected | held))
             seconds = time.perf_counter() - started
-            self._say_saved(step, waited, seconds)
+            if not self._is_reported:
+                self._is_reported = True
+                self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
+                                      f"s, of which training waited {waited if self._snapshot else seconds:.2f} s "
+                                      "(later saves are not reported)")
             self._mirror()  # which says more of this checkpoint
-            return step, seconds
+            return seconds
 
         if is_first:
-            self._saver.start(write)
+            self._pending = self._thread.submit(write)
         if not self.plan.copies:
             self._settle_all()
 
     def _keeping(self, step: int) -> Keeping:
         """Which checkpoints stay after that of this step."""
-        protected = frozenset((self.state.best_step, self.best_step, self.recipe.plateau_end or 0))
-        return Keeping(step, self._args.keep_checkpoints, protected)
+        protected = (self._run.state.best_step, self.best_step, self._run.setup.recipe.plateau_end or 0)
+        return Keeping(step, self._flags.keep_checkpoints, frozenset(protected))
 
     def _mirror(self) -> None:
         """Asks for a copy of what was written last, if there is a mirror; returns at once."""
@@ -230,18 +225,21 @@ class Checkpointer:
 
         Raises save.NotFinite for weights or optimizer state that are not finite.
         """
-        while self._saver.is_busy:
-            with self._clock.pause() if wait else contextlib.nullcontext(), self._out.phase("saving"):
-                work = self._saver.take(wait)
-            if work is None:
-                return
-            try:
-                if done := work.result():  # the memory for a copy has nothing to say
-                    self._saved_step, self.save_seconds = done
-            except OSError as error:
-                self._warn_of_failure(error)
-            if not self._saver.is_busy and self.state.best_step in find.steps_in(self.output_dir):
-                self.best_step = self.state.best_step
+        if self._pending is None or not (wait or self._pending.done()):
+            return
+        out = self._runtime.out
+        with self._runtime.clock.pause() if wait else contextlib.nullcontext(), out.phase("saving"):
+            self._pending.exception()  # waits for its end
+        ended, self._pending = self._pending, None
+        try:
+            self.save_seconds = ended.result() or self.save_seconds  # the memory for a copy has no seconds
+        except OSError as error:
+            free = shutil.disk_usage(self.output_dir).free if self.output_dir.exists() else 0
+            out.warn(f"checkpoint-{self.begun_step} could not be saved: {error.strerror or error}. It needs about "
+                     f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in {printable(self._flags.output_dir)}. "
+                     "Training goes on and the next save tries again; free some space.")
+        if self._run.state.best_step in find.steps_in(self.output_dir):
+            self.best_step = self._run.state.best_step
 
     def _settle_all(self) -> None:
         """Waits, in all processes, for the end of the first one's save: then none takes the others for gone."""
@@ -249,13 +247,7 @@ class Checkpointer:
         self._runtime.processes.agree(lambda: self.settle(wait=True))
         self._is_waiting = False
 
-    def _say_saved(self, step: int, waited: float, seconds: float) -> None:
-        """Reports the first save, in the thread that did it."""
-        if not self._is_reported:
-            self._is_reported = True
-            waited = seconds if self._snapshot is None else waited
-            self._out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} s, of which "
-                          f"training waited {waited:.2f} s (later saves are not reported)")
+    # ---- what a checkpoint says of its run
 
     def add_validation(self, step: int, nats: float, bits_per_byte: float | None) -> None:
         """Takes a validation into the curve of the model card."""
@@ -269,58 +261,48 @@ class Checkpointer:
             if loss is not None:
                 self.add_validation(row["step"], loss, bits)
 
-    def _warn_of_failure(self, error: OSError) -> None:
-        free = shutil.disk_usage(self.output_dir).free if self.output_dir.exists() else 0
-        self._out.warn(f"checkpoint-{self._begun_step} could not be saved: {error.strerror or error}. It needs about "
-                       f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in "
-                       f"{printable(self._args.output_dir)}. Training goes on and the next save tries again; free "
-                       "some space.")
-
     def _fields(self, stays: bool) -> dict[str, Any]:
         """What trainer_state.json holds besides its format, step and model."""
-        mixture = {"mixture": in_words(self.corpus.shares)} if self.corpus.shares else {}
-        return {**asdict(self.state), **self._settings, "stays": stays,
-                "scaler": self.learner.scaler.state_dict(),
-                "data": {"train_sha256": self.corpus.identity, "val_sha256": self.corpus.val_identity,
-                         "tokenizer_sha256": self.corpus.tokenizer_sha256, **mixture}}
+        corpus = self._run.setup.corpus
+        mixture = {"mixture": in_words(corpus.shares)} if corpus.shares else {}
+        return {**asdict(self._run.state), **self._settings, "stays": stays,
+                "scaler": self._run.scaler.state_dict(),
+                "data": {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
+                         "tokenizer_sha256": corpus.tokenizer_sha256, **mixture}}
 
     def _card(self) -> str:
-        config = self.learner.model.config
+        config, corpus, state = self._run.model.config, self._run.setup.corpus, self._run.state
         facts = {
-            "steps": f"{self.state.step:,} of {self.recipe.total_steps:,}",
-            "tokens seen": f"{self.state.samples_seen * config.seq_length:,}",
-            "best validation loss in nats": self.state.best,
-            **({"weights at the start": printable(self.state.init_from)} if self.state.init_from else {}),
-            "training tokens": f"{self.corpus.train.length:,}, sha256 {self.corpus.identity}",
-            **({"text": printable(", ".join(self.corpus.origins))} if self.corpus.origins else {}),
+            "steps": f"{state.step:,} of {self._run.setup.recipe.total_steps:,}",
+            "tokens seen": f"{state.samples_seen * config.seq_length:,}",
+            "best validation loss in nats": state.best,
+            **({"weights at the start": printable(state.init_from)} if state.init_from else {}),
+            "training tokens": f"{corpus.train.length:,}, sha256 {corpus.identity}",
+            **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
             **{f"{share_in_words(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
-               f"sha256 {share.corpus.identity}" for share in self.corpus.shares}}
-        on_hub = {"base_model": [repo_of(self.state.init_from, MODEL)],
-                  "datasets": [repo_of(origin, DATASET) for origin in self.corpus.origins]}
-        return contents.model_card(config, facts, self._validations, self._command, on_hub)
+               f"sha256 {share.corpus.identity}" for share in corpus.shares}}
+        on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
+                  "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
+        command = command_for_card(self._settings["flags"]["given"])
+        return contents.model_card(config, facts, self._validations, command, on_hub)
 
     # ---- what is on the disk
 
     @property
     def is_on_disk(self) -> bool:
         """True if a sound checkpoint of this step is there: the one resumed from, or one that this run saved."""
-        return self.state.step in find.steps_in(self.output_dir) and (
-            self.state.step in (self._saved_step, self._resumed_step))
-
-    @property
-    def begun_step(self) -> int:
-        """The step of the save in flight, or of the last one."""
-        return self._begun_step or 0
+        return self._run.state.step == self._written_step and self._written_step in find.steps_in(self.output_dir)
 
     @property
     def is_busy(self) -> bool:
         """True while a save is under way, here or in the first process."""
-        return self._is_waiting or self._saver.is_busy
+        return self._is_waiting or self._pending is not None
 
     def stake(self) -> Stake:
         """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
-        there = [step for step in find.steps_in(self.output_dir) if self._first_step <= step <= self.state.step]
-        num_steps = self.state.step - max(there, default=self._first_step)
+        now = self._run.state.step
+        there = [step for step in find.steps_in(self.output_dir) if self._first_step <= step <= now]
+        num_steps = now - max(there, default=self._first_step)
         since = f"since checkpoint-{max(there)}" if there else "of this run, which has saved nothing yet"
         lost = f"the {several(num_steps, 'step')} {since}" if num_steps else "the step in progress"
         folder = shell_word(str(self.output_dir))
@@ -336,23 +318,18 @@ class Checkpointer:
         """Saves the last state unless it is saved; True if it is on the disk. All processes take part."""
         agree = self._runtime.processes.agree
         self._settle_all()
-        if self.state.step and not agree(lambda: self.is_on_disk):
+        if self._run.state.step and not agree(lambda: self.is_on_disk):
             self.save(self.stays())
             self._settle_all()
-        self._wait_for_mirror()
+        if self._flags.mirror_to is not None:
+            self._is_waiting = True
+            agree(self._finish_mirror)
+            self._is_waiting = False
         return agree(lambda: self.is_on_disk)
-
-    def _wait_for_mirror(self) -> None:
-        """Waits, in all processes, for the last copy."""
-        if self._args.mirror_to is None:
-            return
-        self._is_waiting = True
-        self._runtime.processes.agree(self._finish_mirror)
-        self._is_waiting = False
 
     def _finish_mirror(self) -> None:
         if self.mirror is not None:
-            where = printable(self._args.mirror_to)
+            where = printable(self._flags.mirror_to)
             self._runtime.signals.promise(lambda: f"stopping; the last copy to {where} is waited for",
                                           lambda: Stake(f"that copy to {where}", self.stake().safe))
             self.mirror.finish()
@@ -367,17 +344,23 @@ class Checkpointer:
             cure = f"The last checkpoint is {last}. Resume" if (last := self.last_good()) else cure
         else:
             with contextlib.suppress(save.NotFinite):
-                if self.state.step and self.finish():
-                    cure = f"Step {self.state.step:,} is saved. Resume"
+                if self._run.state.step and self.finish():
+                    cure = f"Step {self._run.state.step:,} is saved. Resume"
         return UserError(error.code, f"{error} {cure} when the file is as pretokenize.py wrote it.")
 
     def close(self) -> None:
         """Waits for the save in flight and its copy, and gives the memory of the copy back."""
-        self._saver.close()
+        self._thread.shutdown(wait=True)
         if self.mirror is not None:
             self.mirror.close()
         if self._snapshot is not None:
             self._snapshot.close()
+
+
+def yield_the_cores() -> None:
+    """Lets other threads run before this one, where the system can: only Linux gives a thread a priority of its own."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def command_for_card(given: Mapping[str, Any]) -> str:

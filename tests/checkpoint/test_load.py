@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoint.contents import Tensors
+from checkpoint.contents import Tensors, tensor_files, text_files
 from checkpoint.load import load_training, start_from
 from checkpoint.save import save
 from checkpoint.verify import verify
@@ -46,7 +46,8 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     optimizer, restored = (torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in (model, other))
     model(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
     optimizer.step()
-    path = save(tmp_path, 1, model.config, Tensors.of(model, optimizer), {}, None, None, "")
+    path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
+                text_files(1, model.config, {}, None, None, ""))
     with refused("step.transformer.wte.weight is missing; .*--reset_optimizer"):
         load_training(path, other, adamw(other), ADAMW_STATE)
     load_training(path, other, restored, RULES["muon"].state)

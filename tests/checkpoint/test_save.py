@@ -13,8 +13,8 @@ from architectures.gpt2 import to_hf_tensors
 from checkpoint import folder as folders
 from checkpoint import save as room
 from checkpoint import verify as verify_room
-from checkpoint.contents import Tensors
-from checkpoint.save import NotFinite, Saver, Snapshot, save, write_file
+from checkpoint.contents import Tensors, tensor_files, text_files
+from checkpoint.save import NotFinite, Snapshot, save, write_file
 from checkpoint.verify import verify
 from machine.pinned import HostBuffer
 from tests.helpers.checkpoints import flip, names_in
@@ -54,12 +54,12 @@ def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_mo
         return works(*args, **kwargs)
 
     model = make_model()
-    tensors = Tensors.of(model, torch.optim.AdamW(model.parameters()))
+    files = tensor_files(model.config, Tensors.of(model, torch.optim.AdamW(model.parameters())))
     monkeypatch.setattr(module, broken, full)
     for step in (1000, 1100):  # one over an older checkpoint of the step, one new
         calls.clear()
         with pytest.raises(OSError, match="No space left on device"):
-            save(folder, step, model.config, tensors, {}, '{"added_tokens": []}', 0, "card")
+            save(folder, step, files, text_files(step, model.config, {}, '{"added_tokens": []}', 0, "card"))
         assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
     monkeypatch.undo()
     for step in (900, 1000):
@@ -86,7 +86,7 @@ def test_weights_that_are_not_finite_are_never_saved(make_model, tmp_path, value
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight")[0, 0] = value
     with pytest.raises(NotFinite, match=r"transformer\.wpe\.weight"):
-        save(tmp_path, 1, model.config, tensors, {}, None, None, "")
+        save(tmp_path, 1, tensor_files(model.config, tensors), {})
     assert names_in(tmp_path) == []
 
 
@@ -154,31 +154,3 @@ def a_cuda(monkeypatch, refuses=False):
                              cudaHostUnregister=partial(answer, "cudaHostUnregister"))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     return asked
-
-
-# ---------------------------------------------------------------- in the background
-
-
-def test_one_save_at_a_time_and_its_error_comes_to_the_loop():
-    saver, gate = Saver(), threading.Event()
-    saver.start(lambda: gate.wait(60))
-    assert saver.is_busy
-    assert saver.take(wait=False) is None
-    assert saver.is_busy
-    gate.set()
-    first = saver.take(wait=True)
-    assert first
-    assert first.result() is True
-    order: list[int] = []
-    for work in (lambda: 1 // 0, lambda: order.append(1), lambda: order.append(2)):
-        saver.start(work)
-    failed = saver.take(wait=True)
-    assert failed
-    with pytest.raises(ZeroDivisionError):
-        failed.result()
-    assert saver.take(wait=True)
-    assert saver.take(wait=True)
-    assert order == [1, 2]
-    assert not saver.is_busy
-    assert saver.take(wait=True) is None
-    saver.close()

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from architectures.rotary import RotaryTransformer
 from architectures.table import ARCHITECTURES, ModelConfig, Network, architecture_of, create
-from checkpoint.contents import Tensors, model_card
+from checkpoint.contents import Tensors, model_card, tensor_files, text_files
 from checkpoint.save import save
 from model import GPT, GPTConfig, Options
 
@@ -75,7 +75,8 @@ def trained_checkpoint(folder: Path, step: int, stays: bool, tokenizer_json: str
     optimizer.zero_grad()
     state = {"stays": stays, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
     card = model_card(model.config, {"steps": str(step)})
-    path = save(folder, step, model.config, Tensors.of(model, optimizer), state, tokenizer_json, 0, card)
+    path = save(folder, step, tensor_files(model.config, Tensors.of(model, optimizer)),
+                text_files(step, model.config, state, tokenizer_json, 0, card))
     return path, model.eval(), optimizer
 
 

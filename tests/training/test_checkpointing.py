@@ -57,7 +57,7 @@ def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatc
     size = bytes_needed(config)
     for free, copies in ((2 * size + 101, True), (2 * size + 100, False)):
         monkeypatch.setattr("training.checkpointing.available_ram", lambda free=free: free)
-        assert plan_saving(args, config, recipe(), 8, held_bytes=100).copies == copies
+        assert plan_saving(args.output, config, recipe(), 8, held_bytes=100).copies == copies
 
 
 def test_a_copy_takes_as_much_whether_or_not_there_are_moments(run, monkeypatch):
@@ -168,7 +168,7 @@ def test_the_plan_counts_the_checkpoints_that_are_there_at_once(run, monkeypatch
 def test_a_short_run_is_not_said_to_leave_more_checkpoints_than_it_has_steps():
     args = train.read_flags(["--keep_checkpoints", "1000"])
     for steps, most in ((30, 30), (2000, 1002 + 80)):
-        plan = plan_saving(args, GPTConfig(300, 16, 2, 2, 16), recipe(epochs=90, total_steps=steps), 8, 0)
+        plan = plan_saving(args.output, GPTConfig(300, 16, 2, 2, 16), recipe(epochs=90, total_steps=steps), 8, 0)
         assert plan.num_checkpoints == most
 
 
