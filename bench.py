@@ -93,7 +93,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
              against="peer")
     g = parser.group("on what")
-    g.flag("--shape", shape_kind(), SHAPES["mini"], "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 "
+    g.flag("--shape", shape_kind(), None, "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 "
            "ids, head untied; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
@@ -153,7 +153,7 @@ def check_packages(args: argparse.Namespace) -> None:
 
 def carry_out(args: argparse.Namespace, out: Progress, children: Children, found: dict[str, Any]) -> bool:
     """What is asked for; False if something failed, or computed something else than it should."""
-    shape = args.shape
+    shape = args.shape or SHAPES["mini"]
     num_tokens = LOADER_TOKENS if args.peer == "loader" else ((args.steps or 50) + 22) * shape.tokens_per_step
     with out.phase("looking at the machine and the tokens"):
         about = children.ask("prepare", folder=str(children.folder), data_dir=args.data_dir, shape=asdict(shape),

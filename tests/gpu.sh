@@ -24,17 +24,18 @@ failed=0 # 1: something failed; 75: stopped at LIMIT
 where=--use_gpu
 shapes=(A B gpt2_small,1024,64,50304)
 model=(--model_size gpt2_small --vocab_size 50304 --seq_length 1024)
-few=(--max_steps 60)
 sizes=(tiny mini)
 minutes=${RUN_MINUTES:-18}
 if [ -n "${SMALL:-}" ]; then
     where=--no-use_gpu
     shapes=(tiny,32,4,512)
     model=(--model_size tiny --vocab_size 512 --seq_length 32 --max_steps 20 --batch_size 4)
-    few=(--max_steps 60 --batch_size 4)
     sizes=(tiny)
     minutes=0.4
 fi
+
+steps=(--learning_rate 0.0003 --log_interval 5 --eval_interval 99999 --sample_interval 0 --checkpoint_every_minutes 0
+    --max_steps 60)
 
 # ---------------------------------------------------------------- one command, one table
 
@@ -61,8 +62,12 @@ table() { # PART: how each of its commands ended, and the lines with its figures
         [ -f "$status" ] || continue
         name=$(basename "$status" .status)
         echo "$name: exit code $(sed -n 1p "$status"), $(sed -n 2p "$status") s, $(sed -n 3p "$status")"
-        grep -E '^(machine|shape|rung|ratio|losses|step |memory|precision|resume|compile_seconds|peak_memory|FAILED| +[0-9]+  )|tok/s|seconds +[0-9.]+x$|(passed|failed).* in ' \
-            "$out/$name.txt" | tail -n 25 | sed 's/^/    /'
+        {
+            grep -E '^(machine|shape|rung|ratio|losses|memory|precision|step  |compile_seconds|peak_memory:|tokens_per_second)' \
+                "$out/$name.txt"
+            grep -E '^(nanoGPT|ours|FAILED| +[0-9]+  )|[0-9.]+x$|(passed|failed).* in |skipped_steps' "$out/$name.txt"
+            grep '^step [0-9]' "$out/$name.txt" | tail -n 1
+        } | sed 's/^/    /'
     done
 }
 
@@ -77,20 +82,23 @@ bench() { # NAME FLAGS...: bench.py for each shape
     done
 }
 
-trained() { # NAME FLAGS...: train.py on made-up tokens
-    local name=$1
-    shift
+tokens() { # made up, once
     [ -f "$out/tokens.bin" ] || "$python" -c "
 import numpy as np
 np.random.default_rng(0).integers(0, 500, 2_000_000).astype('<i2').tofile('$out/tokens.bin')"
+}
+
+trained() { # NAME FLAGS...: train.py on made-up tokens
+    local name=$1
+    shift
+    tokens
     item "$name" "$python" train.py "$where" --bin_file "$out/tokens.bin" "${model[@]}" "$@"
 }
 
 stepped() { # NAME FLAGS...: some steps, whose seconds and losses are kept
     local name=$1
     shift
-    trained "$name" --output_dir "$out/$name" --learning_rate 0.0003 --log_interval 5 --eval_interval 99999 \
-        --sample_interval 0 --checkpoint_every_minutes 0 "${few[@]}" "$@"
+    trained "$name" --output_dir "$out/$name" "${steps[@]}" "$@"
 }
 
 killed() { # kill -9 after a save, and a resumed run beside one that was never stopped
@@ -98,15 +106,16 @@ killed() { # kill -9 after a save, and a resumed run beside one that was never s
     stepped saving-whole "${flags[@]}" --overwrite || return
     [ "$(head -n 1 "$out/saving-killed.status" 2> /dev/null)" != 0 ] || [ -n "${FORCE:-}" ] || return
     rm -rf "$out/saving-killed"
-    (stepped saving-killed "${flags[@]}") > /dev/null &
+    "$python" train.py "$where" --bin_file "$out/tokens.bin" "${model[@]}" --output_dir "$out/saving-killed" \
+        "${steps[@]}" "${flags[@]}" > /dev/null 2>&1 &
     child=$!
     while kill -0 $child 2> /dev/null && [ $waited -lt 3000 ]; do
         grep -q '"step": 2[5-9]' "$out/saving-killed/metrics.jsonl" 2> /dev/null && break
         sleep 0.1
         waited=$((waited + 1))
     done
-    pkill -9 -f -- "--output_dir $out/saving-killed "
-    wait $child
+    kill -9 $child 2> /dev/null
+    wait $child 2> /dev/null
     stepped saving-killed "${flags[@]}" --resume_from auto
     item saving-equal "$python" -c "
 import json
@@ -139,7 +148,7 @@ part() { # NAME
         "--use_amp --batch_size auto --gradient_accumulation_steps 16"; do
         [ $((number += 1)) -lt 3 ] || [ -z "${SMALL:-}" ] || break
         # shellcheck disable=SC2086
-        trained "memory$(echo "$flags" | tr -d ' -')" --verbose --dry_run $flags
+        trained "memory-$(echo "$flags" | tr -d ' -')" --verbose --dry_run $flags
     done ;;
     fp16) for mode in bf16 fp16; do stepped "fp16-$mode" --overwrite --use_amp --amp_dtype $mode; done ;;
     saving)

@@ -46,7 +46,6 @@ def test_the_process_that_starts_the_others_never_imports_torch():
 
 
 def test_a_shape_has_a_name_or_is_written_out():
-    assert bench.read_flags([]).shape == SHAPES["mini"]
     assert bench.read_flags(["--shape", "B"]).shape == SHAPES["B"]
     assert bench.read_flags(["--shape", "tiny,64,8"]).shape == Shape("tiny", 8192, 64, 8)
     assert bench.read_flags(["--shape", "tiny,64,8,512"]).shape == replace(Shape("tiny", 512, 64, 8))
