@@ -4,13 +4,12 @@
         hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors": content})
         run a command with hub.environment(cache_folder)
 
-It can cut connections in the middle of a file (cut_after), answer slowly (bytes_per_second) and counts what it sends.
+It can cut connections in the middle of a file (cut_after) and counts what it sends.
 """
 
 import base64
 import hashlib
 import json
-import random
 import sys
 import threading
 import time
@@ -80,8 +79,6 @@ class LocalHub:
         self.num_cuts = 0
         self.cut_after: Callable[[str], int | None] = lambda path: None  # bytes after which a connection breaks
         self.spoil: Callable[[str, bytes], bytes] = lambda path, content: content
-        self.bytes_per_second: float | None = None
-        self.answers_ranges = True
         self.status: int | None = None  # of every answer, if set
         self.lock = threading.Lock()
         self._server = QuietServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
@@ -301,7 +298,7 @@ class Handler(BaseHTTPRequestHandler):
         """Content in the range that is asked for, at the speed and with the faults that are set."""
         start, asked = 0, self.headers.get("Range")
         status = 200
-        if asked and self.hub.answers_ranges:
+        if asked:
             start, status = int(asked.removeprefix("bytes=").partition("-")[0]), 206
         content = self.hub.spoil(path, content)
         rest = content[start:]
@@ -327,8 +324,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(piece)
             with self.hub.lock:
                 self.hub.sent[path] = self.hub.sent.get(path, 0) + len(piece)
-            if self.hub.bytes_per_second:
-                time.sleep(len(piece) / self.hub.bytes_per_second)
 
     # ------------------------------------------------------------ writing
 
@@ -403,11 +398,6 @@ class Handler(BaseHTTPRequestHandler):
         sha = repo.commit(files)
         self._json({"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repo.name}/commit/{sha}",
                     "hookOutput": ""})
-
-
-def at_random(rng: random.Random, most_bytes: int, share: float) -> Callable[[str], int | None]:
-    """A cut_after that breaks this share of the connections, each after a random number of bytes."""
-    return lambda path: rng.randrange(most_bytes) if rng.random() < share else None
 
 
 def pretend(monkeypatch: Any, hub: LocalHub, home: Path) -> None:

@@ -49,16 +49,12 @@ def walk(script: str, cluster: Cluster, corpus) -> list[dict]:
     return [json.loads(line) for line in metrics.read_text().splitlines()]
 
 
-def steps_of(rows: list[dict]) -> list[int]:
-    return [row["step"] for row in rows if "loss" in row]
-
-
 @pytest.mark.slow
-def test_a_job_on_one_gpu_stops_before_its_limit_and_goes_on_in_the_next_one(corpus, tmp_path):
-    cluster = Cluster(tmp_path)
-    rows = walk(job_scripts(PAGE)[0], cluster, corpus)
-    assert steps_of(rows) == list(range(1, 1501))
-    assert "task exited with exit code 143" in cluster.output, "and the lines of the first job were kept"
+@pytest.mark.parametrize("number", [0, 1], ids=["one GPU", "two nodes"])
+def test_a_job_stops_before_its_limit_and_goes_on_in_the_next_one(corpus, tmp_path, number):
+    script = job_scripts(PAGE)[number].replace("--nproc_per_node 8", "--nproc_per_node 1")
+    rows = walk(script.replace(":29500", f":{free_port()}"), Cluster(tmp_path), corpus)
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 1501))
 
 
 @pytest.mark.slow
@@ -72,10 +68,3 @@ def test_a_job_that_cannot_start_is_not_queued_again(tmp_path):
         script = script.replace(":29500", f":{free_port()}").replace("--max_restarts 3", "--max_restarts 0")
         (code,) = cluster.sbatch(script.replace(THEIR_MACHINE, OUR_MACHINE), lambda start: False)
         assert code in (1, 3), "there are no tokens; torchrun returns 1"
-
-
-@pytest.mark.slow
-def test_a_job_on_two_nodes_stops_before_its_limit_and_goes_on_in_the_next_one(corpus, tmp_path):
-    script = job_scripts(PAGE)[1].replace("--nproc_per_node 8", "--nproc_per_node 1")
-    rows = walk(script.replace(":29500", f":{free_port()}"), Cluster(tmp_path), corpus)
-    assert steps_of(rows) == list(range(1, 1501))

@@ -10,10 +10,7 @@ import pytest
 import torch
 
 import export
-import generate
 from checkpoint.huggingface import load_model
-from hub.corpora import CORPORA
-from hub.names import DATASET, parse_name
 from tests.helpers.hub import TOKEN, LocalHub, pretend
 from tests.helpers.pretokenize import in_an_empty_folder, metadata_of, run, written
 from tests.helpers.training import QUIET, trained
@@ -62,18 +59,6 @@ def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, c
     assert "text        is in 'story'" in printed
 
 
-@pytest.mark.slow
-def test_a_corpus_with_a_short_name_is_introduced_before_it_is_fetched(hub, capsys):
-    place = parse_name(CORPORA["wikitext"].word, DATASET)
-    commit = hub.put("dataset", place.repo, {place.path: table(stories(), "page")})
-    hub.repos["dataset", place.repo].commits[place.revision] = {place.path: table(stories(), "page")}
-    assert commit != place.revision
-    metadata = run("--corpus", "wikitext", "--vocab_size", "300")
-    assert metadata["origins"] == [f"hf://datasets/{place.repo}@{place.revision}"]
-    printed = capsys.readouterr().out
-    assert printed.index("license: CC BY-SA 3.0") < printed.index("afterwards:") < printed.index("1 file,")
-
-
 # ---------------------------------------------------------------- models
 
 
@@ -115,12 +100,3 @@ def test_a_model_of_the_hub_is_trained_on_and_its_commit_recorded_for_good(hub, 
     card = Path("out/checkpoint-3/README.md").read_text()
     assert "base_model:\n- someone/cat\n" in card
     assert f"weights at the start: {recorded}" in card
-
-
-def test_a_model_of_the_hub_writes(hub, tmp_path, make_checkpoint, capsys):
-    hub.put_folder("model", "someone/cat", make_checkpoint(tmp_path / "theirs", 3)[0])
-    assert generate.main(["--ckpt", "hf://someone/cat", "--prompt", "the cat", "--max_new_tokens", "4"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("the cat")
-    assert "hub  " in captured.err
-    assert "hub  " not in captured.out
