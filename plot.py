@@ -27,7 +27,7 @@ from typing import Any
 from common import flags
 from common.errors import Exit, UserError, guard, warn
 from common.outputs import PICTURES, Output, requested
-from common.words import duration, printable, several, size
+from common.words import count, duration, printable, several, size
 from watching.history import BITS_OF, VAL_LOSS_OF, Curve, LoggedRun, XAxis, have_other_tokens, lowest, read_run
 from watching.page import page_of
 
@@ -95,7 +95,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--x", flags.one_of("steps", "tokens", "hours"), "steps", "horizontal axis; hours are of training alone")
     g.flag("--y", flags.one_of("auto", "nats", "bits"), "auto", "loss in nats per token or in bits per byte; auto: "
            "bits where the runs have different vocabularies or validation texts")
-    g.switch("--log_y", False, "a logarithmic axis for the loss")
     g.flag("--y_limits", limits(), None, "limits of the loss axis", "all but the steep beginning and lone spikes")
     g.flag("--smoothing", flags.real(0, 1, below=True), None, "of the training loss: the weight of the next logged "
            "steps on both sides, as TensorBoard's but without its lag; 0: none", "by the number of logged steps")
@@ -121,7 +120,6 @@ def check(args: argparse.Namespace) -> list[str]:
         "OUT '': must be text that is not empty": not all(args.runs),
         f"--names: must name {several(num_runs, 'run')}, with commas between":
             args.names is not None and len(args.names.split(",")) != num_runs,
-        "--y_limits: must be above 0 with --log_y": args.log_y and args.y_limits is not None and args.y_limits[0] <= 0,
     }
     return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
@@ -161,19 +159,16 @@ def loss_in_bits(wish: str, runs: Sequence[LoggedRun]) -> bool:
 
     Raises UserError (exit 3) for --y bits without a validation that recorded them.
     """
-    without = [run for run in runs if run.bits_per_nat is None]
+    without = [run.name for run in runs if run.bits_per_nat is None]
     if wish == "bits" and without:
-        raise UserError(Exit.DATA, f"--y bits: {without[0].name} has no validation with bits_per_byte. Its metadata "
-                                   "has no byte counts, or it has not validated yet. Give --y nats.")
-    if wish == "bits" or not have_other_tokens(runs):
-        return wish == "bits"
-    if wish == "auto" and not without:
-        warn("the runs have different vocabularies or validation texts: their losses are drawn in bits per byte.")
-        return True
-    why = f"{without[0].name} has no bits_per_byte" if wish == "auto" else "--y nats"
-    warn("the runs have different vocabularies or validation texts: their losses in nats per token cannot be compared "
-         f"({why}).")
-    return False
+        raise UserError(Exit.DATA, f"--y bits: {without[0]} has no validation with bits_per_byte. Its metadata has no "
+                                   "byte counts, or it has not validated yet. Give --y nats.")
+    differ = have_other_tokens(runs)
+    in_bits = wish == "bits" or (wish == "auto" and differ and not without)
+    if differ and wish != "bits":
+        warn("the runs have different vocabularies or validation texts: their losses "
+             + ("are drawn in bits per byte." if in_bits else "in nats per token cannot be compared."))
+    return in_bits
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -206,7 +201,6 @@ class Drawing:
     x_axis: XAxis
     unit: str
     limits: tuple[float, float]
-    is_log: bool = False
 
     @staticmethod
     def of(args: argparse.Namespace, runs: Sequence[LoggedRun]) -> Drawing:
@@ -224,7 +218,7 @@ class Drawing:
                                 for name in PANELS if name != "loss"},
                                {name: x_axis.over(run, curve) for name, curve in shares.items()}))
         return Drawing(lines, x_axis, "bits per byte" if in_bits else "nats per token",
-                       args.y_limits or loss_limits(lines, args.log_y), args.log_y)
+                       args.y_limits or loss_limits(lines))
 
     def what_is_left_out(self) -> str:
         """Words about losses above the axis; empty where there are none."""
@@ -266,7 +260,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
         middles, running_sums(middles), reversed(running_sums(reversed(middles))), strict=True)]
 
 
-def loss_limits(lines: Sequence[Lines], on_log_axis: bool = False) -> tuple[float, float]:
+def loss_limits(lines: Sequence[Lines]) -> tuple[float, float]:
     """Limits of the loss axis within which a reader sees something: without the steep beginning and lone spikes."""
     shares = lines[0].shares.values() if len(lines) == 1 else ()  # several runs are drawn without them
     drawn = [(x, y) for run in lines for curve in (run.training, run.validation, *shares)
@@ -277,9 +271,6 @@ def loss_limits(lines: Sequence[Lines], on_log_axis: bool = False) -> tuple[floa
         values = sorted(y for _, y in drawn) or [0.0]
     low, usual = values[0], values[int((1 - SPIKES) * (len(values) - 1))]
     high = min(values[-1], usual + 0.5 * (usual - low)) if usual > low else values[-1]
-    if on_log_axis:
-        low = next((value for value in values if value > 0), 1.0)
-        return 0.97 * low, 1.03 * max(low, high)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
 
@@ -289,14 +280,15 @@ def loss_limits(lines: Sequence[Lines], on_log_axis: bool = False) -> tuple[floa
 
 def table_of(runs: Sequence[LoggedRun]) -> list[str]:
     """The lines of a table with one line for each run, under a heading; the name, which may be long, stands last."""
+    def cell(values: Sequence[float], form: str) -> str:
+        return f"{values[-1]:{form}}" if values else "n/a"
+
     rows = [("", "step", "loss", "best val", "at step", "bits/byte", "tok/s", "time", "run")]
     for mark, run in zip(MARKS, runs, strict=False):
-        step, best = run.best or (0.0, None)
-        bits = None if best is None or run.bits_per_nat is None else best * run.bits_per_nat
-        loss, seconds, speeds = run["loss"].ys, run["seconds"].ys, run["speed"].ys
-        rows.append((mark, f"{max(run['loss'].last_x, run['val_loss'].last_x):,.0f}",
-                     f"{loss[-1]:.4f}" if loss else "n/a", "n/a" if best is None else f"{best:.4f}",
-                     "n/a" if best is None else f"{step:,.0f}", "n/a" if bits is None else f"{bits:.4f}",
+        best, speeds, seconds = run.best or (), run["speed"].ys, run["seconds"].ys
+        bits = [best[1] * run.bits_per_nat] if best and run.bits_per_nat else []
+        rows.append((mark, f"{max(run['loss'].last_x, run['val_loss'].last_x):,.0f}", cell(run["loss"].ys, ".4f"),
+                     cell(best, ".4f"), cell(best[:1], ",.0f"), cell(bits, ".4f"),
                      f"{statistics.median(speeds):,.0f}" if speeds else "n/a",
                      duration(seconds[-1]) if seconds else "n/a", run.name))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -376,7 +368,6 @@ def draw_panel(axes: Any, name: str, drawing: Drawing) -> None:
     if name == "loss":
         for number, runs in enumerate(seeds.values()):
             draw_loss(axes, number, runs, drawing)
-        axes.set_yscale("log" if drawing.is_log else "linear")
         axes.set(ylim=drawing.limits, ylabel=f"loss, {drawing.unit}")
         return
     for number, runs in enumerate(seeds.values()):
@@ -431,22 +422,14 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[Curve, list[float], list[flo
 
 
 def draw_scales(axes: Any, label: str, most: int) -> None:
-    """The label of the horizontal axis, and on both axes round numbers as people write them, also on a log axis."""
+    """The label of the horizontal axis, and on both axes round numbers as people write them: '1.50B', '250,000'."""
     ticker = importlib.import_module("matplotlib.ticker")
     axes.set_xlim(left=0)
     axes.set_xlabel(label)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)))
-        axis.set_minor_locator(ticker.NullLocator())
-        axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: short(number)))
-
-
-def short(number: float) -> str:
-    """A number on an axis: '1.5B', '250,000', '4', '0.25'."""
-    for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if abs(number) >= scale:
-            return f"{number / scale:g}{letter}"
-    return f"{number:,.6g}"
+        axis.set_major_formatter(ticker.FuncFormatter(
+            lambda number, _: count(number) if abs(number) >= 1e6 else f"{number:,.6g}"))
 
 
 if __name__ == "__main__":

@@ -199,32 +199,27 @@ def as_flags(values: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a run measured: median and 90th percentile of the timed steps, the shares None where they are not known.
-
-    attention is the kernel; compile_seconds are None if it did not compile.
-    """
+    """What a run measured, the median of the timed steps; mfu is None where it is not known."""
 
     ms_median: float
-    ms_p90: float
     tokens_per_second: float
-    mfu: float | None
     peak_memory_bytes: int
-    compile_seconds: float | None
-    attention: str
     losses: Losses
-
-    @staticmethod
-    def of(bench: Bench, seconds: Sequence[float], peak_memory_bytes: int, losses: Losses, mfu: float | None = None,
-           compile_seconds: float | None = None, attention: str = "") -> Timed:
-        """The figures of steps that took these seconds."""
-        median = statistics.median(seconds)
-        p90 = sorted(seconds)[-(-9 * len(seconds) // 10) - 1]
-        return Timed(1e3 * median, 1e3 * p90, bench.shape.tokens_per_step / median, mfu, peak_memory_bytes,
-                     compile_seconds, attention, losses)
+    mfu: float | None = None
+    compile_seconds: float | None = None
 
 
-class RungFailed(Exception):
+def timed_of(bench: Bench, seconds: Sequence[float], *others: Any) -> Timed:
+    """The figures of steps that took these seconds; others are the fields of Timed after the first two."""
+    median = statistics.median(seconds)
+    return Timed(1e3 * median, bench.shape.tokens_per_step / median, *others)
+
+
+class RungFailed(UserError):
     """A rung could not be run, or ran as another one; the message says why."""
+
+    def __init__(self, why: str):
+        super().__init__(Exit.MACHINE, why)
 
 
 def flags_of(bench: Bench, rung: Rung) -> list[str]:
@@ -263,13 +258,9 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
     timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
     if not timed:
         raise RungFailed("no step was logged after the warm-up")
-    printed = answer.printed.splitlines()
-    closing = dict(line.split(": ", 1) for line in printed if ": " in line)
-    kernel = next((line[12:] for line in printed if line.startswith("attention ")), "")
-    return Timed.of(bench, timed, int(closing["peak_memory_bytes"]),
-                    {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"),
-                    float(closing["compile_seconds"]) if rung.flags["compile"] else None,
-                    "naive" if "attention" in rung.naive else kernel)
+    closing = dict(line.split(": ", 1) for line in answer.printed.splitlines() if ": " in line)
+    return timed_of(bench, timed, int(closing["peak_memory_bytes"]), {row["step"]: row["loss"] for row in rows},
+                    rows[-1].get("mfu"), float(closing["compile_seconds"]) if rung.flags["compile"] else None)
 
 
 def loss_difference(losses: Losses, others: Losses) -> float:
@@ -312,11 +303,6 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
             size(timed.peak_memory_bytes), f"{compared['speedup']:.2f}x")
             + f"  losses DIFFER, by {compared['loss_difference']:.1e}" * (not compared["loss_ok"]))
 
-    kernels: dict[str, int] = {}
-    for rung, timed in done:
-        kernels.setdefault(timed.attention, rung.number)
-    for kernel, number in kernels.items():
-        bench.out.say(f"attention from rung {number}: {kernel}")
     if done:
         most = max(result["loss_difference"] for result in results if "loss_difference" in result)
         bench.out.say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits "

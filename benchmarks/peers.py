@@ -26,13 +26,13 @@ from benchmarks.ladder import (
     SEED,
     TUNED,
     Bench,
-    RungFailed,
     Shape,
     Timed,
     chosen,
     loss_difference,
     problem_of,
     run_rung,
+    timed_of,
 )
 from common.children import PROGRAM
 from common.errors import Exit, UserError
@@ -90,34 +90,26 @@ def in_turns(ways: Mapping[str, Callable[[], object]], turns: int, settle: Calla
 def compare_steps(bench: Bench, peer_dir: str) -> bool:
     """Our best rung and nanoGPT's model, each in its own process, on the same batches and from the same weights."""
     best = [rung for rung in chosen(bench, None) if not rung.why_not and rung.number < TUNED][-1]
-    ours: list[Timed] = []
-    theirs: list[Timed] = []
+    ours, theirs = f"ours, {best.precision}", "nanoGPT"
+    turns: dict[str, list[Timed]] = {theirs: [], ours: []}
     for turn in range(1, TURNS + 1):
         with bench.out.phase(f"turn {turn}, ours"):
-            try:
-                ours.append(run_rung(bench, best))
-            except RungFailed as error:
-                raise UserError(Exit.MACHINE, f"our rung {best.number} failed: {error}") from error
-        with bench.out.phase(f"turn {turn}, nanoGPT"):
+            turns[ours].append(run_rung(bench, best))
+        with bench.out.phase(f"turn {turn}, {theirs}"):
             run = bench.children.ask(
                 "step", peer_dir=peer_dir, data_dir=bench.data_dir, shape=asdict(bench.shape),
                 num_steps=bench.warmup + bench.steps, every=best.flags["log_interval"], precision=best.precision,
                 on_gpu=bench.machine.on_gpu)
-        theirs.append(Timed.of(bench, run["seconds"][bench.warmup:], run["peak_memory_bytes"],
-                               dict(enumerate(run["losses"], 1))))
+        turns[theirs].append(timed_of(bench, run["seconds"][bench.warmup:], run["peak_memory_bytes"],
+                                      dict(enumerate(run["losses"], 1))))
 
-    difference = loss_difference(ours[0].losses, theirs[0].losses)
-    medians = {}
-    for name, turns in {f"ours, {best.precision}": ours, "nanoGPT": theirs}.items():
-        ms, memory = (statistics.median(figures) for figures in zip(*(
-            (turn.ms_median, turn.peak_memory_bytes) for turn in turns), strict=True))
-        medians[name] = {"ms_median": ms, "peak_memory_bytes": memory}
-        first = ", ".join(f"{loss:.4f}" for loss in list(turns[0].losses.values())[:4])
-        bench.out.say(f"{name:<13}{ms:>10,.1f} ms, {size(memory)}; first losses {first}")
-    ms, memory = ([of[figure] for of in medians.values()] for figure in ("ms_median", "peak_memory_bytes"))
-    bench.found.update(medians=medians, speedup=ms[1] / ms[0], loss_difference=difference)
-    bench.out.say(f"ratio        {ms[1] / ms[0]:.3f}x the speed of nanoGPT, {memory[0] / memory[1]:.3f}x its memory; "
-                  f"losses differ by {difference:.0e} at most; medians of {TURNS} turns")
+    say_figures(bench, "seconds", {name: statistics.median(one.ms_median for one in of) / 1e3
+                                   for name, of in turns.items()})
+    memory = {name: statistics.median(one.peak_memory_bytes for one in of) for name, of in turns.items()}
+    difference = loss_difference(turns[ours][0].losses, turns[theirs][0].losses)
+    bench.found.update(peak_memory_bytes=memory, loss_difference=difference)
+    bench.out.say(f"memory {' and '.join(map(size, memory.values()))}; losses of the same batches differ by "
+                  f"{difference:.0e} at most; medians of {TURNS} turns")
     return difference <= ANY_PRECISION["bf16"]
 
 

@@ -22,7 +22,6 @@ def test_the_whole_command_makes_tokens_and_climbs(tmp_path):
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("   ")}
     assert list(lines) == ["0", "2", "4"]
     assert lines["2"].endswith("skipped: needs a GPU")
-    assert "attention from rung 0: naive\nattention from rung 4: " in done.stdout
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["shape"]["vocab_size"] == 256
     first, _, last = found["rungs"]
@@ -32,7 +31,6 @@ def test_the_whole_command_makes_tokens_and_climbs(tmp_path):
     for rung in (first, last):
         assert f"{rung['ms_median']:,.1f}" in lines[str(rung["rung"])]
         assert len(rung["losses"]) == 7
-        assert 0 < rung["ms_median"] <= rung["ms_p90"]
         assert rung["tokens_per_second"] == pytest.approx(128e3 / rung["ms_median"])
         assert rung["loss_ok"] is True
     assert last["speedup"] == pytest.approx(first["ms_median"] / last["ms_median"])

@@ -83,7 +83,7 @@ class LossCurve:
             return None
         return (f"the loss oscillates: it swings by {swing:.3f} every {BLOCK} steps, of which noise explains "
                 f"{noise:.3f}, and fell by {progress:.3f} in {len(last) * BLOCK:,} steps. "
-                f"{self._lower(learning_rate)}, or double --gradient_accumulation_steps.")
+                f"{self._change(learning_rate, 'Halve', 0.5)}, or double --gradient_accumulation_steps.")
 
     def _explodes(self, noise: float, learning_rate: float) -> str | None:
         lowest, now = min(self._middles), self._now
@@ -91,7 +91,7 @@ class LossCurve:
             return None
         steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * BLOCK
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
-                f"{self._lower(learning_rate)}, and resume from before the rise.")
+                f"{self._change(learning_rate, 'Halve', 0.5)}, and resume from before the rise.")
 
     def _stands_still(self, noise: float, learning_rate: float, share_of_peak: float) -> str | None:
         last, now = self._last_third, self._now
@@ -102,14 +102,10 @@ class LossCurve:
         if now > 0.97 * self.guessing:
             what = f"still that of guessing (ln V is {self.guessing:.2f})"
         return (f"the loss is {what}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
-                f"{self._raise(learning_rate)}, or end the run: more steps like these gain nothing.")
+                f"{self._change(learning_rate, 'Double', 2)}, or end the run: more steps like these gain nothing.")
 
-    def _lower(self, learning_rate: float) -> str:
-        if learning_rate > 2 * self._usual:
+    def _change(self, learning_rate: float, verb: str, factor: float) -> str:
+        """Half or twice the rate; where it is further than that from the usual one, the usual one in one go."""
+        if learning_rate / self._usual > 2 if factor < 1 else self._usual / learning_rate > 2:
             return f"Give --learning_rate {self._usual:.2g}, the default for this run, not {learning_rate:.2g}"
-        return f"Halve --learning_rate, to {learning_rate / 2:.2g}"
-
-    def _raise(self, learning_rate: float) -> str:
-        if learning_rate < self._usual / 2:
-            return f"Give --learning_rate {self._usual:.2g}, the default for this run, not {learning_rate:.2g}"
-        return f"Double --learning_rate, to {2 * learning_rate:.2g}"
+        return f"{verb} --learning_rate, to {factor * learning_rate:.2g}"

@@ -38,9 +38,9 @@ def test_steps_of_the_warm_up_are_not_timed_and_the_output_is_deleted(tmp_path):
     bench = make_bench(tmp_path, leave_a_run)
     first = ladder(SHAPES["mini"], CPU)[0]
     timed = run_rung(bench, first)
-    assert (timed.ms_median, timed.ms_p90, timed.tokens_per_second) == (500, 500, 4096)
+    assert (timed.ms_median, timed.tokens_per_second) == (500, 4096)
     assert timed.losses == {1: 4.0, 2: 3.0, 3: 2.0}
-    assert (timed.attention, timed.compile_seconds, timed.peak_memory_bytes) == ("naive", None, 1_000_000)
+    assert (timed.compile_seconds, timed.peak_memory_bytes) == (None, 1_000_000)
     assert not list(tmp_path.iterdir())
     with pytest.raises(RungFailed, match="no step was logged after the warm-up"):
         run_rung(replace(bench, warmup=3), first)
