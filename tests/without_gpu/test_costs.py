@@ -13,7 +13,6 @@ SHAPES = {
     "16 x 1024": (90, [*SMALL, "--batch_size", "16"]),
     "8 x 1024, accumulated": (90, [*SMALL, "--batch_size", "8", "--gradient_accumulation_steps", "2"]),
     "8 x 1024, recomputed": (90, [*SMALL, "--batch_size", "8", "--activation_checkpointing"]),
-    "16 x 1024, all logits": (90, [*SMALL, "--batch_size", "16", "--loss_chunk_tokens", "0"]),
     "8 x 1024, fp16": (75, [*SMALL, "--batch_size", "8"]),
     "8 x 1024, qwen3": (90, [*SMALL, "--batch_size", "8", "--arch", "qwen3"]),
     "8 x 512, a wider llama": (90, ["--model_size", "gpt2_medium", "--n_layer", "4", "--seq_length", "512",
