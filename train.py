@@ -204,10 +204,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "best of a folder (out/best), a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: "
            "hf://OWNER/NAME, with @REVISION; the model takes their shape, the optimizer starts fresh", "random weights",
            called="model_name_or_path initial_checkpoint_dir pretrained from_pretrained")
-    g.switch("--reset_optimizer", False, "resume weights, step and data order alone; the moments start at zero",
-             of="call", needs="resume_from, cooldown_from")
     g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir", of="call",
-             called="overwrite_output_dir force", against="resume_from auto")
+             called="overwrite_output_dir force", against="resume_from auto", hidden=True)
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart",
            called="eval_every eval_steps val_interval validation_interval")
     g.flag("--eval_tokens", whole(1), None, "tokens of a validation, in whole sequences, always the same ones; all if "
@@ -489,7 +487,7 @@ def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: 
     if args.init_from and not resumed:
         state.init_from = start_from_weights(args, run, validator.tokenizer, out)
     if folder:
-        resume(folder, stored, run, settings, recipe.total_steps, args.reset_optimizer, out)
+        resume(folder, stored, run, settings, recipe.total_steps, out)
 
     # The run.
     with explaining_memory(run), explaining_divergence(recipe, checkpointer):
@@ -525,7 +523,7 @@ def open_output(args: argparse.Namespace, argv: Sequence[str], settings: Setting
     told = told_of_run(flags_now, settings["environment"], config, recipe)
     trackers = Trackers(args, checkpointer.output_dir, state, out, told, is_silent=not is_first)
     checkpointer.add_earlier_validations(trackers.rows)
-    if recipe.cooldown and not checkpointer.is_on_disk and not args.reset_optimizer:
+    if recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
     gc.freeze()  # so that the collector does not look through all there is again and again
     return Monitor(args, recipe, config, state, trackers, runtime)

@@ -20,7 +20,7 @@ from common.words import printable
 from machine.backends import backend_of
 from ops.shards import like, local
 
-CURE = "--reset_optimizer resumes without the optimizer's state"
+CURE = "--init_from starts a run from its weights alone"
 
 
 # ---------------------------------------------------------------- --init_from
@@ -63,31 +63,25 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
 
 
 def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer, schema: StateSchema,
-                  reset_optimizer: bool = False) -> list[str]:
+                  ) -> list[str]:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
     schema names the tensors that the optimizer keeps for a parameter, with shapes and types. Returns in words what
-    was not restored; reset_optimizer leaves the optimizer as it is. Raises UserError (exit 4) if the state belongs to
-    another model, or holds NaN or infinity.
+    was not restored. Raises UserError (exit 4) if the state belongs to another model, or holds NaN or infinity.
     """
-    notes = []
     try:
         load_weights(folder, model)
         _check_finite(folder / WEIGHTS, model.named_parameters())
         with safe_open(folder / OPTIMIZER, framework="pt") as file:
-            if reset_optimizer:
-                notes.append("the optimizer starts without its state (--reset_optimizer)")
-            else:
-                states = _optimizer_state(file, model, schema)
-                kept = ((f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
-                        for key, tensor in states[parameter].items())
-                _check_finite(folder / OPTIMIZER, kept)
-                optimizer.state.update(states)
-            notes += _restore_generators(file, next(model.parameters()).device)
+            states = _optimizer_state(file, model, schema)
+            kept = ((f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
+                    for key, tensor in states[parameter].items())
+            _check_finite(folder / OPTIMIZER, kept)
+            optimizer.state.update(states)
+            return _restore_generators(file, next(model.parameters()).device)
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
                                          "these flags; start a new run in another --output_dir.") from error
-    return notes
 
 
 def _optimizer_state(file: Any, model: Network, schema: StateSchema) -> dict[torch.Tensor, dict[str, torch.Tensor]]:

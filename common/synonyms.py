@@ -72,6 +72,7 @@ GONE: dict[str, tuple[object, str]] = {
     "train loss_kernel": (False, _HEAD),
     "train fp8_head": (False, _HEAD),
     "train embedding_weight_decay": (None, "Embeddings decay as all matrices do, by --weight_decay."),
+    "train reset_optimizer": (False, "Give --init_from, which starts from the weights alone."),
     "train budget": (None, "--dry_run with --gpu_cost_per_hour says what the run costs."),
     "train tf32": (True, "Set NVIDIA_TF32_OVERRIDE=0 in the environment to turn TF32 off."),
     "train tracker mlflow": (None, "Give --tracker wandb, trackio or tensorboard."),

@@ -240,7 +240,6 @@ ELSEWHERE = {
     "--model_size": "its shapes have tests of their own",
     "--allow_new_data": "makes a difference to a resumed run",
     "--overwrite": "makes a difference where another run's checkpoints are",
-    "--reset_optimizer": "makes a difference to a resumed run",
     "--tracker": "tested in tests/trackers/",
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--verbose": "all runs here have it; tested in training/test_plan.py",

@@ -187,11 +187,9 @@ def _name_on_resume(args: argparse.Namespace, stored: Mapping[str, Any]) -> str:
     name = str((stored.get("settings") or {}).get("optimizer", "adamw"))
     if args.optimizer in ("auto", name) and name in OPTIMIZERS:
         return name
-    if args.reset_optimizer and args.optimizer != "auto":
-        return args.optimizer
-    same = f"--optimizer {name}, or " if name in OPTIMIZERS else "another --optimizer with "
+    same = f"--optimizer {name}, or " if name in OPTIMIZERS else ""
     raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of {shown(name)}, "
-                                     f"which it cannot use. Give {same}--reset_optimizer to start them at zero.")
+                                     f"which it cannot use. Give {same}--init_from to start from its weights alone.")
 
 
 # ---------------------------------------------------------------- the optimizers

@@ -230,13 +230,12 @@ def check_no_stranger(output_dir: Path) -> None:
 
 
 def resume(folder: Path, stored: dict[str, Any], run: Run, settings: Settings, total_steps: int,
-           reset_optimizer: bool, out: Progress) -> None:
+           out: Progress) -> None:
     """Restores weights, optimizer, loss scale and random-number generators, and says what differs.
 
     Raises UserError (exit 4).
     """
-    notes = load.load_training(folder, run.model, run.optimizer,
-                               partial(expected_state, run.optimizer), reset_optimizer)
+    notes = load.load_training(folder, run.model, run.optimizer, partial(expected_state, run.optimizer))
     if run.scaler.is_enabled() and stored.get("scaler"):
         run.scaler.load_state_dict(stored["scaler"])
     out.say(f"resume      from {folder.name}, step {stored['step']:,} of {total_steps:,}")

@@ -48,21 +48,10 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     optimizer.step()
     path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(1, model.config, {}, None, None, ""))
-    with refused("step.transformer.wte.weight is missing; .*--reset_optimizer"):
+    with refused("step.transformer.wte.weight is missing; .*--init_from"):
         load_training(path, other, adamw(other), ADAMW_STATE)
     load_training(path, other, restored, RULES["muon"].state)
     assert_same_state(model, optimizer, other, restored)
-
-
-def test_an_optimizer_can_start_without_its_state(make_checkpoint, make_model, tmp_path):
-    path, model, _ = make_checkpoint(tmp_path)
-    other = make_model(99)
-    restored = adamw(other)
-    assert load_training(path, other, restored, ADAMW_STATE, reset_optimizer=True) == [
-        "the optimizer starts without its state (--reset_optimizer)"]
-    assert not restored.state
-    for here, there in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(here, there)
 
 
 @pytest.mark.parametrize(("name", "value", "why"), [
@@ -99,8 +88,6 @@ def test_what_is_not_finite_is_found_before_the_first_step(folder, make_model, f
     if file == "model":
         with refused(found):
             start_from(path.parent, other)
-    else:
-        load_training(path.parent, other, restored, ADAMW_STATE, reset_optimizer=True)
 
 
 def test_large_weights_whose_sum_overflows_are_finite(folder, make_model):

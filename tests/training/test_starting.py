@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 import train
 from checkpoint.find import steps_in
@@ -159,18 +158,6 @@ def test_nanogpts_files_take_their_vocabulary_from_the_weights(run, corpus, tmp_
     assert (tmp_path / "tuned/checkpoint-1/tokenizer.json").exists() == has_tokenizer
     assert train.main(["--resume_from", str(tmp_path / "tuned"), "--max_steps", "2"]) == 0
     assert read_config(tmp_path / "tuned/checkpoint-2") == read_config(tmp_path / "gpt2")
-
-
-def test_an_optimizer_reset_resumes_weights_and_step_alone(run):
-    flags = ("--checkpoint_every_steps", "2", "--eval_interval", "9", "--log_interval", "1", "--epochs", "9")
-    run("--max_steps", "4", *flags)
-    code, text = run("--max_steps", "6", *flags, "--resume_from", "auto", "--reset_optimizer")
-    assert code == 0
-    assert "the optimizer starts without its state (--reset_optimizer)" in text
-    steps = [line["step"] for line in metrics_of(run.folder / "out") if "loss" in line]
-    assert steps == [1, 2, 3, 4, 5, 6]
-    tensors = load_file(run.folder / "out/checkpoint-6/optimizer.safetensors")
-    assert tensors["step.transformer.wte.weight"] == 2
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
