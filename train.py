@@ -544,7 +544,7 @@ def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, c
     if args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.agree(lambda: find_micro_batch(
             args, config, options, recipe, kind, runtime, partial(trial_command, argv))))
-    recipe = fix_eval_tokens(args, recipe, config, stored.get("settings", {}))
+    recipe = fix_eval_tokens(args.output, recipe, config, stored.get("settings", {}))
 
     optimizer_bytes = kind.memory_bytes(config)
     weights = 4 * config.num_parameters if machine.device.type != "cuda" else 0

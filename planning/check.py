@@ -95,7 +95,7 @@ def models_of(args: argparse.Namespace) -> dict[str, ModelConfig]:
     vocab_size = args.vocab_size or VOCAB_SIZE
     if any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd)):
         return {args.model_size or "your shape": choose_config(having(args, init_from=None), vocab_size, 2**62)}
-    return {name: config_of_size(args, shape, vocab_size, args.seq_length or DEFAULT_SEQ_LENGTH)
+    return {name: config_of_size(args.model, shape, vocab_size, args.seq_length or DEFAULT_SEQ_LENGTH)
             for name, shape in SIZES.items()}
 
 

@@ -102,7 +102,7 @@ def recipe_within(seconds: float, args: argparse.Namespace, plan: Plan, pace: Pa
 
     def ends_at(step: int) -> Recipe:
         tokens = step * recipe.samples_per_step * plan.config.seq_length
-        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(args, step),
+        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(args.eval_interval, step),
                        eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(tokens))
 
     low, high = steps_done + 1, min(recipe.total_steps, steps_done + MOST_STEPS) + 1

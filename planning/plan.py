@@ -216,9 +216,8 @@ def figure(number: float) -> str:
 def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     args, plan, machine = setup.args, setup.plan, setup.machine
-    reasons = [*(setup.sizing.reasons if setup.sizing else ()), *plan.recipe.reasons]
     rows = [("exactness", f"a resumed run's loss is {_exactness(args, machine)}"), *_rows_of_model(plan, setup.corpus),
-            *_rows_of_steps(plan, setup.corpus), *(("default", reason) for reason in reasons)]
+            *_rows_of_steps(plan, setup.corpus), *(("default", reason) for reason in plan.recipe.reasons)]
     if not args.dry_run:
         rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
                                f"{plan.saving.words}"))

@@ -5,7 +5,6 @@ A sample is one sequence of T tokens, a step is one optimizer step.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import data
 from architectures.table import ModelConfig
 from checkpoint.load import starting_config
 from common.errors import Exit, UserError, warn
+from common.flags import Flags, FlagsOfGroup
 from common.words import count, several
 from machine.device import Machine
 from model import INIT_STD, SIZES, Options
@@ -72,29 +72,32 @@ class Recipe(Schedule):
 
     def flags(self) -> dict[str, Any]:
         """The values decided, by the names of train.py's flags; max_steps stays as it was given."""
-        schedule = self._schedule_flags()
-        horizon: dict[str, Any] = {"epochs": self.epochs}
-        if "decay_share" in schedule:
-            horizon["cooldown"] = schedule.pop("decay_share")
+        chosen, horizon = self._chosen(), {"epochs": self.epochs}
+        if "decay_share" in chosen:
+            horizon["cooldown"] = chosen.pop("decay_share")
         if self.cooldown:
             horizon = {"cooldown_from": self.cooldown.source, "cooldown": self.total_steps - self.cooldown.start}
         return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **horizon,
-                "init_std": self.init_std,
-                **self._optimizer_flags(), **schedule, "eval_interval": self.eval_interval,
+                "init_std": self.init_std, **chosen, "eval_interval": self.eval_interval,
                 "eval_tokens": self.eval_tokens, "sample_interval": self.sample_interval,
                 "log_interval": self.log_interval}
 
-    def _optimizer_flags(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer, "learning_rate": self.learning_rate,
-                "embedding_learning_rate": self.embedding_learning_rate,
-                "weight_decay": self.weight_decay, "beta2": self.beta2, "grad_clip": self.grad_clip}
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run is compared with."""
+        at = self.cooldown
+        cooldown = {"cooldown_from": at.source, "cooldown_start": at.start, "cooldown_rate": at.rate} if at else {}
+        return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs, **cooldown,
+                "total_steps": self.total_steps, **self._chosen(), "eval_interval": self.eval_interval,
+                "eval_tokens": self.eval_tokens}
 
-    def _schedule_flags(self) -> dict[str, Any]:
-        """The flags of the schedule, without those that have no effect with it."""
-        decays = bool(self.cooldown) or self.schedule != "constant"
-        return {"lr_schedule": self.schedule, **({"min_lr": self.min_lr} if decays else {}),
-                **({"warmup_steps": self.warmup_steps} if self.schedule != "constant" or self.warmup_steps else {}),
-                **({"decay_share": self.decay_share} if self.schedule == "wsd" else {})}
+    def _chosen(self) -> dict[str, Any]:
+        """Optimizer and schedule, without what has no effect with this schedule."""
+        names = ["optimizer", "learning_rate", "embedding_learning_rate", "weight_decay", "beta2", "grad_clip"]
+        has_no_use = {"min_lr": self.schedule == "constant" and not self.cooldown,
+                      "warmup_steps": self.schedule == "constant" and not self.warmup_steps,
+                      "decay_share": self.schedule != "wsd"}
+        return {**{name: getattr(self, name) for name in names}, "lr_schedule": self.schedule,
+                **{name: getattr(self, name) for name, is_left_out in has_no_use.items() if not is_left_out}}
 
     def eval_windows(self, config: ModelConfig) -> int:
         """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
@@ -104,20 +107,11 @@ class Recipe(Schedule):
         """How many validations come after the steps that are done: at every eval_interval, and after the last step."""
         return -(-self.total_steps // self.eval_interval) - steps_done // self.eval_interval
 
-    def settings(self) -> dict[str, Any]:
-        """What a resumed run is compared with."""
-        cooldown = {f"cooldown_{name}": value for name, value in (
-            ("from", self.cooldown.source), ("start", self.cooldown.start), ("rate", self.cooldown.rate),
-        )} if self.cooldown else {}
-        return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs, **cooldown,
-                "total_steps": self.total_steps, **self._optimizer_flags(), **self._schedule_flags(),
-                "eval_interval": self.eval_interval, "eval_tokens": self.eval_tokens}
-
 
 # ---------------------------------------------------------------- the model
 
 
-def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
+def choose_config(args: Flags, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
                   ) -> ModelConfig:
     """The model's shape from the flags, --init_from or the sizing; T is shorter than requested where the corpus is.
 
@@ -137,10 +131,10 @@ def choose_config(args: argparse.Namespace, vocab_size: int, num_tokens: int, si
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
     seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     seq_length = min(seq_length, num_tokens - 1)
-    return config_of_size(args, (n_layer, n_head, n_embd), vocab_size, seq_length)
+    return config_of_size(args.model, (n_layer, n_head, n_embd), vocab_size, seq_length)
 
 
-def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: int) -> ModelConfig:
+def _config_of_weights(args: Flags, vocab_size: int, num_tokens: int) -> ModelConfig:
     """The shape of --init_from's model, with the T and the dropout of the flags."""
     _, config = starting_config(args.init_from, warn)
     if vocab_size > config.vocab_size:
@@ -154,8 +148,7 @@ def _config_of_weights(args: argparse.Namespace, vocab_size: int, num_tokens: in
     return replace(config, seq_length=seq_length, dropout=args.dropout)
 
 
-def choose_options(args: argparse.Namespace, machine: Machine, attention: Attention,
-                   began_with: Mapping[str, Any]) -> Options:
+def choose_options(args: Flags, machine: Machine, attention: Attention, began_with: Mapping[str, Any]) -> Options:
     """How the model is computed while it trains; began_with is the environment that a resumed run's state records."""
     # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
     stays_wide = machine.precision == "fp16" and (args.init_from or began_with.get("residual") == "fp32")
@@ -167,7 +160,7 @@ def choose_options(args: argparse.Namespace, machine: Machine, attention: Attent
 # ---------------------------------------------------------------- the recipe
 
 
-def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
+def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_size: int,
                   sizing: Sizing | None = None, stored: Mapping[str, Any] = MappingProxyType({}),
                   horizon: int | None = None) -> Recipe:
     """Decides what the flags leave open, with reasons. A resumed run keeps its optimizer, peak, warm-up and cooldown.
@@ -183,6 +176,8 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
     choices = _Choices(args, config, kind.name, samples_per_step, stored.get("settings") or {})
 
+    if sizing:
+        choices.reasons += sizing.reasons
     if why_optimizer:
         choices.reasons.append(f"optimizer {kind.name}: {why_optimizer}")
     if args.batch_size is None:
@@ -201,8 +196,8 @@ def choose_recipe(args: argparse.Namespace, config: ModelConfig, num_tokens: int
         weight_decay=choices.number("weight_decay", args.weight_decay, defaults.WEIGHT_DECAY),
         beta2=choices.number("beta2", args.beta2, defaults.default_beta2(samples_per_step * config.seq_length)),
         grad_clip=choices.number("grad_clip", args.grad_clip, defaults.GRAD_CLIP),
-        eval_interval=eval_interval_of(args, total_steps),
-        eval_tokens=args.eval_tokens or _default_eval_tokens(args, epochs, num_tokens),
+        eval_interval=eval_interval_of(args.eval_interval, total_steps),
+        eval_tokens=args.eval_tokens or choices.eval_tokens(epochs, num_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=tuple(choices.reasons), optimizer=kind.name)
@@ -215,7 +210,7 @@ class _Choices:
     settings are those of the checkpoint to resume from, {} for a new run.
     """
 
-    args: argparse.Namespace
+    args: Flags
     config: ModelConfig
     optimizer: str
     samples_per_step: int
@@ -358,26 +353,25 @@ class _Choices:
             return self.settings["warmup_steps"]
         return int(self.number("warmup_steps", None, defaults.default_warmup(total_steps)))
 
+    def eval_tokens(self, epochs: int, num_tokens: int) -> int:
+        """The tokens of a validation: a hundredth of the run's, from 16,384 to 524,288.
+
+        Ten validations then cost 3% of the run, as each costs a third of training on its tokens; by chance the loss of
+        16,384 tokens is 0.02 nats off, that of 524,288 0.004. Neither the batch nor the device decides, or two runs
+        could not be compared: a step of --max_steps counts as 4,096 tokens.
+        """
+        horizon = epochs * num_tokens
+        if self.args.max_steps:
+            horizon = min(horizon if self.args.epochs else math.inf, self.args.max_steps * ASSUMED_STEP_TOKENS)
+        return eval_tokens_of(horizon)
+
 
 # ---------------------------------------------------------------- validation
 
 
-def eval_interval_of(args: argparse.Namespace, total_steps: int) -> int:
+def eval_interval_of(given: int | None, total_steps: int) -> int:
     """The steps between validations: ten over the run, at most 1,000 apart, unless a flag says otherwise."""
-    return args.eval_interval or max(1, min(1000, total_steps // 10))
-
-
-def _default_eval_tokens(args: argparse.Namespace, epochs: int, num_tokens: int) -> int:
-    """The tokens of a validation: a hundredth of the run's, from 16,384 to 524,288.
-
-    Ten validations then cost 3% of the run, as each costs a third of training on its tokens; by chance the loss of
-    16,384 tokens is 0.02 nats off, that of 524,288 0.004. Neither the batch nor the device decides, or two runs could
-    not be compared: a step of --max_steps counts as 4,096 tokens.
-    """
-    horizon = epochs * num_tokens
-    if args.max_steps:
-        horizon = min(horizon if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
-    return eval_tokens_of(horizon)
+    return given or max(1, min(1000, total_steps // 10))
 
 
 def eval_tokens_of(run_tokens: float) -> int:
@@ -385,20 +379,20 @@ def eval_tokens_of(run_tokens: float) -> int:
     return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, run_tokens // 100)))
 
 
-def fix_eval_tokens(args: argparse.Namespace, recipe: Recipe, config: ModelConfig, settings: dict[str, Any]) -> Recipe:
+def fix_eval_tokens(output: FlagsOfGroup, recipe: Recipe, config: ModelConfig, settings: Mapping[str, Any]) -> Recipe:
     """The recipe with the tokens of a validation decided for the whole run, once its micro-batch is.
 
     settings are those of the checkpoint to resume from, {} for a new run: the windows stay those of its run, unless
     --eval_tokens is given. A program before --eval_tokens measured 50 micro-batches, or --eval_batches.
     """
     tokens = recipe.eval_tokens
-    if args.eval_batches:
-        tokens = args.eval_batches * recipe.batch_size * config.seq_length
-    if not args.eval_tokens and "batch_size" in settings:
-        before = (args.eval_batches or 50) * settings["batch_size"] * config.seq_length
+    if output.eval_batches:
+        tokens = output.eval_batches * recipe.batch_size * config.seq_length
+    if not output.eval_tokens and "batch_size" in settings:
+        before = (output.eval_batches or 50) * settings["batch_size"] * config.seq_length
         before = settings.get("eval_tokens", before)
-        if args.eval_batches and before != tokens:
-            warn(f"--eval_batches {args.eval_batches:,}: validation keeps the {before:,} tokens that this run began "
+        if output.eval_batches and before != tokens:
+            warn(f"--eval_batches {output.eval_batches:,}: validation keeps the {before:,} tokens that this run began "
                  "with, so that its losses can be compared. Give --eval_tokens for others.")
         tokens = before
     return replace(recipe, eval_tokens=tokens)

@@ -6,13 +6,13 @@ that is announced before the first step is measured. A resumed run has the shape
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from architectures.table import ARCHITECTURES, DEFAULT, Architecture, ModelConfig, architecture_of
+from common.flags import Flags, FlagsOfGroup
 from common.words import count, several
 from machine.backends import gpu_of_this_system
 from model import SIZES
@@ -45,7 +45,7 @@ class Sizing:
     where: str = "a CPU"
 
 
-def choose_sizing(args: argparse.Namespace, corpus: Corpus) -> Sizing | None:
+def choose_sizing(args: Flags, corpus: Corpus) -> Sizing | None:
     """The sizing for a corpus and this processor, or for an Apple GPU, which is a laptop's too.
 
     None where a flag says something about the size, and with a GPU that has its own memory: gpt2_small is its default.
@@ -93,13 +93,12 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
     return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, why_epochs, where)
 
 
-def config_of_size(args: argparse.Namespace, layers_heads_width: tuple[int, int, int], vocab_size: int,
-                   seq_length: int) -> ModelConfig:
+def config_of_size(model: FlagsOfGroup, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int,
+                   ) -> ModelConfig:
     """The config of a size with --arch and the other flags about the shape. Raises UserError (exit 2)."""
-    architecture = ARCHITECTURES[args.arch or DEFAULT]
-    flags = {"bias": args.bias, "n_kv_head": args.n_kv_head, "n_inner": args.n_inner, "rope_theta": args.rope_theta}
-    own = {name: flags[name] for name in architecture.FLAGS if flags[name] is not None}
-    return architecture.sized(layers_heads_width, vocab_size, seq_length, args.dropout, args.tie_weights, **own)
+    architecture = ARCHITECTURES[model.arch or DEFAULT]
+    own = {name: getattr(model, name) for name in architecture.FLAGS if getattr(model, name) is not None}
+    return architecture.sized(layers_heads_width, vocab_size, seq_length, model.dropout, model.tie_weights, **own)
 
 
 def describe_misfit(config: ModelConfig, num_tokens: int, passes: float) -> str:

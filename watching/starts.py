@@ -23,7 +23,6 @@ from common.files import append_line
 from machine.memory import peak_memory, total_memory, total_ram
 from planning.memory import predicted_peak
 from planning.plan import Pace, Plan, describe_plan, doubts
-from planning.sizing import Sizing
 from training.starting import Settings
 from training.state import Run, Runtime, TrainState
 from watching.history import STARTS
@@ -46,7 +45,7 @@ def recorded_start(run: Run, pace: Pace, settings: Settings) -> Iterator[None]:
              "warnings": [*setup.machine.warnings, *setup.corpus.notes, *doubts(setup)]}
     start = {"event": "start", "time": time.time(), "step": state.step, "total_steps": plan.recipe.total_steps,
              "plan": _figures(plan, pace, state.step), "machine": _machine(runtime, settings),
-             "flags": settings["flags"], "reasons": _reasons(setup.sizing, plan), **words}
+             "flags": settings["flags"], "reasons": _reasons(plan), **words}
     if not goes_on:
         with contextlib.suppress(OSError):
             (folder / STARTS).unlink(missing_ok=True)
@@ -82,10 +81,9 @@ def _machine(runtime: Runtime, settings: Settings) -> dict[str, Any]:
             "python": platform.python_version(), "system": platform.platform(terse=True)}
 
 
-def _reasons(sizing: Sizing | None, plan: Plan) -> dict[str, str]:
+def _reasons(plan: Plan) -> dict[str, str]:
     """Why each default has its value, by the name of its flag."""
-    reasons = [*(sizing.reasons if sizing else ()), *plan.recipe.reasons]
-    return {reason.split(" ")[0]: reason.partition(": ")[2] for reason in reasons}
+    return {reason.split(" ")[0]: reason.partition(": ")[2] for reason in plan.recipe.reasons}
 
 
 def _ending(args: argparse.Namespace, plan: Plan, state: TrainState, runtime: Runtime) -> str:

@@ -48,7 +48,7 @@ def eval_tokens(*flags: str, micro_batch: int = 4, num_tokens: int = NUM_TOKENS,
     """What a run with these flags and this micro-batch measures at each validation."""
     args = train.read_flags(["--batch_size", str(micro_batch), *flags])
     found = recipe("--batch_size", str(micro_batch), *flags, num_tokens=num_tokens)
-    return fix_eval_tokens(args, found, GPTConfig(70, 8, 1, 2, 16), settings).eval_tokens
+    return fix_eval_tokens(args.output, found, GPTConfig(70, 8, 1, 2, 16), settings).eval_tokens
 
 
 @pytest.mark.parametrize(("flags", "expected"), [
