@@ -2,7 +2,7 @@
 
     python bench.py                                                     the ladder on a processor, some minutes
     python bench.py --shape B --use_gpu --json ladder.json              on a GPU
-    python bench.py --rungs 0,5,8                                       three of its rungs
+    python bench.py --rungs 0,4,6                                       three of its rungs
     python bench.py --peer step --peer_dir ~/nanoGPT                    nanoGPT's model beside our best rung, in turns
     python bench.py --peer decode                                       generating beside transformers
     python bench.py --peer saving --shape B                             a checkpoint, and how long training waits for it

@@ -19,7 +19,7 @@ from data import CorpusWindows
 from machine.processes import ALONE, Processes
 from ops.attention import Context
 from tokens.stream import DTYPES
-from training.parts import FAST, Parts
+from training.parts import FAST
 
 # Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.
 _called: set[str] = set()
@@ -80,8 +80,8 @@ def naive_adamw(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         found_inf, grad_scale = optimizer.found_inf, getattr(optimizer, "grad_scale", None)
         optimizer.found_inf = optimizer.grad_scale = None  # which the plain AdamW refuses
         if not found_inf:
-            if grad_scale is not None:
-                _divide_gradients(optimizer, grad_scale)
+            for parameter in [p for group in optimizer.param_groups for p in group["params"]]:
+                parameter.grad /= 1.0 if grad_scale is None else grad_scale
             plain_step()
         optimizer.found_inf = found_inf  # train.py counts it afterwards
 
@@ -89,28 +89,14 @@ def naive_adamw(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _divide_gradients(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad /= scale
-
-
-def naive_parts(names: Sequence[str]) -> Parts:
-    """The parts of a run, naive where they are named: 'loader', 'attention', 'optimizer'."""
-    parts = FAST
-    if "loader" in names:
-        parts = replace(parts, batches=NaiveBatches)
-    if "attention" in names:
-        parts = replace(parts, attention=naive_attention)
-    if "optimizer" in names:
-        parts = replace(parts, adamw=naive_adamw)
-    return parts
+NAIVE = {"loader": ("batches", NaiveBatches), "attention": ("attention", naive_attention),
+         "optimizer": ("adamw", naive_adamw)}  # the names of Parts, and what takes their place
 
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
     """Runs train.py's main with the naive parts of these names. Raises SystemExit with its exit code if not 0."""
     _called.clear()
-    if code := train.main(flags, naive_parts(parts)):
+    if code := train.main(flags, replace(FAST, **dict(NAIVE[name] for name in parts))):
         raise SystemExit(code)
     assert set(parts) == _called, f"train.py never called the naive {set(parts) - _called}"
     return {}

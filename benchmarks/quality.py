@@ -11,8 +11,8 @@ import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ladder import SEED, Bench, as_flags, problem_of
 from common.children import PROGRAM
@@ -29,31 +29,31 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 GRACE_SECONDS = 60.0  # in which a run that is asked to stop saves
 ROW = "{:<14}{:>6}{:>9}{:>9}{:>9}{:>10}{:>9}{:>10}"  # 76 columns
 
-Flags = dict[str, Any]  # by the names of train.py's flags
-Recipe = Callable[[int], Flags]  # the flags for so many steps
+Recipe = Callable[[int], list[str]]  # the flags of train.py for so many steps
 
 
 # ---------------------------------------------------------------- recipes
 
 
-def recipe_of_nanogpt(steps: int) -> Flags:
+def recipe_of_nanogpt(steps: int) -> list[str]:
     """The defaults of nanoGPT's train.py (3adf61e). Its 2,000 steps of warm-up become 2% of a run below 100,000."""
-    return {"arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": 6e-4, "min_lr": 6e-5,
-            "warmup_steps": max(1, min(2000, steps // 50)), "embedding_learning_rate": 6e-4, "beta1": 0.9,
-            "beta2": 0.95, "weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02}
+    return as_flags({
+        "arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": 6e-4, "min_lr": 6e-5,
+        "warmup_steps": max(1, min(2000, steps // 50)), "embedding_learning_rate": 6e-4, "beta1": 0.9, "beta2": 0.95,
+        "weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02})
 
 
 RECIPES: dict[str, Recipe] = {
     "nanogpt": recipe_of_nanogpt,
-    "ours": lambda _: {"arch": "gpt2", "optimizer": "adamw"},  # with the defaults of today, like the next three
-    "muon": lambda _: {"arch": "gpt2", "optimizer": "muon"},
-    "modern": lambda _: {"arch": "qwen3", "optimizer": "adamw"},
-    "modern-muon": lambda _: {"arch": "qwen3", "optimizer": "muon"},
+    "ours": lambda _: ["--arch", "gpt2", "--optimizer", "adamw"],  # with today's defaults, like the next three
+    "muon": lambda _: ["--arch", "gpt2", "--optimizer", "muon"],
+    "modern": lambda _: ["--arch", "qwen3", "--optimizer", "adamw"],
+    "modern-muon": lambda _: ["--arch", "qwen3", "--optimizer", "muon"],
 }
 
 
 def recipes() -> ValueKind:
-    """'ours; hot: ours --learning_rate 0.01' as two recipes by name."""
+    """'ours; hot: ours --learning_rate 0.01' as two recipes by name; of a flag given twice the last one counts."""
 
     def parse(text: str) -> dict[str, Recipe]:
         found: dict[str, Recipe] = {}
@@ -63,32 +63,12 @@ def recipes() -> ValueKind:
             below, *words = shlex.split(rest) if colon else [name]
             if below not in known or (colon and (name in known or not name.replace("-", "").isalnum())):
                 raise ValueError(text)
-            found[name] = _with_flags(known[below], as_values(words))
+            found[name] = partial(lambda below, words, steps: [*below(steps), *words], known[below], words)
         return found
 
     return ValueKind(parse, f"some of {', '.join(RECIPES)} with semicolons between, or new ones: a name, a colon, the "
                             "name of another, and flags of train.py, such as 'warm: ours --warmup_steps 500'",
                      "'NAME; NAME: NAME FLAGS'")
-
-
-def _with_flags(recipe: Recipe, added: Flags) -> Recipe:
-    return lambda steps: {**recipe(steps), **added}
-
-
-def as_values(words: Sequence[str]) -> Flags:
-    """['--learning_rate', '0.01', '--no-bias'] as {'learning_rate': '0.01', 'bias': False}. Raises ValueError."""
-    values: Flags = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            is_off = word.startswith("--no-")
-            name, equals, value = word[5 if is_off else 2:].partition("=")
-            values[name] = value if equals else not is_off
-        elif values.get(name) is True:
-            values[name] = word
-        else:
-            raise ValueError(word)
-    return values
 
 
 # ---------------------------------------------------------------- the runs
@@ -126,7 +106,7 @@ def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, 
     for seed in range(SEED, SEED + num_seeds):
         for name, recipe in chosen.items():
             place = folder / f"{name}-{seed}"
-            flags = [*run_flags(bench, steps, seed), *train_flags, *as_flags(recipe(steps))]
+            flags = [*run_flags(bench, steps, seed), *train_flags, *recipe(steps)]
             if problem := train_one(bench, place, flags, steps):
                 problems.append(problem)
                 bench.out.say(f"{name}, seed {seed}: {problem}")

@@ -15,16 +15,15 @@ from tests.helpers.commands import ROOT, run_python
 
 @pytest.mark.slow
 def test_the_whole_command_makes_tokens_and_climbs(tmp_path):
-    words = ["--shape", "tiny,32,4,256", "--rungs", "0,2,4", "--steps", "3", "--no-use_gpu"]
+    words = ["--shape", "tiny,32,4,256", "--rungs", "0,3", "--steps", "3", "--no-use_gpu"]
     done = subprocess.run([sys.executable, ROOT / "bench.py", *words, "--json", tmp_path / "found.json"],
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("   ")}
-    assert list(lines) == ["0", "2", "4"]
-    assert lines["2"].endswith("skipped: needs a GPU")
+    assert list(lines) == ["0", "3"]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["shape"]["vocab_size"] == 256
-    first, _, last = found["rungs"]
+    first, last = found["rungs"]
     assert first["naive"] == ["loader", "attention", "optimizer"]
     assert last["naive"] == ["optimizer"]
     assert [first["precision"], last["precision"]] == ["fp32", "bf16"]

@@ -63,7 +63,7 @@ def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
 def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
     def only_attend(argv, parts):
         q = torch.ones(1, 1, 2, 4)
-        parts.attention(q, q, q, 0.0)
+        parts.attention(q, q, q, Context())
         return 0
 
     monkeypatch.setattr(train, "main", only_attend)
