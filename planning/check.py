@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from architectures.table import ModelConfig
 from common.children import ask
 from common.errors import Exit, UserError
 from common.files import cache_folder
-from common.flags import having
+from common.flags import Flags, having
 from common.progress import Progress
 from common.signals import Signals
 from common.words import count, printable, size
@@ -47,7 +46,7 @@ SHARE_OF_PEAK, FULL_WIDTH = 0.35, 768
 SHARE_OF_PRODUCTS_GPU, SHARE_OF_PRODUCTS_COMPILED, SHARE_OF_PRODUCTS = 0.45, 0.75, 0.55
 
 
-def check_machine(args: argparse.Namespace, machine: Machine, out: Progress, signals: Signals, trial: Sequence[str],
+def check_machine(args: Flags, machine: Machine, out: Progress, signals: Signals, trial: Sequence[str],
                   ) -> int:
     """Prints what the machine can do, and the hours of each size here and on common cards; returns the exit code.
 
@@ -60,7 +59,7 @@ def check_machine(args: argparse.Namespace, machine: Machine, out: Progress, sig
         compiler = try_compiling(machine, trial, signals)
     with out.phase("multiplying matrices"):
         products = measure_products(machine)
-    lines = device.describe(machine, total_memory(machine), attention_in_words(args, config, machine))
+    lines = device.describe(machine, total_memory(machine), attention_in_words(config, machine))
     speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in products.items())
     matmul = f"{speeds} TFLOP/s" if speeds else "not measured: there is no memory for two matrices"
     for line in (*lines, f"driver      {driver_version() or 'none of NVIDIA'}", f"compiler    {compiler}",
@@ -87,7 +86,7 @@ def check_machine(args: argparse.Namespace, machine: Machine, out: Progress, sig
     return Exit.DONE
 
 
-def models_of(args: argparse.Namespace) -> dict[str, ModelConfig]:
+def models_of(args: Flags) -> dict[str, ModelConfig]:
     """The models of the table by their names: all sizes, or the one that the flags describe.
 
     Raises UserError (exit 2) for a width that the heads do not divide.
@@ -149,7 +148,7 @@ def measure_products(machine: Machine) -> dict[str, float]:
 # ---------------------------------------------------------------- how long each size takes
 
 
-def table(args: argparse.Namespace, machine: Machine, models: dict[str, ModelConfig], products: dict[str, float],
+def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], products: dict[str, float],
           ) -> Iterator[str]:
     """A column for each size; a line for its parameters, for this machine, and for each memory that cards come with."""
     names = {name: name.removeprefix("gpt2_") for name in models}

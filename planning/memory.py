@@ -14,7 +14,6 @@ import torch
 from architectures.table import ModelConfig, architecture_of
 from common.words import size
 from machine.backends import BACKENDS, NVIDIA
-from machine.cards import TYPICAL
 from machine.device import Machine
 from machine.memory import total_memory
 from machine.processes import ALONE, Processes
@@ -259,12 +258,7 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: Mode
     return default_micro_batch(config, memory_bytes, setting, most)
 
 
-def largest_on_cards(config: ModelConfig, setting: MemorySetting) -> dict[int, int]:
-    """The largest micro-batch for each typical memory in GB, 0 where not even one sequence fits."""
-    return {gigabytes: largest_micro_batch(config, setting, room_on_card(gigabytes)) for gigabytes in TYPICAL}
-
-
-def on_a_card(setting: MemorySetting, dtype: torch.dtype = torch.bfloat16) -> MemorySetting:
+def on_a_card(setting: MemorySetting, dtype: torch.dtype) -> MemorySetting:
     """The setting of the same run on a GPU with memory of its own, compiled, in this precision."""
     return replace(setting, device_type=NVIDIA.type, dtype=dtype, compiled=True)
 

@@ -23,13 +23,7 @@ from machine.memory import peak_memory, total_memory
 from machine.processes import Processes
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
-from planning.memory import (
-    MemorySetting,
-    describe_memory,
-    largest_on_cards,
-    on_a_card,
-    predicted_peak,
-)
+from planning.memory import MemorySetting, describe_memory, predicted_peak
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
 from planning.sizing import Sizing, describe_misfit
@@ -216,27 +210,28 @@ def figure(number: float) -> str:
 def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     args, plan, machine = setup.args, setup.plan, setup.machine
-    rows = [("exactness", f"a resumed run's loss is {_exactness(args, machine)}"), *_rows_of_model(plan, setup.corpus),
-            *_rows_of_steps(plan, setup.corpus), *(("default", reason) for reason in plan.recipe.reasons)]
+    rows = [("exactness", f"a resumed run's loss is {_exactness(args.deterministic, machine)}"),
+            *_rows_of_model(plan, setup.corpus), *_rows_of_steps(plan, setup.corpus),
+            *(("default", reason) for reason in plan.recipe.reasons)]
     if not args.dry_run:
         rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
                                f"{plan.saving.words}"))
-    return [*device.describe(machine, total_memory(machine), attention_in_words(args, plan.config, machine)),
+    return [*device.describe(machine, total_memory(machine), attention_in_words(plan.config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 
 
-def attention_in_words(args: argparse.Namespace, config: ModelConfig, machine: Machine) -> str:
+def attention_in_words(config: ModelConfig, machine: Machine) -> str:
     """How attention is computed here."""
     if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
     n_kv_head, head_size = architecture_of(config).kv_heads(config)
-    return device.attention_backend(machine, config.n_head, config.seq_length, head_size, args.dropout, n_kv_head)
+    return device.attention_backend(machine, config.n_head, config.seq_length, head_size, config.dropout, n_kv_head)
 
 
-def _exactness(args: argparse.Namespace, machine: Machine) -> str:
+def _exactness(is_deterministic: bool, machine: Machine) -> str:
     never = "that of a run that was never stopped"
-    if args.deterministic or machine.backend.is_exact:
-        return f"bit for bit {never} ({'--deterministic' if args.deterministic else 'on a CPU'})"
+    if is_deterministic or machine.backend.is_exact:
+        return f"bit for bit {never} ({'--deterministic' if is_deterministic else 'on a CPU'})"
     return f"{never} but for the last digits" + "; --deterministic gives every bit" * machine.backend.has_own_memory
 
 
@@ -297,10 +292,8 @@ def doubts(setup: Setup) -> list[str]:
     often = [f"{share.name} {figure(passes)} times" for share, passes in
              zip(corpus.shares, share_epochs(plan, corpus), strict=True) if passes > MOST_REPEATS]
     if often and not was_said:
-        found.append(f"the run reads {', '.join(often[:5])}{' and others' if len(often) > 5 else ''}. Beyond "
-                     f"{MOST_REPEATS} times a text teaches less and less (Muennighoff et al. 2023): less weight for "
-                     "it, or fewer steps.")
-
+        found.append(f"the run reads {', '.join(often)}. Beyond {MOST_REPEATS} times a text teaches less and less "
+                     "(Muennighoff et al. 2023): less weight for it, or fewer steps.")
     is_small = corpus.train.length < config.num_parameters and recipe.passes > 1
     if sizing is None and is_small and not was_said:
         found.append(describe_misfit(config, corpus.train.length, recipe.passes))
@@ -326,10 +319,7 @@ def doubts(setup: Setup) -> list[str]:
 
 def describe_dry_run(setup: Setup, pace: Pace, steps_done: int, validation_seconds: float, mfu: str) -> list[str]:
     """What the run will take, by the measured seconds of a step and of all validations together."""
-    args, plan, recipe, saving, setting = setup.args, setup.plan, setup.recipe, setup.plan.saving, setup.plan.memory
-    if not setting.has_own_memory:  # what a card would do without a flag
-        setting = on_a_card(setting)
-    cards = ", ".join(f"{most or 'none'} on {card} GB" for card, most in largest_on_cards(plan.config, setting).items())
+    args, plan, recipe, saving = setup.args, setup.plan, setup.recipe, setup.plan.saving
     steps = recipe.total_steps - steps_done
     epochs = steps * recipe.samples_per_step / recipe.windows_per_epoch
     seconds = pace.step * steps + validation_seconds
@@ -339,8 +329,6 @@ def describe_dry_run(setup: Setup, pace: Pace, steps_done: int, validation_secon
              f"mfu: {mfu}",
              f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
              f"peak_memory: {size(peak_memory(setup.machine))}",
-             f"largest_batch_size: {cards}; predicted for {'fp32' if setting.dtype == torch.float32 else 'half'} "
-             f"precision, {'compiled' if setting.compiled else 'eager'}",
              f"checkpoint_size: {size(saving.checkpoint_bytes)}",
              f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
              f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),

@@ -1,6 +1,7 @@
 """The learning rate as a pure function of the step. To add a schedule, write its function and enter it in SCHEDULES.
 
-A schedule takes the step, counted from 1, and a Schedule, whose learning_rate is the peak. Skipped steps count.
+A schedule takes the step, counted from 1, after the warm-up, and a Schedule, whose learning_rate is the peak. Skipped
+steps count.
 """
 
 from __future__ import annotations
@@ -63,29 +64,25 @@ def learning_rate_at(step: int, schedule: Schedule) -> float:
     """The learning rate of a step, counted from 1."""
     if schedule.cooldown and step > schedule.cooldown.start:
         return _falling(step, schedule, schedule.cooldown.rate)
+    if step < schedule.warmup_steps:  # linear, up to the peak
+        return schedule.learning_rate * step / schedule.warmup_steps
     return SCHEDULES[schedule.schedule](step, schedule)
 
 
 def linear_decay(step: int, schedule: Schedule) -> float:
-    """Linear warm-up to the peak, then in a straight line down to min_lr (Bergsma et al. 2025)."""
-    if step < schedule.warmup_steps:
-        return schedule.learning_rate * step / schedule.warmup_steps
+    """A straight line down to min_lr (Bergsma et al. 2025)."""
     return _falling(step, schedule, schedule.learning_rate)
 
 
 def cosine(step: int, schedule: Schedule) -> float:
-    """Linear warm-up to the peak, then half a cosine down to min_lr (Loshchilov and Hutter 2017, section 3)."""
-    if step < schedule.warmup_steps:
-        return schedule.learning_rate * step / schedule.warmup_steps
+    """Half a cosine down to min_lr (Loshchilov and Hutter 2017, section 3)."""
     decay_steps = max(1, schedule.total_steps - schedule.warmup_steps)
     share = min(1.0, (step - schedule.warmup_steps) / decay_steps)
     return schedule.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (schedule.learning_rate - schedule.min_lr)
 
 
 def constant(step: int, schedule: Schedule) -> float:
-    """The peak at every step; after a linear warm-up, if there is one."""
-    if step < schedule.warmup_steps:
-        return schedule.learning_rate * step / schedule.warmup_steps
+    """The peak at every step."""
     return schedule.learning_rate
 
 

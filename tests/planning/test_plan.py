@@ -24,7 +24,7 @@ from tests.helpers.machines import CPU
 def test_a_dry_run_writes_nothing(run):
     code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5")
     assert code == 0
-    for key in ("step_seconds", "tokens_per_second", "peak_memory", "largest_batch_size", "disk", "time", "cost"):
+    for key in ("step_seconds", "tokens_per_second", "peak_memory", "disk", "time", "cost"):
         assert f"\n{key}: " in text
     assert not (run.folder / "out").exists()
 
