@@ -119,7 +119,7 @@ def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):
         pretokenize.main([str(text), "--output_dir", str(tmp_path / name), "--vocab_size", size])
     for flags, code, words in (
         (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: the model of --init_from has 8 positions"),
-        (["--n_layer", "2"], Exit.FLAGS, "--init_from: sets the model's shape"),
+        (["--n_layer", "2"], Exit.FLAGS, "--n_layer: not with --init_from"),
         (["--data_dir", str(tmp_path / "other")], Exit.DATA, "another tokenizer than the weights of --init_from"),
         (["--data_dir", str(tmp_path / "larger")], Exit.DATA, "ids, the model of --init_from"),
     ):
