@@ -18,7 +18,6 @@ from pathlib import Path
 
 from common import flags
 from common.errors import guard, require
-from common.files import hash_ahead
 from hub.names import as_recorded, check_package, problems_with_name
 
 # ---------------------------------------------------------------- flags
@@ -84,11 +83,10 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before the second that importing torch takes, and starts to hash the checkpoint."""
+    """Checks flags and packages before the second that importing torch takes."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.ckpt)
-    hash_ahead(Path(args.ckpt))
     return 0
 
 

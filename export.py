@@ -126,7 +126,7 @@ from checkpoint.huggingface import chat_template, end_ids, load_model, open_mode
 from checkpoint.nanogpt import convert
 from common.errors import Exit, UserError
 from common.files import rename, sync
-from common.outputs import KINDS, cannot_write, kind_of, place_of
+from common.outputs import cannot_write, place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several, size
@@ -233,14 +233,14 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
     """
     target, name = Path(output), printable(output)
     try:
-        if (kind := kind_of(target)) is not None:
-            if kind == stat.S_IFDIR:
+        if target.exists():
+            if target.is_dir():
                 is_export = form != "gguf" and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}
             else:
-                is_export = form == "gguf" and kind == stat.S_IFREG and target.open("rb").read(4) == b"GGUF"
+                is_export = form == "gguf" and target.is_file() and target.open("rb").read(4) == b"GGUF"
             if not is_export:
-                raise UserError(Exit.FLAGS, f"--output {name} is {KINDS.get(kind, 'a file')}, not an earlier export. "
-                                            "Give another name.")
+                kind = "a folder" if target.is_dir() else "a file" if target.is_file() else "a device or a pipe"
+                raise UserError(Exit.FLAGS, f"--output {name} is {kind}, not an earlier export. Give another name.")
             if not overwrite:
                 raise UserError(Exit.FLAGS, f"--output {name} exists already. Give --overwrite, or another name.")
         return place_of(output)

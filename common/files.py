@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
 import stat
-import threading
 import time
 from pathlib import Path
 
@@ -45,27 +43,7 @@ def named_in(path: Path, home: Path = Path("out")) -> tuple[Path, str]:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hex; taken from _early_hashes where it was computed ahead. Raises OSError."""
-    return _early_hashes.take(path) or _compute_sha256(path)
-
-
-def hash_ahead(path: Path) -> None:
-    """Starts to hash the weights that --ckpt most likely means, while the imports keep another core busy.
-
-    Later sha256_of returns the result, unless the file has changed since.
-    """
-    import json  # a --help has no use for it
-
-    folder, name = named_in(path)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        manifests = [*folder.glob("manifest.json"), *folder.glob("checkpoint-*/manifest.json")]
-        meant = max(manifests, key=lambda path: path.stat().st_mtime_ns).parent
-        if name == BEST:
-            meant = folder / f"checkpoint-{json.loads(read_text(meant / 'trainer_state.json'))['best_step']}"
-        _early_hashes.start(meant / "model.safetensors")
-
-
-def _compute_sha256(path: Path) -> str:
+    """The sha256 of a file, in hex. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         num_bytes = os.fstat(file.fileno()).st_size
@@ -73,60 +51,6 @@ def _compute_sha256(path: Path) -> str:
         while num_read := file.readinto(buffer):
             digest.update(buffer[:num_read])
     return digest.hexdigest()
-
-
-class EarlyHashes:
-    """Hashes of files that will probably be needed, each computed by a thread of its own.
-
-    A result counts only for the file as it was when its thread started: same device, inode, size and times.
-    """
-
-    def __init__(self) -> None:
-        self._threads: dict[tuple[int, ...], _HashThread] = {}
-
-    def start(self, path: Path) -> None:
-        """Starts to hash a file. Raises OSError if it does not exist."""
-        identity = self._identity_of(path)
-        thread = _HashThread(path)
-        thread.start()
-        self._threads[identity] = thread
-
-    def take(self, path: Path) -> str | None:
-        """The sha256 of the file, once its thread is done; None if none was started for the file as it is now.
-
-        Each result is given out once: whoever asks again wants to know what is on the disk now.
-        """
-        if not self._threads:
-            return None
-        thread = self._threads.pop(self._identity_of(path), None)
-        if thread is None:
-            return None
-        thread.join()
-        return thread.sha256
-
-    @staticmethod
-    def _identity_of(path: Path) -> tuple[int, ...]:
-        status = path.stat()
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-class _HashThread(threading.Thread):
-    """Hashes one file; sha256 stays None if it cannot be read."""
-
-    def __init__(self, path: Path):
-        super().__init__(daemon=True)  # a command that ends early does not wait for it
-        self._path = path
-        self.sha256: str | None = None
-
-    def run(self) -> None:
-        with contextlib.suppress(OSError):
-            self.sha256 = _compute_sha256(self._path)
-
-
-# One for the process, made here and never replaced: a command starts a hash before it can import the checkpoint's
-# module (which needs torch), and the result is used deep inside the verification of a checkpoint, on a pool's threads.
-# Handing an object down that whole way would give every function between the two an argument it has no use for.
-_early_hashes = EarlyHashes()
 
 
 # ---------------------------------------------------------------- reading and writing
@@ -209,11 +133,14 @@ def rename(source: Path, target: Path) -> None:
         time.sleep(BETWEEN_SECONDS)
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Writes a text file so that a crash leaves the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file so that a crash leaves the old one or the new one, never a part. Raises OSError."""
+    temporary = path.with_name(f".{path.name[-200:]}.{os.getpid()}.tmp")  # a name may be as long as names can be
     try:
-        temporary.write_bytes(content.encode())  # not as text, whose ends of lines are others on Windows
+        # Not as text, whose ends of lines are others on Windows.
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if path.exists():
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         sync(temporary)
         rename(temporary, path)
     finally:

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from common.errors import UserError
-from common.files import append_line, write_whole
+from common.files import append_line
 
 
 class Transcript:
@@ -41,26 +42,20 @@ class Transcript:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        if isinstance(error, UserError):
-            self.add(f"error: {error}")
-        elif isinstance(error, Exception):
-            self.add("".join(traceback.format_exception(error)).rstrip())
+        if isinstance(error, Exception):
+            is_users = isinstance(error, UserError)
+            self.add(f"error: {error}" if is_users else "".join(traceback.format_exception(error)).rstrip())
         _move_logging(sys.stderr, self._streams[1])
         sys.stdout, sys.stderr = self._streams
 
     def begin(self, path: Path, heading: str, appends: bool) -> None:
         """Writes what was printed so far under a heading, and from here on every line, at once."""
-        with self._lock:
-            if self._is_silent:
-                return
+        with self._lock, contextlib.suppress(OSError):  # add says why not
             self._path = path
-            if not appends:
-                try:
-                    write_whole(path, "")
-                except OSError as error:
-                    self._fail(error)
-            self.add("\n".join([heading, *self._early]))
-            self._early.clear()
+            if not (appends or self._is_silent):
+                path.unlink(missing_ok=True)
+        self.add("\n".join([heading, *self._early]))
+        self._early.clear()
 
     def add(self, line: str) -> None:
         """Takes one or more whole lines."""
@@ -73,14 +68,11 @@ class Transcript:
             try:
                 append_line(self._path, line.encode("utf-8", "backslashreplace"))
             except OSError as error:
-                self._fail(error)
-
-    def _fail(self, error: OSError) -> None:
-        if not self._has_failed and self._path is not None:
-            self._has_failed = True
-            with contextlib.suppress(OSError, ValueError):
-                print(f"warning: {self._path.name}: {error.strerror}; lines are lost", file=self._streams[1],
-                      flush=True)
+                if not self._has_failed:
+                    self._has_failed = True
+                    with contextlib.suppress(OSError, ValueError):
+                        print(f"warning: {self._path.name}: {error.strerror}; lines are lost", file=self._streams[1],
+                              flush=True)
 
 
 def heading(command: str, step: int) -> str:
@@ -101,29 +93,25 @@ class _Copied:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        if not self._is_gone:
-            try:
-                self._stream.write(text)
-            except (OSError, ValueError):
-                self._is_gone = True
-        *whole, rest = text.split("\n")  # copied afterwards: a copy that fails is warned of in a line of its own
-        for end in whole:
-            self._transcript.add(_last_drawn(self._line + end))
-            self._line = ""
-        self._line = _last_drawn(self._line + rest)
+        self._pass_on(lambda: self._stream.write(text))
+        # Copied afterwards: a copy that fails is warned of in a line of its own. Of a line that was drawn several times
+        # what a terminal shows; a bar that is only wiped away leaves nothing.
+        *whole, self._line = (self._line + text).split("\n")
+        self._line = self._line.rpartition("\r")[2]
+        for line in whole:
+            self._transcript.add(line.rpartition("\r")[2])
         return len(text)
 
     def flush(self) -> None:
+        self._pass_on(self._stream.flush)
+
+    def _pass_on(self, call: Callable[[], object]) -> None:
+        """Calls the stream until its reader has gone away."""
         if not self._is_gone:
             try:
-                self._stream.flush()
+                call()
             except (OSError, ValueError):
                 self._is_gone = True
-
-
-def _last_drawn(line: str) -> str:
-    """What a terminal shows of a line that was drawn several times; a bar that is only wiped away leaves nothing."""
-    return line.rpartition("\r")[2]
 
 
 def _move_logging(old: Any, new: Any) -> None:

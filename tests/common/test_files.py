@@ -1,13 +1,12 @@
 """Files: a failed write leaves the old file, and a hash made ahead never belongs to another content."""
 
-import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
 from common import files
-from common.files import EarlyHashes, hash_ahead, read_bytes, sha256_of, write_whole
+from common.files import read_bytes, sha256_of, write_whole
 
 
 @pytest.mark.parametrize(("owner", "broken"), [(os, "fsync"), (os, "replace")])
@@ -73,53 +72,3 @@ def test_a_pipe_a_folder_a_device_and_a_large_file_are_refused_without_reading(t
 def test_sha256_of_a_file_is_the_known_one(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_a_file_hashed_ahead_is_not_hashed_again_unless_it_has_changed(tmp_path, monkeypatch):
-    for step in (1, 2):
-        (folder := tmp_path / f"checkpoint-{step}").mkdir()
-        (folder / "model.safetensors").write_bytes(b"abc" * step)
-        (folder / "manifest.json").write_text("{}")
-        os.utime(folder / "manifest.json", (step, step))
-    newest = tmp_path / "checkpoint-2/model.safetensors"
-    digest, computed = hashlib.sha256, []
-    monkeypatch.setattr(hashlib, "sha256", lambda: computed.append(1) or digest())
-
-    for given in (tmp_path, newest.parent):
-        hash_ahead(given)
-        assert sha256_of(newest) == digest(b"abcabc").hexdigest()
-        assert len(computed) == 1
-        computed.clear()
-
-    hash_ahead(tmp_path)
-    newest.write_bytes(b"other!")
-    assert sha256_of(newest) == digest(b"other!").hexdigest()
-    hash_ahead(tmp_path / "nowhere")
-    hash_ahead(newest)
-
-
-def test_an_early_hash_is_given_out_once_and_for_its_own_file_alone(tmp_path):
-    early, path = EarlyHashes(), tmp_path / "a"
-    path.write_bytes(b"abc")
-    (tmp_path / "b").write_bytes(b"abc")
-    assert early.take(path) is None
-    early.start(path)
-    assert early.take(tmp_path / "b") is None
-    assert early.take(path) == sha256_of(path)
-    assert early.take(path) is None
-
-
-def test_the_best_is_hashed_ahead_as_the_newest_record_says(tmp_path, monkeypatch):
-    hashed = []
-    monkeypatch.setattr(EarlyHashes, "start", lambda self, path: hashed.append(path))
-    for step in (1, 2):
-        (folder := tmp_path / f"checkpoint-{step}").mkdir()
-        (folder / "manifest.json").write_text("{}")
-        (folder / "trainer_state.json").write_text('{"best_step": 1}')
-        os.utime(folder / "manifest.json", (step, step))
-    for name in ("best", "last"):
-        hash_ahead(tmp_path / name)
-    for content in ("[]", "{}", "x", "[" * 100_000):
-        (tmp_path / "checkpoint-2/trainer_state.json").write_text(content)
-        hash_ahead(tmp_path / "best")
-    assert hashed == [tmp_path / f"checkpoint-{step}/model.safetensors" for step in (1, 2)]
