@@ -102,7 +102,7 @@ from tokenizers import Tokenizer
 
 from architectures.table import Network
 from checkpoint.find import read_checkpoint
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 from common.errors import Exit, UserError
 from common.outputs import requested
 from common.progress import Progress

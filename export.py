@@ -122,7 +122,7 @@ from safetensors.torch import save_file
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import CARD, CONFIG, PUBLISHED, WEIGHTS
 from checkpoint.find import resolve
-from checkpoint.huggingface import chat_template, end_ids, load_model, open_model, stored_in
+from checkpoint.load import chat_template, end_ids, load_model, open_model, stored_in
 from checkpoint.nanogpt import convert
 from common.errors import Exit, UserError
 from common.files import rename, sync

@@ -119,7 +119,7 @@ from collections.abc import Iterator
 import torch
 
 from checkpoint.find import read_checkpoint
-from checkpoint.huggingface import end_ids, open_model
+from checkpoint.load import end_ids, open_model
 from common.errors import Exit, UserError, warn
 from common.files import cache_folder
 from common.progress import Progress

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from architectures.fields import shown
 from architectures.table import DEFAULT, ModelConfig, name_of
 from checkpoint.contents import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
-from checkpoint.stored import pickles_in
+from checkpoint.tensors import pickles_in
 from checkpoint.verify import is_as_told, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import BEST, LAST, named_in
@@ -24,7 +24,6 @@ from common.words import is_utf8, printable, several, shell_word
 ON_THE_HUB = {"gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/gpt2-medium",
               "gpt2-large": "openai-community/gpt2-large", "gpt2-xl": "openai-community/gpt2-xl",
               "distilgpt2": "distilbert/distilgpt2"}
-LLMC_MAGIC = 20240326  # the first four bytes of a checkpoint of llm.c
 NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
 T = TypeVar("T")
 
@@ -49,39 +48,34 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
 
 def steps_in(folder: Path) -> dict[int, Path]:
     """The finished checkpoints of a folder by step, newest first; whatever else lies there is left out."""
-    return {step: path for step, path in _numbered_in(folder).items() if _why_unfinished(path) is None}
+    return {step: path for step, (path, why) in _numbered_in(folder).items() if why is None}
 
 
 def unfinished_in(folder: Path) -> list[Path]:
     """The folders that have a checkpoint's name and some content, but no manifest: half copied, or another program's.
     """
-    return [path for path in _numbered_in(folder).values() if _why_unfinished(path)]
+    return [path for path, why in _numbered_in(folder).values() if why]
 
 
-def _numbered_in(folder: Path) -> dict[int, Path]:
-    """All that has a checkpoint's name, by step, newest first."""
-    found = {}
+def _numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
+    """All that has a checkpoint's name, by step, newest first, with why it is none: None if it is one, '' if empty."""
+    found: dict[int, tuple[Path, str | None]] = {}
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if match := re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name):
-                found[int(match[1])] = path
+                try:
+                    why = None
+                    if not (path / MANIFEST).exists():
+                        why = f"{MANIFEST} is missing" if any(path.iterdir()) else ""
+                except NotADirectoryError:
+                    why = ""
+                except OSError as error:
+                    why = f"{error.strerror}"
+                found[int(match[1])] = path, why
     return dict(sorted(found.items(), reverse=True))
 
 
-def _why_unfinished(path: Path) -> str | None:
-    """Why a folder with a checkpoint's name is none: None if it is one, '' for what was never meant to be one."""
-    try:
-        if (path / MANIFEST).exists():
-            return None
-        return f"{MANIFEST} is missing" if any(path.iterdir()) else ""
-    except NotADirectoryError:
-        return ""
-    except OSError as error:
-        return f"{error.strerror}"
-
-
-def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True,
-                 ) -> Found | None:
+def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True) -> Found | None:
     """The newest checkpoint of a folder that verifies, with its state; damaged ones are skipped with a warning.
 
     None if the folder holds no checkpoint. Raises UserError (exit 4) if all are damaged, with the reasons.
@@ -89,12 +83,11 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
     return _newest(folder, warn, lambda path: verify(path, to_train))
 
 
-def _newest(folder: Path, warn: Callable[[str], None], reader: Callable[[Path], dict[str, Any]],
-            ) -> Found | None:
+def _newest(folder: Path, warn: Callable[[str], None], reader: Callable[[Path], dict[str, Any]]) -> Found | None:
     """The newest checkpoint that the reader accepts, with what it returns; as newest_sound for those it does not."""
     reasons = []
-    for path in _numbered_in(folder).values():
-        if (why := _why_unfinished(path)) is None:
+    for path, why in _numbered_in(folder).values():
+        if why is None:
             try:
                 return path, reader(path)
             except InvalidCheckpoint as error:
@@ -103,8 +96,8 @@ def _newest(folder: Path, warn: Callable[[str], None], reader: Callable[[Path], 
             reasons.append(f"{path.name}: {why}")
             warn(f"{printable(str(path))} is damaged and was skipped: {why}")
     if reasons:
-        raise UserError(Exit.CHECKPOINT, f"no sound checkpoint in {printable(str(folder))}. {'; '.join(reasons[:3])}. "
-                                         "Nothing was deleted; restore one from a copy, or start in another folder.")
+        raise _refusal(f"no sound checkpoint in {printable(str(folder))}. {'; '.join(reasons[:3])}. Nothing was "
+                       "deleted; restore one from a copy, or start in another folder.")
     return None
 
 
@@ -124,25 +117,30 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
             ) -> tuple[Path, dict[str, Any] | None]:
     """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
     if not is_utf8(str(path)):
-        raise UserError(Exit.CHECKPOINT, f"{printable(str(path))} is a name with bytes that are not UTF-8, under which "
-                                         f"safetensors opens nothing. Rename it: mv {shell_word(str(path))} NAME")
+        raise _refusal(f"{printable(str(path))} is a name with bytes that are not UTF-8, under which safetensors opens "
+                       f"nothing. Rename it: mv {shell_word(str(path))} NAME")
     folder, name = named_in(path, home)
-    if name:
-        return _ranked(folder, name, warn, to_train)
-    if path.is_file():
-        raise _file_is_no_checkpoint(path)
-    if (path / MANIFEST).is_file():
-        return path, _verified(path, to_train, "Give the folder it is in to take the newest sound one.")
-    if (path / STATE).exists() and (path / OPTIMIZER).exists():
-        raise UserError(Exit.CHECKPOINT, f"{printable(str(path))} has training state but no {MANIFEST}: it was never "
-                                         "finished. Give another checkpoint.")
-    if (path / CONFIG).is_file():
-        return path, None
-    if path.exists() and not path.is_dir():
-        raise UserError(Exit.CHECKPOINT, f"{printable(str(path))} is neither a file nor a folder. Give {WHAT_OPENS}.")
-    found = newest_sound(path, warn, to_train)
+    shown = printable(str(folder))
+    if folder.is_file():
+        is_pickle = folder.open("rb").read(4).startswith((b"PK", b"\x80"))
+        kind = ": a pickle (such as nanoGPT's ckpt.pt), which can run code and is never opened" if is_pickle else ""
+        cure = shell_word(str(folder.parent)) if (folder.parent / CONFIG).is_file() and not is_pickle else WHAT_OPENS
+        raise _refusal(f"{shown} is a file{kind}. A checkpoint is a folder. Give {cure}.")
+    is_one, is_model = (folder / MANIFEST).is_file(), (folder / CONFIG).is_file()
+    if name and (is_one or is_model):
+        raise _refusal(f"{shown} is a single model, so none in it is the {name} one. Give {shell_word(str(folder))} "
+                       "itself.")
+    if is_one:
+        return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
+    if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
+        raise _refusal(f"{shown} has training state but no {MANIFEST}: it was never finished. Give another checkpoint.")
+    if is_model:
+        return folder, None
+    if folder.exists() and not folder.is_dir():
+        raise _refusal(f"{shown} is neither a file nor a folder. Give {WHAT_OPENS}.")
+    found = _best_of(folder, warn, to_train) if name == BEST else newest_sound(folder, warn, to_train)
     if found is None:
-        raise _nothing_found(path)
+        raise _nothing_found(folder)
     return found
 
 
@@ -151,23 +149,7 @@ def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
     try:
         return verify(path, to_train)
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(path))} is damaged: {error}. {cure}") from error
-
-
-# ---------------------------------------------------------------- best and last
-
-
-def _ranked(folder: Path, name: str, warn: Callable[[str], None], to_train: bool) -> Found:
-    """The checkpoint 'best' or 'last' of a folder, with its verified state. Raises UserError (exit 4)."""
-    if folder.is_file():
-        raise _file_is_no_checkpoint(folder)
-    if (folder / MANIFEST).is_file() or (folder / CONFIG).is_file():
-        raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} is a single model, so none in it is the {name} "
-                                         f"one. Give {shell_word(str(folder))} itself.")
-    found = newest_sound(folder, warn, to_train) if name == LAST else _best_of(folder, warn, to_train)
-    if found is None:
-        raise _nothing_found(folder)
-    return found
+        raise _refusal(f"checkpoint {printable(str(path))} is damaged: {error}. {cure}") from error
 
 
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
@@ -176,8 +158,8 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found
     while newest := _newest(folder, warn, read_state):
         path, state = newest
         if (loss := state.get("best_val_loss")) is None:
-            raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} has no best checkpoint: {path.name} records "
-                                             f"no validation. {cure}")
+            raise _refusal(f"{printable(str(folder))} has no best checkpoint: {path.name} records no validation. "
+                           f"{cure}")
         best = folder / f"checkpoint-{state.get('best_step', 0)}"
         if best in steps_in(folder).values():
             try:
@@ -186,76 +168,47 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found
                 if best.exists():
                     raise
         if best == sought:  # not deleted in this moment by a training run that has a better one
-            raise UserError(Exit.CHECKPOINT, f"the best checkpoint of {printable(str(folder))} is not there any more: "
-                                             f"{path.name} says it is {best.name}, with a validation loss of "
-                                             f"{loss:.4f}. {cure}")
+            raise _refusal(f"the best checkpoint of {printable(str(folder))} is not there any more: {path.name} says "
+                           f"it is {best.name}, with a validation loss of {loss:.4f}. {cure}")
         sought = best
     return None
 
 
-# ---------------------------------------------------------------- refusals
-
-
-def _file_is_no_checkpoint(path: Path) -> UserError:
-    head, cure = path.open("rb").read(4), f"Give {WHAT_OPENS}."
-    if head.startswith((b"PK", b"\x80")):
-        kind = "is a file: a pickle (such as nanoGPT's ckpt.pt), which can run code and is never opened"
-    elif int.from_bytes(head, "little") == LLMC_MAGIC:
-        kind = "is a file in llm.c's format"
-    else:
-        kind = "is a file"
-        if (path.parent / CONFIG).is_file():
-            cure = f"Give {shell_word(str(path.parent))}."
-    return UserError(Exit.CHECKPOINT, f"{printable(str(path))} {kind}. A checkpoint is a folder. {cure}")
+def _refusal(message: str) -> UserError:
+    return UserError(Exit.CHECKPOINT, message)
 
 
 def _nothing_found(path: Path) -> UserError:
     """The refusal of a folder without checkpoints, or of one that does not exist."""
     name = printable(str(path))
-    if (path / "ckpt.pt").exists():
-        return _holds_a_pickle(name, "ckpt.pt")
+    for pickle in ("ckpt.pt", *pickles_in(path)):
+        if (path / pickle).exists():
+            return _refusal(f"{name} holds {pickle}, a pickle, which can run code and is never opened. Give "
+                            f"{WHAT_OPENS} with safetensors.")
     for weights in (WEIGHTS, INDEX):
         if (path / weights).exists():
-            return UserError(Exit.CHECKPOINT, f"{name} has {weights} but no {CONFIG}, which says what model it is. "
-                                              "Copy it from where the weights come from.")
-    if pickles := pickles_in(path):
-        return _holds_a_pickle(name, pickles[0])
-    if not path.exists() and (cure := _cure_for_a_name(str(path))):
-        return UserError(Exit.CHECKPOINT, f"{name} does not exist. {cure}")
-    if not path.exists() and (others := _others_near(path)):
-        folder, names = others[0].parent, ", ".join(other.name for other in others[:3])
-        return UserError(Exit.CHECKPOINT, f"{name} does not exist. {printable(str(folder))} holds {names}. Give one of "
-                                          f"them, or {shell_word(str(folder / LAST))}.")
-    what = "holds no checkpoint" if path.is_dir() else "does not exist"
+            return _refusal(f"{name} has {weights} but no {CONFIG}, which says what model it is. Copy it from where "
+                            "the weights come from.")
     command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(str(path))}"
-    return UserError(Exit.CHECKPOINT, f"{name} {what}. Train one first: {command}")
+    if path.is_dir():
+        return _refusal(f"{name} holds no checkpoint. Train one first: {command}")
+    others = steps_in(path.parent) or (steps_in(Path("out")) if path.name.startswith("checkpoint-") else {})
+    cure = f"Train one first: {command}"
+    if on_hub := _name_on_hub(str(path)):
+        cure = (f"The model on huggingface.co is hf://{on_hub}; it needs pip install huggingface_hub. By hand: hf "
+                f"download {on_hub} '*.json' 'model*.safetensors' --local-dir {path.name}")
+    elif others:
+        there = list(others.values())
+        cure = (f"{printable(str(there[0].parent))} holds {', '.join(other.name for other in there[:3])}. Give one of "
+                f"them, or {shell_word(str(there[0].parent / LAST))}.")
+    return _refusal(f"{name} does not exist. {cure}")
 
 
-def _cure_for_a_name(name: str) -> str:
-    """What to do about a name that other programs take where we need a folder; '' for any other name."""
-    if name == "resume":
-        return "To continue a run: python train.py --resume_from auto"
-    if name == "scratch":
-        return "Leave the flag out to start from random weights."
+def _name_on_hub(name: str) -> str:
+    """What a name is called on huggingface.co, if it looks like one from there; '' if it does not."""
     is_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) and not Path(name).parent.exists()
-    if name not in ON_THE_HUB and not (is_id and not re.search(r"/(checkpoint-\d+|best|last)$", name)):
-        return ""
-    server_name, folder = ON_THE_HUB.get(name, name), name.rpartition("/")[2]
-    return (f"The model on huggingface.co is hf://{server_name}; it needs pip install huggingface_hub. By hand: hf "
-            f"download {server_name} '*.json' 'model*.safetensors' --local-dir {folder}")
-
-
-def _others_near(path: Path) -> list[Path]:
-    """The checkpoints beside a path, newest first; for checkpoint-9 without a folder before it also those in out."""
-    there = steps_in(path.parent)
-    if not there and path.parent == Path() and re.fullmatch(r"checkpoint-\d+", path.name):
-        there = steps_in(Path("out"))
-    return list(there.values())
-
-
-def _holds_a_pickle(name: str, file: str) -> UserError:
-    return UserError(Exit.CHECKPOINT, f"{name} holds {file}, a pickle, which can run code and is never opened. Give "
-                                      f"{WHAT_OPENS} with safetensors.")
+    is_ours = re.search(r"/(checkpoint-\d+|best|last)$", name)
+    return ON_THE_HUB.get(name, name if is_id and not is_ours else "")
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
@@ -270,8 +223,7 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
         except (UserError, OSError):
             if folder.exists():
                 raise
-    raise UserError(Exit.CHECKPOINT, f"{printable(str(path))} changed five times while it was read. Give one of its "
-                                     "checkpoints.")
+    raise _refusal(f"{printable(str(path))} changed five times while it was read. Give one of its checkpoints.")
 
 
 # ---------------------------------------------------------------- resuming
@@ -293,13 +245,13 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         return found
     path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if state is None:
-        raise UserError(Exit.CHECKPOINT, f"{flag} {printable(str(path))}: {MANIFEST} is missing. Only a "
-                                         "checkpoint of train.py can be resumed.")
+        raise _refusal(f"{flag} {printable(str(path))}: {MANIFEST} is missing. Only a checkpoint of train.py can be "
+                       "resumed.")
     if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
         names = printable(", ".join(other.name for other in others[:3]))
-        raise UserError(Exit.CHECKPOINT, f"--output_dir {printable(str(output_dir))} holds checkpoints that do not "
-                                         f"lead to {printable(path.name)}: {names}. Give another --output_dir, or "
-                                         f"--overwrite, which deletes {several(len(others), 'checkpoint')}.")
+        raise _refusal(f"--output_dir {printable(str(output_dir))} holds checkpoints that do not lead to "
+                       f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which deletes "
+                       f"{several(len(others), 'checkpoint')}.")
     return path, state
 
 
@@ -326,27 +278,23 @@ def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, to
     """
     model, data = state.get("model"), state.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
-        raise UserError(Exit.CHECKPOINT, f"the checkpoint's {STATE} lacks model or data. Give another one.")
-    if (arch := state.get("arch", DEFAULT)) != name_of(config):  # older programs, which named none, had the default
-        raise UserError(Exit.CHECKPOINT, f"the checkpoint holds another model: its --arch is {shown(arch)}, here it is "
-                                         f"{name_of(config)!r}. Give the flags of its run, or another --output_dir.")
-    for key, value in asdict(config).items():
-        if key != "dropout" and model.get(key) != value:
-            raise UserError(Exit.CHECKPOINT, f"the checkpoint holds another model: {key} is {shown(model.get(key))} in "
-                                             f"the checkpoint and {value} here. Give the flags of its run, or another "
-                                             "--output_dir.")
+        raise _refusal(f"the checkpoint's {STATE} lacks model or data. Give another one.")
+    there = {**model, "arch": state.get("arch", DEFAULT)}  # older programs, which named none, had the default
+    for key, value in {"arch": name_of(config), **asdict(config)}.items():
+        if key != "dropout" and there.get(key) != value:
+            raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "
+                           f"and {value} here. Give the flags of its run, or another --output_dir.")
+
+    def trained(what: str, key: str, here: str | None, or_else: str = "") -> UserError:
+        return UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {printable(str(data.get(key))[:12])}, "
+                                    f"here {str(here)[:12]}). Give the data it was trained on{or_else}.")
+
     if str(data.get("tokenizer_sha256")) != str(tokenizer_sha256):
-        raise _other_data("with another tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256, "")
+        raise trained("with another tokenizer", "tokenizer_sha256", tokenizer_sha256)
     if str(data.get("train_sha256")) != train_sha256 and not allow_new_data:
-        before = str(data.get("mixture") or "")
-        if before != mixture:
-            there, here = printable(before)[:200] or "one folder", mixture[:200] or "one folder"
-            raise UserError(Exit.DATA, f"the checkpoint was trained on another mixture: {there}; here {here}. Give its "
-                                       "folders and weights in their order, or --allow_new_data to go on with these.")
-        raise _other_data("on other tokens", data.get("train_sha256"), train_sha256,
-                          ", or --allow_new_data to go on with these")
-
-
-def _other_data(what: str, there: Any, here: Any, or_else: str) -> UserError:
-    return UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {printable(str(there)[:12])}, here "
-                                f"{str(here)[:12]}). Give the data it was trained on{or_else}.")
+        or_else, before = ", or --allow_new_data to go on with these", printable(str(data.get("mixture") or ""))
+        if before == mixture:
+            raise trained("on other tokens", "train_sha256", train_sha256, or_else)
+        raise UserError(Exit.DATA, f"the checkpoint was trained on another mixture: {before[:200] or 'one folder'}; "
+                                   f"here {mixture[:200] or 'one folder'}. Give its folders and weights in their "
+                                   f"order{or_else}.")

@@ -1,26 +1,187 @@
-"""What a training run starts from: the weights of --init_from, or the whole state of a checkpoint."""
+"""What a folder holds, ours or transformers', as a config, weights, a model, or the whole state of a run.
+
+Which fields and tensors there must be is known to the folder's architecture (architectures/).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from architectures.table import ModelConfig, Network
-from checkpoint.contents import DTYPES, OPTIMIZER, WEIGHTS, StateSchema
+from architectures.fields import check_whole
+from architectures.table import ModelConfig, Network, architecture_of, by_model_type
+from checkpoint.contents import CONFIG, DTYPES, GENERATION, OPTIMIZER, WEIGHTS, WHAT_OPENS, StateSchema
 from checkpoint.find import resolve
-from checkpoint.huggingface import load_weights, open_stored, refusal
-from checkpoint.stored import place_of_weights
-from checkpoint.verify import MAX_COUNT
+from checkpoint.tensors import said, stored_tensors
+from checkpoint.verify import MAX_COUNT, read_json
 from common.errors import Exit, InvalidCheckpoint, UserError
+from common.files import read_text
 from common.words import printable
 from machine.backends import backend_of
-from ops.shards import like, local
+from model import Options
+from ops.shards import fill, like, local
 
 CURE = "--init_from starts a run from its weights alone"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model's shape from config.json.
+
+    Raises InvalidCheckpoint, naming the field, for a model that is not computed here exactly.
+    """
+    fields = read_json(folder / CONFIG)
+    return by_model_type(fields.get("model_type")).from_hf_config(fields)
+
+
+def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids of which each ends a text, as transformers finds them; none if the folder names none.
+
+    generation_config.json may name several, for models that were tuned to converse; config.json is asked after it.
+    Raises UserError (exit 4).
+    """
+    try:
+        for name in (GENERATION, CONFIG):
+            value = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+            if value is not None:
+                ids = value if isinstance(value, list) else [value]
+                for index in ids:
+                    check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
+                return tuple(ids)
+    except InvalidCheckpoint as error:
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Correct the file, or delete "
+                                         "the field.") from error
+    return ()
+
+
+def chat_template(folder: Path) -> str | None:
+    """The template of a conversation (Jinja) that a folder holds, None if it has none. Raises UserError (exit 4)."""
+    path = folder / "chat_template.jinja"
+    try:
+        if path.is_file():
+            return read_text(path)
+        path = folder / "tokenizer_config.json"
+        template = read_json(path).get("chat_template") if path.is_file() else None
+    except (InvalidCheckpoint, OSError, ValueError) as error:
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {path.name} cannot be read "
+                                         f"({printable(str(error))[:100]}). Correct the file, or delete it.") from error
+    return template if isinstance(template, str) else None
+
+
+def open_stored(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """Config and stored tensors of a folder: nothing is read of the weights but their names, types and shapes.
+
+    Raises InvalidCheckpoint, also where the config asks for far more parameters than are stored.
+    """
+    config, stored = read_config(folder), stored_tensors(folder)
+    stored_bytes = sum(tensor.nbytes for tensor in stored.values())
+    if 2 * config.num_parameters > 1.1 * stored_bytes + 2**20:  # before their memory is taken
+        raise InvalidCheckpoint(f"{CONFIG} asks for {config.num_parameters:,} parameters, the weights have "
+                                f"{stored_bytes:,} bytes")
+    return config, stored
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """The weights of a folder by the names and shapes of the model's state_dict(), without the vocabulary's padding.
+
+    Most are views of a mapped file. A matrix that is several in the file is made each time that it is asked for, so
+    that what is read one by one takes the memory of one.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[torch.Tensor, ...]]):
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parts = self._parts[name]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+
+def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """The weights of a model from the tensors of a folder.
+
+    Biases of zeros are left out for a model without biases, and a shorter seq_length takes the first positions. Raises
+    InvalidCheckpoint for tensors that are missing, too many, or of another shape or type; it names the first three.
+    """
+    architecture = architecture_of(config)
+    expected = architecture.shapes(config)
+    stored = architecture.from_hf_tensors(config, tensors)
+    problems = []
+    for name in {**expected, **stored}:
+        if name not in stored:
+            problems.append(f"{name} is missing")
+        elif name not in expected:
+            problems.append(f"{printable(name)[:100]} is not part of this model")
+        elif (shape := _shape(stored[name])) != expected[name]:
+            problems.append(f"{name} has shape {shape}, the config asks for {expected[name]}")
+        elif other := next((part.dtype for part in stored[name] if not part.is_floating_point()), None):
+            problems.append(f"{name} holds {str(other)[6:]}, not floating-point numbers")
+    if problems:
+        raise InvalidCheckpoint(said(problems))
+    return Weights({name: stored[name] for name in expected})
+
+
+def _shape(parts: Sequence[torch.Tensor]) -> list[int]:
+    """The shape of a tensor made of parts, one below the other."""
+    shape = list(parts[0].shape)
+    return shape if len(parts) == 1 else [sum(map(len, parts)), *shape[1:]]
+
+
+def load_weights(folder: Path, model: Network) -> None:
+    """Copies a folder's weights into the model, whose config must be the folder's.
+
+    Raises InvalidCheckpoint as weights_of does; the model is then unchanged.
+    """
+    _copy(weights_of(model.config, stored_tensors(folder)), model)
+
+
+def _copy(weights: Mapping[str, torch.Tensor], model: Network) -> None:
+    """Copies weights into the model; the rows that pad its vocabulary become zero."""
+    with torch.no_grad():
+        for name, target in model.state_dict().items():
+            fill(target, weights[name])
+
+
+def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
+    """Config and weights of a checkpoint or a Hugging Face folder, as weights_of. Raises UserError (exit 4)."""
+    try:
+        config, stored = open_stored(folder)
+        return config, weights_of(config, stored)
+    except InvalidCheckpoint as error:
+        raise refusal(f"checkpoint {printable(str(folder))}", error) from error
+
+
+def stored_in(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a folder as they are stored. Raises UserError (exit 4)."""
+    try:
+        return stored_tensors(folder)
+    except InvalidCheckpoint as error:
+        raise refusal(f"checkpoint {printable(str(folder))}", error) from error
+
+
+def refusal(what: str, error: InvalidCheckpoint) -> UserError:
+    """The error of a command about a folder that cannot be opened."""
+    return UserError(Exit.CHECKPOINT, f"{what}: {error}. {error.cure or f'Give {WHAT_OPENS} with safetensors.'}")
+
+
+def load_model(folder: Path, device: torch.device) -> Network:
+    """The model of a checkpoint or a Hugging Face folder, in fp32. Raises UserError (exit 4)."""
+    config, weights = open_model(folder)
+    model = architecture_of(config).build(config, Options())
+    _copy(weights, model)
+    return model.to(device)
 
 
 # ---------------------------------------------------------------- --init_from
@@ -41,7 +202,8 @@ def start_from(folder: Path, model: Network) -> None:
         load_weights(folder, model)
     except InvalidCheckpoint as error:
         raise refusal(f"--init_from {printable(str(folder))}", error) from error
-    _check_finite(place_of_weights(folder), model.named_parameters())
+    weights = folder / WEIGHTS
+    _check_finite(weights if os.path.isfile(weights) else folder, model.named_parameters())
 
 
 def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

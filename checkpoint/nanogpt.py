@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import checkpoint
 from architectures import gpt2
 from checkpoint.contents import STATE, WEIGHTS, model_card, text_files
-from checkpoint.huggingface import weights_of
+from checkpoint.load import weights_of
 from common.children import SAFE_PATH, ask
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.signals import Signals

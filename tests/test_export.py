@@ -13,7 +13,7 @@ import torch
 
 import export
 from architectures.table import ARCHITECTURES
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 from common.errors import Exit, UserError
 from ops.rotary import RotaryScaling, rotary_frequencies
 from tests.helpers.checkpoints import cut_into_shards

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from architectures.gpt2 import to_hf_config
 from architectures.table import Network
-from checkpoint.huggingface import load_model, load_weights
+from checkpoint.load import load_model, load_weights
 from model import GPT, SIZES, GPTConfig, Options
 from ops.attention import attention_in_blocks, causal_attention
 from ops.loss import IGNORED

@@ -22,6 +22,7 @@ from architectures.fields import is_number
 from architectures.table import ModelConfig
 from checkpoint import contents, find, save
 from checkpoint.folder import Keeping, prune
+from checkpoint.tensors import NotFinite
 from common.errors import UserError
 from common.flags import FlagsOfGroup, steps_and_minutes
 from common.signals import Stake
@@ -223,7 +224,7 @@ class Checkpointer:
     def settle(self, wait: bool) -> None:
         """Takes note of the save in flight once it has ended; with wait, waits for its end.
 
-        Raises save.NotFinite for weights or optimizer state that are not finite.
+        Raises NotFinite for weights or optimizer state that are not finite.
         """
         if self._pending is None or not (wait or self._pending.done()):
             return
@@ -310,7 +311,7 @@ class Checkpointer:
 
     def last_good(self) -> str:
         """The name of the newest checkpoint in the folder, once the save in flight has ended; '' if there is none."""
-        with contextlib.suppress(OSError, UserError, save.NotFinite):
+        with contextlib.suppress(OSError, UserError, NotFinite):
             self.settle(wait=True)
         return next((path.name for path in find.steps_in(self.output_dir).values()), "")
 
@@ -343,7 +344,7 @@ class Checkpointer:
         if self._runtime.processes.world_size > 1:
             cure = f"The last checkpoint is {last}. Resume" if (last := self.last_good()) else cure
         else:
-            with contextlib.suppress(save.NotFinite):
+            with contextlib.suppress(NotFinite):
                 if self._run.state.step and self.finish():
                     cure = f"Step {self._run.state.step:,} is saved. Resume"
         return UserError(error.code, f"{error} {cure} when the file is as pretokenize.py wrote it.")

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import data
-from checkpoint.save import NotFinite
+from checkpoint.tensors import NotFinite
 from common.errors import Exit, UserError
 from common.words import duration, printable, several, size
 from machine import device

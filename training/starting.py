@@ -15,7 +15,7 @@ import torch
 import data
 from architectures.table import ModelConfig
 from checkpoint import find, load
-from checkpoint.huggingface import read_config
+from checkpoint.load import read_config
 from common.config import Layer
 from common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from common.progress import Progress

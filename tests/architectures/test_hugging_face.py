@@ -8,7 +8,7 @@ import torch
 
 from architectures import llama, qwen3
 from architectures.table import ARCHITECTURES, create
-from checkpoint.huggingface import load_model, open_model
+from checkpoint.load import load_model, open_model
 from common.errors import InvalidCheckpoint, UserError
 from model import Options
 from ops.rotary import RotaryScaling

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from checkpoint.contents import bytes_needed, model_card
-from checkpoint.huggingface import read_config
+from checkpoint.contents import bytes_needed
+from checkpoint.load import read_config
 from model import GPTConfig
 
 FILES = ["README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors",
@@ -30,13 +30,3 @@ def test_a_checkpoint_takes_about_the_predicted_bytes(sound):
     assert bytes_needed(config) - 2**20 == pytest.approx(tensors, rel=0.1)  # headers, and the generator's state
     assert config == GPTConfig(400, 16, 2, 2, 32)
     assert bytes_needed(config) - bytes_needed(config, 2) == 6 * config.num_parameters
-
-
-def test_the_model_card_shows_the_curve_and_the_command():
-    card = model_card(GPTConfig(400, 16, 2, 2, 32), {"steps": "7"}, [(3, 2.5, None), (7, 2.25, 1.5)], "python train.py")
-    lines = card.splitlines()
-    assert "# GPT-2, 38,784 parameters" in lines
-    assert "- steps: 7" in lines
-    assert "| 3 | 2.5000 | n/a |" in lines
-    assert "| 7 | 2.2500 | 1.5000 |" in lines
-    assert "    python train.py" in lines

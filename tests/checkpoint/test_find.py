@@ -1,6 +1,5 @@
 """checkpoint/find.py: the folder that is meant is found, and anything else is refused with its name and the cure."""
 
-import errno
 import os
 import pickle
 import shutil
@@ -19,14 +18,13 @@ from checkpoint.find import (
     read_checkpoint,
     resolve,
     steps_in,
-    unfinished_in,
     wait_until_here,
 )
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 from checkpoint.verify import is_as_told, manifest_sha256, read_state, verify
 from common.errors import Exit, UserError
 from model import GPTConfig
-from tests.helpers.checkpoints import edit, flip, hugging_face_folder, no_warning, refused, seal
+from tests.helpers.checkpoints import edit, flip, no_warning, refused, seal
 
 CPU = torch.device("cpu")
 
@@ -64,28 +62,6 @@ def test_a_folder_with_training_state_but_no_manifest_was_never_finished(folder)
     said: list[str] = []
     assert resolve(folder, said.append).name == "checkpoint-900"
     assert said == [f"{folder}/checkpoint-1000 is damaged and was skipped: manifest.json is missing"]
-
-
-def test_where_no_checkpoint_has_a_manifest_a_run_does_not_start_again_at_step_0(folder):
-    for step in (900, 1000):
-        (folder / f"checkpoint-{step}" / "manifest.json").unlink()
-    with refused("no sound checkpoint in .*checkpoint-1000: manifest.json is missing; checkpoint-900: manifest"):
-        find_resume("auto", folder, False, lambda _: None)
-    assert [path.name for path in unfinished_in(folder)] == ["checkpoint-1000", "checkpoint-900"]
-
-
-def test_a_checkpoint_that_may_not_be_looked_into_hides_no_other(folder, monkeypatch):
-    exists = Path.exists
-
-    def forbidden(path, **more):
-        if path.parent.name == "checkpoint-1000":
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return exists(path, **more)
-
-    monkeypatch.setattr(Path, "exists", forbidden)
-    said: list[str] = []
-    assert resolve(folder, said.append).name == "checkpoint-900"
-    assert said == [f"{folder}/checkpoint-1000 is damaged and was skipped: Permission denied"]
 
 
 # ---------------------------------------------------------------- best and last
@@ -126,11 +102,6 @@ def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(r
     assert "checkpoint-900 is damaged and was skipped: trainer_state.json" in said[0]
 
 
-def test_a_folder_that_is_called_best_is_itself(ranked, tmp_path):
-    ranked({7: (7, 1.0)}, "best")
-    assert resolve(tmp_path / "best", no_warning) == tmp_path / "best/checkpoint-7"
-
-
 def test_without_a_best_checkpoint_it_is_said_why_and_what_to_give(ranked, tmp_path):
     never = ranked({2: (0, None)}, "never")
     for path, why in (
@@ -143,13 +114,6 @@ def test_without_a_best_checkpoint_it_is_said_why_and_what_to_give(ranked, tmp_p
         with refused(why) as caught:
             resolve(path, no_warning)
         assert caught.value.code == Exit.CHECKPOINT
-
-
-def test_a_damaged_best_is_not_replaced_by_another(ranked):
-    folder = ranked(THREE)
-    flip(folder / "checkpoint-600/model.safetensors")
-    with refused("checkpoint-600 is damaged: model.safetensors .*Give .*/last, or another checkpoint"):
-        resolve(folder / "best", no_warning)
 
 
 def test_a_best_that_a_run_replaces_while_it_is_looked_for_gives_way_to_the_new_one(ranked, monkeypatch):
@@ -207,13 +171,6 @@ def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):
     assert caught.value.code == Exit.CHECKPOINT
 
 
-def test_a_reader_of_weights_does_not_read_the_optimizer(folder):
-    flip(folder / "checkpoint-1000" / "optimizer.safetensors")
-    assert resolve(folder, no_warning, to_train=False).name == "checkpoint-1000"
-    flip(folder / "checkpoint-1000" / "model.safetensors")
-    assert resolve(folder, lambda _: None, to_train=False).name == "checkpoint-900"
-
-
 # ---------------------------------------------------------------- what is not a checkpoint
 
 
@@ -240,14 +197,6 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
     assert not (tmp_path / "it-went-off").exists()
 
 
-@pytest.mark.parametrize(("content", "what"), [((20240326).to_bytes(4, "little") * 64, "is a file in llm.c's format"),
-                                               (b"hello", "is a file"), (b"", "is a file")])
-def test_a_file_is_no_checkpoint(tmp_path, content, what):
-    (tmp_path / "model.bin").write_bytes(content)
-    with refused(f"{what}. A checkpoint is a folder"):
-        resolve(tmp_path / "model.bin", no_warning)
-
-
 @pytest.mark.parametrize(("file", "why"), [
     (None, "holds no checkpoint. Train one first: python train.py"), ("ckpt.pt", "holds ckpt.pt, a pickle"),
     ("pytorch_model.bin", "holds pytorch_model.bin, a pickle"),
@@ -259,23 +208,7 @@ def test_a_folder_without_checkpoints_says_what_it_holds(tmp_path, file, why):
         resolve(tmp_path, no_warning)
 
 
-def test_a_path_to_nothing_or_to_a_device_is_refused(tmp_path):
-    with refused("does not exist"):
-        resolve(tmp_path / "nowhere", no_warning)
-    os.mkfifo(tmp_path / "pipe")
-    with refused("is neither a file nor a folder"):
-        resolve(tmp_path / "pipe", no_warning)
-
-
 # ---------------------------------------------------------------- resuming
-
-
-def test_auto_takes_the_newest_or_none(folder, tmp_path):
-    assert find_resume("auto", tmp_path / "new", False, no_warning) is None
-    for requested in ("auto", str(folder)):
-        found = find_resume(requested, folder, False, no_warning)
-        assert found is not None
-        assert (found[0].name, found[1]["step"]) == ("checkpoint-1000", 1000)
 
 
 def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_path):
@@ -295,14 +228,6 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
     assert len(not_leading_to(folder, None, 0)) == 2
 
 
-def test_a_hugging_face_folder_cannot_be_resumed(tmp_path):
-    hugging_face_folder(tmp_path / "hf")
-    assert resolve(tmp_path / "hf", no_warning) == tmp_path / "hf"
-    with refused("Only a checkpoint of train.py can be resumed") as caught:
-        find_resume(str(tmp_path / "hf"), tmp_path / "out", False, no_warning)
-    assert caught.value.code == Exit.CHECKPOINT
-
-
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
     state = verify(sound / "checkpoint-900")
     config, shallow = make_model().config, make_model(n_layer=1).config
@@ -318,13 +243,9 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("gpt2", "The model on huggingface.co is hf://openai-community/gpt2; "),
-    ("gpt2", r"hf download openai-community/gpt2 '\*.json' 'model\*.safetensors' --local-dir gpt2"),
-    ("gpt2-xl", "hf download openai-community/gpt2-xl .* --local-dir gpt2-xl"),
-    ("someone/gpt2-novels", "hf download someone/gpt2-novels .* --local-dir gpt2-novels"),
-    ("resume", "To continue a run: python train.py --resume_from auto"),
-    ("scratch", "Leave the flag out"),
-    ("out/checkpoint-5", "Train one first"), ("runs/best", "Train one first"), ("none", "Train one first")])
+    ("gpt2", "The model on huggingface.co is hf://openai-community/gpt2; .*hf download openai-community/gpt2 .*"
+             "--local-dir gpt2"), ("someone/gpt2-novels", "hf download someone/gpt2-novels .* --local-dir gpt2-novels"),
+    ("out/checkpoint-5", "Train one first"), ("none", "Train one first")])
 def test_a_name_that_others_download_is_answered_with_the_line_that_does_so(tmp_path, monkeypatch, name, says):
     monkeypatch.chdir(tmp_path)
     with refused(f"does not exist.*{says}"):

@@ -32,14 +32,6 @@ def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
         assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
 
 
-def test_owning_a_folder_sweeps_what_a_killed_run_left(folder):
-    shutil.copytree(folder / "checkpoint-900", folder / ".tmp-checkpoint-1100-123")
-    with owned(folder):
-        assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
-    with owned(folder):
-        pass  # the lock ends with its owner
-
-
 def test_what_a_killed_resume_left_of_a_small_file_is_swept_and_nothing_of_the_users(tmp_path):
     for name in (".metrics.jsonl.123.tmp", ".config.toml.45.tmp", "metrics.jsonl", ".mine.tmp", ".figures.json.7.tmp"):
         (tmp_path / name).write_text("{}")
@@ -72,13 +64,6 @@ def test_a_folder_in_use_is_refused_with_the_owners_pid(tmp_path):
             pass
         assert caught.value.code == Exit.BUSY
         assert names_in(tmp_path / "out") == [".lock"]
-
-
-def test_a_folder_that_cannot_be_made_ends_the_run(tmp_path):
-    (tmp_path / "file").write_text("")
-    with refused("cannot be written") as caught, owned(tmp_path / "file" / "out"):
-        pass
-    assert caught.value.code == Exit.MACHINE
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):

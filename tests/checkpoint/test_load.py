@@ -96,10 +96,3 @@ def test_large_weights_whose_sum_overflows_are_finite(folder, make_model):
     tensors["transformer.ln_f.weight"][:2] = 3e38
     save_file(tensors, path / "model.safetensors")
     start_from(path, other)
-
-
-def test_the_state_of_another_model_cannot_be_resumed(sound, make_model):
-    other = make_model(n_layer=1)
-    with refused("is not part of this model") as caught:
-        load_training(sound / "checkpoint-900", other, adamw(other), ADAMW_STATE)
-    assert caught.value.code == Exit.CHECKPOINT

@@ -9,7 +9,7 @@ import torch
 
 import export
 from checkpoint import pickled
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 from common.children import Answer
 from common.errors import Exit, UserError
 from tests.helpers.models import make_model
@@ -118,17 +118,6 @@ def test_another_tokenizer_is_refused(tmp_path, tokenizer_file, num_ids):
     assert caught.value.code == Exit.DATA
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    ({"a": 1}, "it holds no weights"), ([torch.ones(2)], "it holds no weights"),
-    ({"model": {"wte": torch.ones(2)}}, "no transformer.wte.weight")])
-def test_what_holds_no_weights_of_gpt2_is_refused(tmp_path, content, why):
-    torch.save(content, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=why) as caught:
-        converted(tmp_path / "ckpt.pt", tmp_path)
-    assert caught.value.code == Exit.CHECKPOINT
-    assert not (tmp_path / "made").exists()
-
-
 def test_tensors_of_another_model_are_named(tmp_path):
     state = state_of(make_model(vocab_size=448))
     state["transformer.h.1.mlp.gate.weight"] = state.pop("transformer.h.1.mlp.c_fc.weight")
@@ -146,11 +135,3 @@ def test_a_pickle_that_runs_a_command_runs_nothing(tmp_path, in_this_process):
     assert not mark.exists()
     torch.load(tmp_path / "ckpt.pt", weights_only=False)
     assert mark.exists(), "the file is one that runs its command elsewhere"
-
-
-def test_what_is_no_checkpoint_is_refused_by_the_real_process(tmp_path, in_this_process):
-    in_this_process.undo()
-    (tmp_path / "ckpt.pt").write_bytes(b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.")
-    with pytest.raises(UserError, match=r"--from_nanogpt .*ckpt.pt: ") as caught:
-        converted(tmp_path / "ckpt.pt", tmp_path)
-    assert caught.value.code == Exit.CHECKPOINT

@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 from common.progress import Progress
 from common.signals import Signals
 from evaluation.scoring import Scorer, TextEncoder

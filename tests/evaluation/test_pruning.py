@@ -5,7 +5,7 @@ import torch
 
 import export
 from architectures.table import architecture_of
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from architectures.table import ARCHITECTURES
-from checkpoint.huggingface import open_model
+from checkpoint.load import open_model
 from generation.decoder import Decoder
 from ops.products import Dense, Int8
 from tests.helpers.decoding import KINDS, decoder_of, skip_unless_possible

@@ -355,7 +355,7 @@ RESUMED = [
     ("a checkpoint that is not there", "none", "none does not exist", both()),
     ("a folder without checkpoints", "corpus", "corpus holds no checkpoint", both()),
     ("a pickle", "ckpt.pt", "a pickle", write("ckpt.pt", b"\x80\x02}q\x00.")),
-    ("llm.c's checkpoint", "model.bin", "llm.c's format",
+    ("llm.c's checkpoint", "model.bin", "model.bin is a file",
      write("model.bin", np.array([20240326, 3] + [0] * 254, "<i4").tobytes())),
     ("a text file", "text.txt", "text.txt is a file", both()),
     ("a pipe", "pipe", "neither a file nor a folder", fifo("pipe")),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import export
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 from tests.helpers.hub import TOKEN, LocalHub, pretend
 from tests.helpers.pretokenize import in_an_empty_folder, metadata_of, run, written
 from tests.helpers.training import QUIET, trained

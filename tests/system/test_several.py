@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from checkpoint.find import steps_in
-from checkpoint.huggingface import load_model
+from checkpoint.load import load_model
 from common.errors import Exit
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised

@@ -8,7 +8,8 @@ import train
 from checkpoint.contents import bytes_needed
 from checkpoint.find import steps_in
 from checkpoint.folder import prune
-from checkpoint.save import Snapshot, save, write_tensors
+from checkpoint.save import Snapshot, save
+from checkpoint.tensors import write_tensors
 from checkpoint.verify import verify
 from common.errors import Exit
 from model import GPTConfig

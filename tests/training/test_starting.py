@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import train
 from checkpoint.find import steps_in
-from checkpoint.huggingface import load_model, read_config
+from checkpoint.load import load_model, read_config
 from common.errors import Exit, UserError
 from ops.rotary import RotaryScaling
 from tests.helpers.models import make_rotary
