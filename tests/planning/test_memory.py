@@ -20,7 +20,6 @@ from planning.memory import (
     describe_memory,
     largest_micro_batch,
     memory_parts,
-    most_sequences,
     peak_bytes,
     predicted_peak,
 )
@@ -141,17 +140,6 @@ def test_what_each_process_holds_is_what_was_predicted(step):
     assert peak_bytes(parts, setting) == pytest.approx(found, rel=0.08)
 
 
-def test_sharded_weights_take_less_with_every_process_and_copies_do_not():
-    def held(way, world_size):
-        setting = MemorySetting.of(GPU, Options(), False, False, 8, way, Processes(0, world_size, 0, world_size))
-        parts = memory_parts(XL, 1, setting)
-        return parts["weights"] + parts["optimizer"]
-
-    padded = XL.num_parameters + 47 * XL.n_embd
-    assert [held("ddp", n) for n in (1, 2, 8)] == [12 * padded] * 3
-    assert [held("fsdp", n) for n in (1, 2, 8)] == [12 * padded, 6 * padded, 12 * padded // 8]
-
-
 @pytest.mark.parametrize(("gib", "way", "why"), [
     (80, "ddp", r"a copy takes 3\d\.\d GiB, each has 73\.0 GiB"),
     (24, "hsdp", r"a copy takes 3\d\.\d GiB, each has 21\.5 GiB"),
@@ -164,10 +152,3 @@ def test_the_model_is_sharded_as_little_as_memory_allows(monkeypatch, gib, way, 
     assert re.fullmatch(why, found[1])
     assert choose_sharing(flags(model_parallel="fsdp"), XL, options, GPU, EIGHT_ON_TWO_MACHINES)[0] == "fsdp"
     assert choose_sharing(flags(), XL, options, GPU, Processes()) == ("alone", "")
-
-
-def test_the_default_micro_batch_is_what_fits_as_the_model_is_shared(monkeypatch):
-    monkeypatch.setattr(memory, "total_memory", lambda _: 40 * GIB)
-    options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
-    most = [most_sequences(flags(), None, XL, options, GPU, EIGHT_ON_TWO_MACHINES, way) for way in ("ddp", "fsdp")]
-    assert most[0] < most[1]
