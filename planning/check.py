@@ -22,12 +22,13 @@ from common.progress import Progress
 from common.signals import Signals
 from common.words import count, printable, size
 from machine import device
-from machine.cards import TYPICAL, find_card
+from machine.backends import NVIDIA
+from machine.cards import TYPICAL, Card, find_card
 from machine.device import Machine, name_of_dtype
 from machine.facts import driver_version, matmul_flops, measure_disk
 from machine.memory import is_out_of_memory, total_memory
 from model import SIZES
-from planning.memory import MARGIN, MemorySetting, on_a_card, predicted_peak, room_on_card
+from planning.memory import MARGIN, MemorySetting, predicted_peak, room_on_card
 from planning.plan import attention_in_words, figure
 from planning.recipe import DEFAULT_SEQ_LENGTH, LOSS_CHUNK, choose_config, choose_options
 from planning.sizing import config_of_size
@@ -157,20 +158,23 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
 
     options = choose_options(args, machine, FAST.attention, {})
     optimizer = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
-    share = SHARE_OF_PRODUCTS_COMPILED if machine.compile else SHARE_OF_PRODUCTS
-    share = SHARE_OF_PRODUCTS_GPU if machine.on_gpu else share
-    rows = [("this machine", None, share * products.get(machine.precision, 0.0), (1 - MARGIN) * total_memory(machine))]
+    share = SHARE_OF_PRODUCTS_GPU if machine.on_gpu else SHARE_OF_PRODUCTS
+    if machine.compile and not machine.on_gpu:
+        share = SHARE_OF_PRODUCTS_COMPILED
+    rows: dict[str, tuple[Card | None, float, float]] = {
+        "this machine": (None, share * products.get(machine.precision, 0.0), (1 - MARGIN) * total_memory(machine))}
     for gigabytes, name in TYPICAL.items():
         card = find_card(name)
         assert card
-        rows.append((f"{name}, {gigabytes} GB", card, SHARE_OF_PEAK * 1e12 * card.half_tflops, room_on_card(gigabytes)))
-    for label, card, flops, room in rows:
+        rows[f"{name}, {gigabytes} GB"] = (card, SHARE_OF_PEAK * 1e12 * card.half_tflops, room_on_card(gigabytes))
+    for label, (card, flops, room) in rows.items():
         cells = []
         for config in models.values():
             setting = MemorySetting.of(machine, options, True, True, optimizer.memory_bytes(config))
             if card:
                 dtype = torch.bfloat16 if card.has_bf16 else torch.float16
-                setting = replace(on_a_card(setting, dtype), residual_bytes=2, logit_rows=LOSS_CHUNK)
+                setting = MemorySetting(NVIDIA.type, dtype, True, True, 2, LOSS_CHUNK, setting.checkpointing,
+                                        optimizer_bytes=setting.optimizer_bytes)
             narrow = min(1.0, config.n_embd / FULL_WIDTH) if card or machine.on_gpu else 1.0
             cells.append(_hours(config, setting, room, flops * narrow, args.gpu_cost_per_hour or 1.0))
         yield f"{label:<18}" + "".join(f"{cell:>10}" for cell in cells)

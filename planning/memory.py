@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from architectures.table import ModelConfig, architecture_of
 from common.words import size
-from machine.backends import BACKENDS, NVIDIA
+from machine.backends import BACKENDS
 from machine.device import Machine
 from machine.memory import total_memory
 from machine.processes import ALONE, Processes
@@ -256,11 +256,6 @@ def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: Mode
         memory_bytes //= processes.local_world_size
     setting = _setting(args, config, options, machine, processes, strategy)
     return default_micro_batch(config, memory_bytes, setting, most)
-
-
-def on_a_card(setting: MemorySetting, dtype: torch.dtype) -> MemorySetting:
-    """The setting of the same run on a GPU with memory of its own, compiled, in this precision."""
-    return replace(setting, device_type=NVIDIA.type, dtype=dtype, compiled=True)
 
 
 def room_on_card(gigabytes: int) -> float:
