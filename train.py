@@ -12,20 +12,15 @@ machinery and lies in training/. A step is one optimizer step over accumulated m
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from checkpoint.recorded import recorded_flags
 from common import flags
-from common.allocator import let_segments_grow
-from common.errors import Exit, UserError, guard, require
-from common.ranks import speaks, world_size
-from hub.names import check_package, is_on_hub
+from common.errors import Exit, guard
+from common.ranks import world_size
 from planning.contradictions import contradictions
-from trackers.names import requested_trackers, require_packages
-
-TRIAL = "trial"  # the first word of the command by which --batch_size auto and --check try something in a child process
+from planning.early import TRIAL, before_torch
 
 # ---------------------------------------------------------------- flags
 
@@ -239,105 +234,34 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
 
 def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages before the seconds that importing torch takes."""
-    args = read_flags(argv[3:] if argv[:1] == [TRIAL] else argv)
-    # A thread that spins while it waits takes the processor from the one it waits for, if other work is there: without
-    # this a step beside other work took up to ten times as long. GNU's OpenMP reads it when torch is loaded.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    let_segments_grow()
-    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    check_package(args.init_from)
-    require_packages(requested_trackers(args))
+    before_torch(read_flags(argv[3:] if argv[:1] == [TRIAL] else argv))
     return 0
 
 
 if __name__ == "__main__":
     guard(answer_early)
 
-import contextlib
-import gc
-import sys
 import time
-from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-import data
-from architectures.table import ModelConfig
-from checkpoint.find import Found, check_same, wait_until_here
-from checkpoint.folder import owned
-from checkpoint.verify import manifest_sha256
-from common.config import Layer
-from common.errors import Problems
-from common.files import cache_folder
-from common.progress import Progress
-from common.signals import Signals
-from common.transcript import Transcript, heading
-from common.words import percent, printable, shell_line, size
-from hub.download import with_models_here
-from machine import device
-from machine.backends import NVIDIA
-from machine.device import Machine
-from machine.processes import ALONE, joined, of_environment
-from model import Options
-from planning.check import check_machine, compile_something
-from planning.memory import MemorySetting, choose_sharing, most_sequences
-from planning.micro_batch import find_micro_batch, what_fits
-from planning.pace import Deadline, Pace, measure_pace, plan_until
-from planning.plan import Plan, describe_dry_run, describe_finished, say_first, say_rest
-from planning.recipe import Recipe, choose_config, choose_options, choose_recipe, fix_eval_tokens
+from data import Batch
+from planning.check import check_machine
+from planning.inputs import choose_inputs, choose_machine, session
+from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
+from planning.plan import say_first, say_rest
 from planning.schedules import learning_rate_at
-from planning.sizing import Sizing, choose_sizing
-from planning.trial import measure_trial
-from tokens.corpus import Corpus
-from tokens.mixture import check_lengths, in_words
-from tokens.watch import TokensChanged
-from training.checkpointing import Checkpointer, SavingPlan, plan_saving
-from training.cooldown import set_aside
-from training.decisions import Decisions
-from training.fused import adamw_for
-from training.mirror import catch_up, check_mirror, prepare_mirror, take_mirror
-from training.optimizers import OPTIMIZERS, OptimizerKind, dtype_of_products, parameter_groups
-from training.overfit_test import few_windows, learn_by_heart
-from training.parallel import build, sequences_at_a_time
-from training.parts import FAST, Parts
-from training.recorded import flags_of_run, write_run_config
-from training.recovery import (
-    MOST_SKIPPED_IN_A_ROW,
-    Abandoned,
-    can_shrink,
-    compile_step,
-    diverged,
-    explaining_divergence,
-    explaining_memory,
-    micro_batches,
-    saving_before_new_tokens,
-    shrink,
-    undo,
-)
-from training.starting import (
-    Settings,
-    choose_place,
-    choose_resume,
-    delete_other_runs,
-    find_corpus,
-    forget_best_on_other_tokens,
-    in_common,
-    require_folders,
-    resume,
-    settings_of,
-    start_from_weights,
-    with_what_no_flag_says,
-)
-from training.state import Run, Runtime, Setup, StepResult, TrainState
+from planning.setup import choose_setup
+from planning.trial import answer_trial, trial_command
+from training import recovery
+from training.checkpointing import Checkpointer
+from training.overfit_test import learn_by_heart
+from training.parts import FAST, Parts, build_run
+from training.starting import forget_best_on_other_tokens, open_output, settings_of, start
+from training.state import Run, Runtime, StepResult, TrainState
 from training.validation import Validator
-from watching.monitor import Monitor, mfu
+from watching.monitor import Monitor
 from watching.starts import recorded_start
-from watching.trackers import Trackers, told_of_run
-
-NOTHING_LOST = "before the first step; nothing was lost"
 
 # ---------------------------------------------------------------- main, in the order of events
 
@@ -345,256 +269,56 @@ NOTHING_LOST = "before the first step; nothing was lost"
 def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
     if argv[:1] == [TRIAL]:
-        return answer_trial(int(argv[1]), int(argv[2]), argv[3:])
-    began, args, processes = time.monotonic(), read_flags(argv), of_environment()
-    if args.overfit:
-        args = flags.having(args, dropout=0.0, label_smoothing=0.0)
-    with contextlib.ExitStack() as held:
-        transcript = held.enter_context(Transcript(is_silent=not speaks()))
-        out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
-        signals = held.enter_context(Signals(out.note, can_save=True))
-        signals.at_once = NOTHING_LOST
-        held.enter_context(joined(processes, args.use_gpu))
+        return answer_trial(read_flags(argv[3:]), int(argv[1]), int(argv[2]), build_run, take_step)
+    began, args = time.monotonic(), read_flags(argv)
+    with session(args) as at:
         if args.check:
-            require_gpu(args)
-            return check_machine(args, choose_machine(args, out), out, signals, trial_command(argv))
-        if is_on_hub(args.init_from):
-            require_folders(args)
-            args = with_models_here(args, ["init_from"], out)
-        corpus, sizing, config, resumed = processes.lead(
-            partial(check_inputs, args, out, held), checkpoint_of, partial(follow_inputs, args))
-        deadline = Deadline(args.max_minutes, resumed[1] if resumed else {}, began)
-        runtime = Runtime.of(choose_machine(args, out), processes, out, signals)
-        return train(args, argv, parts, runtime, corpus, sizing, config, resumed, deadline)
+            return check_machine(args, choose_machine(args, at.out), at.out, at.signals, trial_command(argv))
+
+        # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
+        inputs = choose_inputs(args, at)
+        runtime = Runtime.of(choose_machine(args, at.out), at.processes, at.out, at.signals)
+
+        # What will be trained and how, each default with its reason.
+        deadline = Deadline(args.max_minutes, inputs.stored, began)
+        setup = choose_setup(inputs, runtime, parts, deadline, argv)
+        if setup is None:  # a resumed run that has nothing left to do
+            return Exit.DONE
+        say_first(setup)
+
+        # The model, its optimizer, its batches. Steps are measured and undone; they fix the horizon of --max_minutes.
+        run = build_run(setup, parts, TrainState.from_stored(inputs.stored))
+        with recovery.explaining_memory(run):
+            if run.state.step < setup.recipe.total_steps:
+                recovery.compile_run(run)
+            pace = measure_pace(run, take_step, deadline)
+        run.setup = plan_until(deadline, setup, pace, run.state.step)
+        return train(run, pace, deadline, argv)
 
 
-Inputs = tuple[Corpus, Sizing | None, ModelConfig, Found | None]
+def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
+    """Trains from random weights, those of --init_from, or a checkpoint; returns the exit code."""
+    setup, signals = run.setup, run.setup.runtime.signals
+    forget_best_on_other_tokens(run)
+    if not setup.args.overfit:
+        say_rest(setup, pace, run.state.step)
 
-
-def check_inputs(args: argparse.Namespace, out: Progress, held: contextlib.ExitStack) -> Inputs:
-    """The corpus, the model's size where no flag names it, its shape, and the checkpoint to resume from.
-
-    The output folder stays locked while held is open. Raises one UserError with all problems that do not depend on
-    each other.
-    """
-    problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
-    writes = not (args.dry_run or args.overfit)
-    if args.config.recorded:
-        but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
-        out.say(f"resume      with the flags in {args.config.recorded}{but}")
-    with problems.catch():
-        require_gpu(args)
-        if args.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
-            raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
-        if args.activation_checkpointing and args.dropout and not device.drops_the_same(args.use_gpu):
-            raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: on Apple's GPU PyTorch drops "
-                                          "other activations when it computes a block again. Drop one of the flags.")
-    with problems.catch():
-        if writes:
-            held.enter_context(owned(Path(args.output_dir)))
-            prepare_mirror(args, out)
-    with problems.catch(), out.phase("checking the tokens"):
-        corpus = find_corpus(args)
-        sizing = choose_sizing(args, corpus)
-        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
-        check_lengths(corpus, config.seq_length)
-    with problems.catch():
-        may_resume = writes or args.resume_from or args.cooldown_from
-        resumed = choose_resume(args, out) if may_resume else None
-        if writes:
-            check_mirror(args, resumed)
-        if resumed and corpus and config:
-            config = with_what_no_flag_says(config, resumed[0])
-            check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
-                       in_words(corpus.shares))
-    problems.stop()
-    assert corpus
-    assert config
-    return corpus, sizing, config, resumed
-
-
-def checkpoint_of(inputs: Inputs) -> tuple[str, dict[str, Any], str] | None:
-    """What the first process tells the others of the checkpoint to resume from: folder, state, manifest's sha256."""
-    return (str(inputs[3][0]), inputs[3][1], manifest_sha256(inputs[3][0])) if inputs[3] else None
-
-
-def follow_inputs(args: argparse.Namespace, told: tuple[str, dict[str, Any], str] | None) -> Inputs:
-    """What check_inputs returns, in another process, once the first one has checked it."""
-    corpus = find_corpus(args)
-    sizing = choose_sizing(args, corpus)
-    config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
-    if told is None:
-        return corpus, sizing, config, None
-    folder, state, sha256 = Path(told[0]), told[1], told[2]
-    wait_until_here(folder, sha256)
-    return corpus, sizing, with_what_no_flag_says(config, folder), (folder, state)
-
-
-def require_gpu(args: argparse.Namespace) -> None:
-    """Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used."""
-    if args.use_gpu and (reason := device.why_no_gpu()):
-        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
-
-
-def choose_machine(args: argparse.Namespace, out: Progress) -> Machine:
-    """The device, its precision and whether to compile, set up for the whole process."""
-    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-    for warning in device.set_up(machine, cache_folder() / "compiled", args.deterministic, args.dropout):
-        out.warn(warning)
-    return machine
-
-
-def train(args: argparse.Namespace, argv: Sequence[str], parts: Parts, runtime: Runtime, corpus: Corpus,
-          sizing: Sizing | None, config: ModelConfig, resumed: Found | None, deadline: Deadline) -> int:
-    """The run from the plan to the last line; returns the exit code."""
-    machine, processes, out = runtime.machine, runtime.processes, runtime.out
-    folder, stored = resumed or (None, {})
-    state = TrainState.from_stored(stored)
-
-    # The plan: what will be trained, and how.
-    options = choose_options(args, machine, parts.attention, stored.get("environment", {}))
-    way, why_way = processes.agree(lambda: choose_sharing(args, config, options, machine, processes))
-    most = processes.agree(lambda: most_sequences(args, sizing, config, options, machine, processes, way))
-    choose = partial(choose_recipe, args, config, corpus.train.length, most, sizing, stored)
-    recipe = choose(deadline.horizon)
-    kind = OPTIMIZERS[recipe.optimizer]
-    if resumed and nothing_is_left(args, state, recipe, corpus, deadline, runtime):
-        return Exit.DONE
-    plan = make_plan(args, argv, runtime, corpus, config, options, recipe, kind, stored, way, why_way)
-    processes.check_same(in_common(args, plan.recipe, config, options, corpus, machine))
-    setup = Setup(args, runtime, corpus, sizing, resumed, plan)
-    say_first(setup)
-
-    # The parts: model and optimizer, tokens. Steps are measured and undone, and fix the horizon of --max_minutes.
-    run = build_run(setup, parts, state)
-    with explaining_memory(run):
-        if machine.compile and state.step < recipe.total_steps:
-            compile_step(run)
-        pace = measure_pace(run, take_step, deadline)
-        if deadline.is_open:
-            plan = plan_until(deadline, args, plan, choose, pace, state.step, processes)
-    run.setup = replace(run.setup, plan=plan)
-    recipe = plan.recipe
-    forget_best_on_other_tokens(stored, state, recipe, config, corpus, out)
-    if not args.overfit:
-        say_rest(run.setup, pace, state.step)
-
-    # The start: random weights, those of --init_from, or a checkpoint.
-    validator = Validator(args, recipe, config, corpus, runtime,
-                          lambda: run.decisions.agree_now("stop", runtime.signals.number is not None))
-    settings = settings_of(args, flags_of_run(args, config, recipe, corpus), recipe, options, machine, processes)
+    # The start.
+    validator, settings = Validator(run), settings_of(setup)
     checkpointer = Checkpointer(run, settings, validator.tokenizer_json())
-    if args.init_from and not resumed:
-        state.init_from = start_from_weights(args, run, validator.tokenizer, out)
-    if folder:
-        resume(folder, stored, run, settings, recipe.total_steps, out)
+    start(run, settings, validator.tokenizer)
 
     # The run.
-    with explaining_memory(run), explaining_divergence(recipe, checkpointer):
-        if args.dry_run:
+    with recovery.explaining_memory(run), recovery.explaining_divergence(setup.recipe, checkpointer):
+        if setup.args.dry_run:
             return dry_run(run, pace, validator, checkpointer)
-        if args.overfit:
+        if setup.args.overfit:
             return learn_by_heart(run, take_step)
-        with (open_output(args, argv, settings, config, recipe, state, checkpointer, folder, runtime) as monitor,
-              recorded_start(run, pace, settings),
-              saving_before_new_tokens(checkpointer, processes)):
-            processes.watch(runtime.signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
+        with (open_output(run, argv, settings, checkpointer) as monitor, recorded_start(run, pace, settings),
+              recovery.saving_before_new_tokens(checkpointer, setup.processes)):
+            setup.processes.watch(signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)
             return save_and_close(run, checkpointer, monitor)
-
-
-def open_output(args: argparse.Namespace, argv: Sequence[str], settings: Settings, config: ModelConfig, recipe: Recipe,
-                state: TrainState, checkpointer: Checkpointer, folder: Path | None, runtime: Runtime) -> Monitor:
-    """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
-    out, is_first = runtime.out, runtime.processes.is_first
-    flags_now = Layer("", settings["flags"]["given"], settings["flags"]["decided"], {})
-    out.keep_in(Path(args.output_dir) / "log.txt", heading(shell_line(["python", "train.py", *argv]), state.step),
-                appends=bool(state.step or args.resume_from))
-    runtime.signals.promise(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.stake)
-    if args.overwrite and is_first:
-        delete_other_runs(checkpointer.output_dir, folder, state.step, out)
-    if is_first:
-        set_aside(checkpointer.output_dir, folder, state.step, out)
-        write_run_config(checkpointer.output_dir, flags_now, recipe.reasons)
-    if checkpointer.mirror:
-        take_mirror(args, checkpointer.mirror, folder, state.step, out)
-    checkpointer.start(folder)
-
-    told = told_of_run(flags_now, settings["environment"], config, recipe)
-    trackers = Trackers(args, checkpointer.output_dir, state, out, told, is_silent=not is_first)
-    checkpointer.add_earlier_validations(trackers.rows)
-    if recipe.cooldown and not checkpointer.is_on_disk:
-        checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
-    gc.freeze()  # so that the collector does not look through all there is again and again
-    return Monitor(args, recipe, config, state, trackers, runtime)
-
-
-# ---------------------------------------------------------------- the plan, the model
-
-
-def make_plan(args: argparse.Namespace, argv: Sequence[str], runtime: Runtime, corpus: Corpus, config: ModelConfig,
-              options: Options, recipe: Recipe, kind: OptimizerKind, stored: dict[str, Any], way: str,
-              why_way: str) -> Plan:
-    """Decides what is left: where the tokens live, the micro-batch of --batch_size auto, validation, how the run saves.
-
-    stored is the state of the checkpoint to resume from, {} for a new run; way is how processes share the model.
-    """
-    machine, processes = runtime.machine, runtime.processes
-    where, why = processes.agree(lambda: choose_place(args, corpus, machine, processes))
-    if args.batch_size == "auto":
-        recipe = recipe.with_micro_batch(processes.agree(lambda: find_micro_batch(
-            args, config, options, recipe, kind, runtime, partial(trial_command, argv))))
-    recipe = fix_eval_tokens(args.output, recipe, config, stored.get("settings", {}))
-
-    optimizer_bytes = kind.memory_bytes(config)
-    weights = 4 * config.num_parameters if machine.device.type != "cuda" else 0
-    held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = SavingPlan(**processes.agree(lambda: asdict(
-        plan_saving(args.output, config, recipe, optimizer_bytes, held_bytes))))
-    setting = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, way, processes)
-    if processes.world_size > 1:
-        recipe = recipe.with_micro_batch(processes.agree(
-            lambda: what_fits(Path(args.output_dir), recipe, config, setting, runtime.out)))
-    at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
-    setting = replace(setting, accumulates=recipe.samples_per_step > at_a_time * processes.world_size)
-    return Plan(config, options, recipe, kind, setting, saving, where, why, at_a_time, why_way)
-
-
-def trial_command(argv: Sequence[str], batch_size: int = 0, accumulation: int = 0) -> list[str]:
-    """The command line of a child process that tries a micro-batch; with --check it compiles something instead."""
-    return [sys.executable, __file__, TRIAL, str(batch_size), str(accumulation), *argv]
-
-
-def answer_trial(batch_size: int, accumulation: int, argv: Sequence[str]) -> int:
-    """What that child process does; prints the outcome and returns the exit code."""
-    args, out = read_flags(argv), Progress(open(os.devnull, "w"))  # noqa: SIM115
-    require_gpu(args)
-    machine = choose_machine(args, out)
-    if args.check:
-        return compile_something(machine)
-    runtime = Runtime.of(machine, ALONE, out, Signals())
-    return measure_trial(args, batch_size, accumulation, runtime, build_run, take_step)
-
-
-def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
-    """The model as the seed makes it, with its optimizer and loss scaler, and the batches it learns from."""
-    args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
-    recipe, kind = plan.recipe, plan.kind
-    with setup.out.phase("building the model"):
-        torch.manual_seed(args.seed)
-        model, parallel = build(plan.config, plan.options, plan.memory.strategy, setup.processes, machine,
-                                recipe.init_std, machine.compile and args.compile_mode == "reduce-overhead")
-        lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
-        groups = parameter_groups(model, kind, recipe.weight_decay, lr_scale)
-        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2),
-                               adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
-        scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-    with setup.out.phase("loading the tokens"):
-        windows = data.CorpusWindows(corpus.train, plan.where, plan.config.seq_length, args.seed, machine.device,
-                                     corpus.shares)
-        drawn_from = few_windows(windows, args.overfit, recipe) if args.overfit else windows
-        batches = parts.batches(drawn_from, plan.at_a_time, machine.device, setup.processes)
-    return Run(setup, model, optimizer, scaler, parallel, Decisions(setup.processes), batches, state)
 
 
 # ---------------------------------------------------------------- the loop and the step
@@ -619,7 +343,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         # Forward, backward, clip, update; again in smaller micro-batches where memory runs out.
         try:
             result = take_step(run)
-        except Abandoned:  # a resumed run replays the step from its first micro-batch
+        except recovery.Abandoned:  # a resumed run replays the step from its first micro-batch
             break
 
         # Count.
@@ -628,7 +352,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         state.seconds = deadline.used
 
         # Log, and look at what is on the device: on a GPU a step later, when it has more to do.
-        monitor.add(result, run.batch_size)
+        monitor.add(result)
         log(run, checkpointer, monitor)
 
         # Save, validate, sample: at their intervals, and after the last step.
@@ -648,7 +372,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         if saves or is_best:
             checkpointer.save(stays)
         if samples:
-            monitor.show_sample(validator.sample(run.model, state.step))
+            monitor.show_sample(validator.sample())
         if args.patience and state.validations_without_gain >= args.patience:
             out.say(f"patience    {args.patience} validations without a new best: the run ends here")
             break
@@ -663,21 +387,21 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
 
     Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or others wait.
     """
-    rng = device.rng_state(run.setup.machine)
+    rng = recovery.random_state(run)
     while True:
         num = num_micro_batches or run.accumulation
         try:
-            return try_step(run, micro_batches(run, num), num)
-        except (Abandoned, TokensChanged):
-            undo(run, rng)
+            return try_step(run, recovery.micro_batches(run, num), num)
+        except recovery.GIVEN_UP:
+            recovery.undo(run, rng)
             raise
         except (RuntimeError, MemoryError) as error:
-            if not can_shrink(run, error):
+            if not recovery.can_shrink(run, error):
                 raise
-        shrink(run, rng)  # not in the except clause: there the error holds the tensors of the failed step
+        recovery.shrink(run, rng)  # not in the except clause: there the error holds the tensors of the failed step
 
 
-def try_step(run: Run, batches: Iterable[data.Batch], num: int) -> StepResult:
+def try_step(run: Run, batches: Iterable[Batch], num: int) -> StepResult:
     """The step on num micro-batches, which have the same number of targets: their mean loss is that of the step.
 
     A loss or norm that is not finite leaves weights and optimizer state as they are.
@@ -716,15 +440,15 @@ def log(run: Run, checkpointer: Checkpointer, monitor: Monitor, at_once: bool = 
     for logged in monitor.arrived(at_once):
         run.state.skipped_steps += logged.skipped
         monitor.log_step(logged)
-        if logged.skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
-            raise diverged(f"loss or gradient not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row up to step "
-                           f"{logged.step:,}; none was applied", run.setup.recipe, checkpointer)
+        if logged.skipped_in_a_row >= recovery.MOST_SKIPPED_IN_A_ROW:
+            raise recovery.diverged(f"loss or gradient not finite in {logged.skipped_in_a_row} steps in a row up to "
+                                    f"step {logged.step:,}; none was applied", run.setup.recipe, checkpointer)
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
     """Before the first step: the loss of the weights of --init_from, or the validation that a run ended without."""
     state, recipe, out = run.state, run.setup.recipe, run.setup.out
-    if run.setup.args.init_from and state.step == 0 and (found := validator.measure(run.model, run.batch_size)):
+    if run.setup.args.init_from and state.step == 0 and (found := validator.measure()):
         out.say(f"validation before the first step | loss {found.nats:.4f}")
     monitor.show_bar()
     if state.validated_step < state.step and (
@@ -737,7 +461,7 @@ def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, m
 def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> bool:
     """Measures the validation loss and counts it; true if it is the best so far."""
     state = run.state
-    found = validator.measure(run.model, run.batch_size)
+    found = validator.measure()
     if found is None:  # without validation tokens; or after a signal, and a resumed run validates this step
         return False
     is_best = found.is_finite and (state.best_val_loss is None or found.nats < state.best_val_loss)
@@ -750,55 +474,16 @@ def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor
     return is_best
 
 
-# ---------------------------------------------------------------- the ends of a run
-
-
-def nothing_is_left(args: argparse.Namespace, state: TrainState, recipe: Recipe, corpus: Corpus, deadline: Deadline,
-                    runtime: Runtime) -> bool:
-    """True, and said, if a resumed run is at its end; false if only its last validation is missing there."""
-    out = runtime.out
-    if state.step < recipe.total_steps and not deadline.is_near(0):
-        return False
-    out.say(describe_finished(args, state, recipe))
-    is_validated = corpus.val is None or state.validated_step == state.step
-    if is_validated or state.step != recipe.total_steps or args.dry_run:
-        runtime.processes.agree(lambda: catch_up(args, state.step, state.best_step, out))
-        return True
-    out.say("its last validation is missing and follows now")
-    return False
-
-
 def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> int:
     """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
-    setup, seconds, signals = run.setup, monitor.seconds, run.setup.runtime.signals
-    signals.hear(int(setup.processes.largest(signals.number or 0)))
+    seconds, signals = monitor.seconds, run.setup.runtime.signals
+    signals.hear(int(run.setup.processes.largest(signals.number or 0)))
     is_saved = checkpointer.finish()
-    monitor.close(seconds, run.compile_seconds, is_saved)
+    monitor.close(seconds, is_saved)
     if run.state.step and not is_saved:
-        last = checkpointer.last_good()
-        raise UserError(Exit.MACHINE, f"the last state could not be saved in {printable(setup.args.output_dir)}. Free "
-                                      f"{size(checkpointer.plan.checkpoint_bytes)} and "
-                                      f"{f'resume from {last}' if last else 'start again: no checkpoint was saved'}.")
+        raise recovery.not_saved(run, checkpointer)
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if signals.number is None else 128 + signals.number
-
-
-def dry_run(run: Run, pace: Pace, validator: Validator, checkpointer: Checkpointer) -> int:
-    """What all steps that are left will take, by those that were measured; writes nothing."""
-    setup, validation_seconds = run.setup, 0.0
-    clock = setup.runtime.clock
-    with setup.out.phase("a validation"):
-        for _ in range(2 if validator.has_tokens else 0):  # the first one is cold, or compiles, and does not count
-            clock.start()
-            validator.measure(run.model, run.batch_size, most_windows=run.batch_size)
-            validation_seconds = clock.lap() * validator.num_batches_left(run.state.step, run.batch_size)
-        checkpointer.reserve()  # as the first save of the run does
-
-    tokens_per_second = setup.recipe.samples_per_step * setup.config.seq_length / pace.step
-    utilization = percent(mfu(tokens_per_second, setup.config, setup.runtime))
-    lines = describe_dry_run(setup, pace, run.state.step, validation_seconds, utilization)
-    setup.out.say("\n".join(lines))
-    return Exit.DONE
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from common.files import write_whole
 from common.words import printable, several
 from machine import device
 from model import SIZES, GPTConfig
+from planning.inputs import find_corpus
 from tokens.layouts import native_dtype
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
-from training.starting import find_corpus
 
 ROWS = 1024  # texts that are drawn side by side
 

@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
-from common.errors import UserError
+from common.errors import Exit, UserError
+from common.words import percent
 from machine import device
 from machine.memory import release_memory
-from machine.processes import ALONE, Processes
-from planning.plan import Pace, Plan
+from planning.plan import Pace, Plan, describe_dry_run
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 from planning.schedules import learning_rate_at
 from tokens.watch import TokensChanged
-from training.state import Run, StepResult, TrainState
+from training.checkpointing import Checkpointer
+from training.state import Run, Setup, StepResult, TrainState
+from training.validation import Validator
+from watching.monitor import mfu
 
 WARM_STEPS = 3  # that are measured at least, after a cold one
 MEASURING_SHARE, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes that may go into measuring, and at most
@@ -174,10 +177,31 @@ class Deadline:
                 f"schedule: --resume_from auto --max_minutes {more}")
 
 
-def plan_until(deadline: Deadline, args: argparse.Namespace, plan: Plan, choose: Callable[[int], Recipe], pace: Pace,
-               steps_done: int, processes: Processes = ALONE) -> Plan:
-    """The plan with the horizon that the deadline allows; choose(horizon) makes its recipe."""
-    within = recipe_within(processes.agree(lambda: deadline.seconds_to_plan), args, plan, pace, steps_done)
-    recipe = replace(choose(within.total_steps), batch_size=within.batch_size, accumulation=within.accumulation,
-                     eval_tokens=within.eval_tokens)
-    return replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args.output, recipe))
+def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
+    """The setup with the horizon that the deadline allows, where that is still to be planned."""
+    if not deadline.is_open or setup.recipe_until is None:
+        return setup
+    args, plan = setup.args, setup.plan
+    within = recipe_within(setup.processes.agree(lambda: deadline.seconds_to_plan), args, plan, pace, steps_done)
+    recipe = replace(setup.recipe_until(within.total_steps), batch_size=within.batch_size,
+                     accumulation=within.accumulation, eval_tokens=within.eval_tokens)
+    return replace(setup, plan=replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args.output, recipe)))
+
+
+# ---------------------------------------------------------------- --dry_run
+
+
+def dry_run(run: Run, pace: Pace, validator: Validator, checkpointer: Checkpointer) -> int:
+    """What all steps that are left will take, by those that were measured; writes nothing."""
+    setup, clock, validation_seconds = run.setup, run.setup.runtime.clock, 0.0
+    with setup.out.phase("a validation"):
+        for _ in range(2 if validator.has_tokens else 0):  # the first one is cold, or compiles, and does not count
+            clock.start()
+            validator.measure(most_windows=run.batch_size)
+            validation_seconds = clock.lap() * validator.num_batches_left()
+        checkpointer.reserve()  # as the first save of the run does
+
+    tokens_per_second = setup.recipe.samples_per_step * setup.config.seq_length / pace.step
+    utilization = percent(mfu(tokens_per_second, setup.config, setup.runtime))
+    setup.out.say("\n".join(describe_dry_run(setup, pace, run.state.step, validation_seconds, utilization)))
+    return Exit.DONE

@@ -29,7 +29,6 @@ from common.files import named_in, read_bytes, rename, write_all
 from common.progress import Progress
 from common.words import duration, printable, several, shell_word, size
 from training.cooldown import left_decays, plateau_of, set_aside
-from training.starting import delete_other_runs, is_same_folder
 
 BLOCK_BYTES = 2**24  # copied, and the disk waited for, at a time: a network's would otherwise take all at the end
 PART = ".mirror-part"  # a file that is no checkpoint's, while it is copied
@@ -434,3 +433,15 @@ def catch_up(args: argparse.Namespace, step: int, best_step: int, out: Progress)
     mirror.start()
     mirror.wants(Keeping(step, args.keep_checkpoints, frozenset((best_step,))))
     mirror.close()
+
+
+def is_same_folder(path: str, other: str) -> bool:
+    """True for two names of one folder, which need not exist."""
+    return Path(path).resolve() == Path(other).resolve()
+
+
+def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
+    """Deletes the checkpoints of other runs in the output folder, as --overwrite requests."""
+    for other in find.not_leading_to(output_dir, resumed, step):
+        out.say(f"overwrite   deleting {printable(str(other))}")
+        shutil.rmtree(other, ignore_errors=True)

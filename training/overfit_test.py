@@ -30,27 +30,6 @@ KEPT_POSITIONS = 8  # whose loss must not depend on any later token
 ROUNDING = 1e-3  # nats
 
 
-class FewWindows:
-    """The windows of the first num samples of others, and then the same ones again, without end."""
-
-    def __init__(self, windows: data.Windows, num: int):
-        self.seq_length, self.dtype, self.may_wait_for_disk = windows.seq_length, windows.dtype, False
-        self._windows, self.windows_per_epoch = windows, num
-
-    def rows(self, first: int, num: int) -> data.Rows:
-        """The windows of samples first to first + num - 1: no batch reaches beyond the last one."""
-        return self._windows.rows(first % self.windows_per_epoch, num)
-
-
-def few_windows(windows: data.Windows, num_batches: int, recipe: Recipe) -> FewWindows:
-    """The windows of as many steps. Raises UserError (exit 2) where an epoch has fewer."""
-    there = max(1, windows.windows_per_epoch // recipe.samples_per_step)
-    if num_batches > there:
-        raise UserError(Exit.FLAGS, f"--overfit {num_batches:,}: the corpus has {several(there, 'batch')} of "
-                                    f"{several(recipe.samples_per_step, 'sequence')}. Lower it.")
-    return FewWindows(windows, num_batches * recipe.samples_per_step)
-
-
 def least_loss(rows: np.ndarray) -> float:
     """The mean loss in nats below which no network that sees the past alone can come, of windows [R, T + 1]."""
     nats, before = 0.0, np.zeros(len(rows), np.int64)  # equal numbers: the same beginning

@@ -1,4 +1,4 @@
-"""The parts of a run that a benchmark may replace by naive ones; every user's run has the defaults."""
+"""The parts of a run, and how they are put together: the model, its optimizer and loss scaler, the batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 import torch
 
 import data
+from common.errors import Exit, UserError
+from common.words import several
 from ops.attention import Attention, causal_attention
+from training.decisions import Decisions
+from training.fused import adamw_for
+from training.optimizers import dtype_of_products, parameter_groups
+from training.parallel import build
+from training.state import Run, Setup, TrainState
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Each is called like its default."""
+    """What a benchmark may replace by naive parts, each called like its default; every user's run has the defaults."""
 
     batches: type[Any] = data.Batches
     attention: Attention = causal_attention
@@ -22,3 +29,45 @@ class Parts:
 
 
 FAST = Parts()
+
+
+def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
+    """The model as the seed makes it, with its optimizer and loss scaler, and the batches it learns from."""
+    args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
+    recipe, kind = plan.recipe, plan.kind
+    with setup.out.phase("building the model"):
+        torch.manual_seed(args.seed)
+        model, parallel = build(plan.config, plan.options, plan.memory.strategy, setup.processes, machine,
+                                recipe.init_std, machine.compile and args.compile_mode == "reduce-overhead")
+        lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
+        groups = parameter_groups(model, kind, recipe.weight_decay, lr_scale)
+        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2),
+                               adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
+        scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
+    with setup.out.phase("loading the tokens"):
+        windows = data.CorpusWindows(corpus.train, plan.where, plan.config.seq_length, args.seed, machine.device,
+                                     corpus.shares)
+        drawn_from = few_windows(windows, args.overfit, recipe.samples_per_step) if args.overfit else windows
+        batches = parts.batches(drawn_from, plan.at_a_time, machine.device, setup.processes)
+    return Run(setup, model, optimizer, scaler, parallel, Decisions(setup.processes), batches, state)
+
+
+class FewWindows:
+    """The windows of the first num samples of others, and then the same ones again, without end."""
+
+    def __init__(self, windows: data.Windows, num: int):
+        self.seq_length, self.dtype, self.may_wait_for_disk = windows.seq_length, windows.dtype, False
+        self._windows, self.windows_per_epoch = windows, num
+
+    def rows(self, first: int, num: int) -> data.Rows:
+        """The windows of samples first to first + num - 1: no batch reaches beyond the last one."""
+        return self._windows.rows(first % self.windows_per_epoch, num)
+
+
+def few_windows(windows: data.Windows, num_batches: int, samples_per_step: int) -> FewWindows:
+    """The windows of so many steps, for --overfit. Raises UserError (exit 2) where an epoch has fewer."""
+    there = max(1, windows.windows_per_epoch // samples_per_step)
+    if num_batches > there:
+        raise UserError(Exit.FLAGS, f"--overfit {num_batches:,}: the corpus has {several(there, 'batch')} of "
+                                    f"{several(samples_per_step, 'sequence')}. Lower it.")
+    return FewWindows(windows, num_batches * samples_per_step)

@@ -40,6 +40,14 @@ class Abandoned(Exception):
     """A step was given up in its middle because a signal came and the step would take too long."""
 
 
+GIVEN_UP = (Abandoned, TokensChanged)  # a step that ends the run, once it is undone
+
+
+def random_state(run: Run) -> dict[str, torch.Tensor]:
+    """The state of the random-number generators, to which undo() and shrink() go back."""
+    return device.rng_state(run.setup.machine)
+
+
 def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
     """The first num micro-batches of the next step. Raises Abandoned between two of them where a signal would wait."""
     runtime, state, args = run.setup.runtime, run.state, run.setup.args
@@ -95,16 +103,18 @@ def shrink(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
         f"out of memory in step {run.state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
         f"{run.batch_size} x {several(run.accumulation, 'micro-batch')}, the same samples a step{again}. Next time "
         f"give --batch_size {run.batch_size} --gradient_accumulation_steps {run.accumulation}, or --batch_size auto.")
-    if setup.machine.compile:
-        with setup.runtime.clock.pause():
-            compile_step(run)
+    with setup.runtime.clock.pause():
+        compile_run(run)
 
 
 # ---------------------------------------------------------------- compiling
 
 
-def compile_step(run: Run) -> None:
-    """Compiles a step on the next batch, changing nothing; if it fails, one warning, then eager."""
+def compile_run(run: Run) -> None:
+    """Compiles a step, if the machine does, on the next batch, changing nothing; if it fails, one warning, then eager.
+    """
+    if not run.setup.machine.compile:
+        return
     machine, out = run.setup.machine, run.setup.out
     rng, started = device.rng_state(machine), time.perf_counter()
     batch = run.batches.get(run.state.samples_seen, 0)
@@ -214,3 +224,11 @@ def diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError
     again = "Resume" if last else "Start again"
     return UserError(Exit.DIVERGED, f"{what}. {there}. {again} with half the --learning_rate "
                                     f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
+
+
+def not_saved(run: Run, checkpointer: Checkpointer) -> UserError:
+    """The error (exit 5) of a run whose last state could not be saved."""
+    last = checkpointer.last_good()
+    return UserError(Exit.MACHINE, f"the last state could not be saved in {printable(run.setup.args.output_dir)}. Free "
+                                   f"{size(checkpointer.plan.checkpoint_bytes)} and "
+                                   f"{f'resume from {last}' if last else 'start again: no checkpoint was saved'}.")

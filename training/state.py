@@ -5,7 +5,7 @@ Functions that decide nothing and change nothing take the part that they read; w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,10 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is decided once, before the first step. resumed is the checkpoint to resume from, with its state."""
+    """What is decided once, before the first step. resumed is the checkpoint to resume from, with its state.
+
+    recipe_until is the recipe for another last step, None where there is no choice.
+    """
 
     args: Flags
     runtime: Runtime
@@ -59,6 +62,7 @@ class Setup:
     sizing: Sizing | None
     resumed: Found | None
     plan: Plan
+    recipe_until: Callable[[int], Recipe] | None = None
 
     @property
     def recipe(self) -> Recipe:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 import data
-from architectures.table import ModelConfig, Network
+from architectures.table import Network
 from common.errors import UserError
 from common.words import printable_text
 from generation.sampling import sample
 from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from ops.shards import let_go
-from planning.recipe import Recipe
-from tokens.corpus import Corpus, Share
+from tokens.corpus import Share
 from tokens.tokenizer import bytes_per_id, load_tokenizer
-from training.state import Runtime
+from training.state import Run
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -122,74 +120,65 @@ def evaluate(model: Network, batches_of_each: Iterable[Iterable[data.Batch]], sh
 class Validator:
     """Measures a run's model on its validation windows, always the same ones, and shows samples of its text."""
 
-    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, corpus: Corpus, runtime: Runtime,
-                 should_stop: Callable[[], bool]):
-        """should_stop says, the same in all processes, that a validation is to be given up."""
+    def __init__(self, run: Run):
+        setup = run.setup
+        corpus, config, self._device = setup.corpus, setup.config, setup.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
+        self._run, self._setup = run, setup
         self._shares = [share for share in corpus.shares if share.corpus.val]
-        self._tokens = [data.Tokens(stream, "mmap", runtime.machine.device) for stream in corpus.validations]
-        self._args, self._recipe, self._config, self._end_id = args, recipe, config, corpus.end_of_text_id
-        self._runtime, self._should_stop = runtime, should_stop
-
+        self._tokens = [data.Tokens(stream, "mmap", self._device) for stream in corpus.validations]
         lengths = bytes_per_id(self.tokenizer, config.vocab_size) if self.tokenizer else None
-        self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(runtime.machine.device)
+        self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(self._device)
 
     @property
     def has_tokens(self) -> bool:
         return bool(self._tokens)
 
-    def measure(self, model: Network, batch_size: int, most_windows: int | None = None) -> ValidationLoss | None:
+    def measure(self, most_windows: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
-        The windows are those of the recipe, or as few as most_windows, whatever batch_size is.
+        The windows are those of the recipe, or as few as most_windows, whatever the micro-batch is.
         """
         if not self._tokens:
             return None
-        most = self._num_windows(most_windows or self._recipe.eval_windows(self._config))
-        batches = (self._batches(tokens, batch_size, num) for tokens, num in zip(self._tokens, most, strict=True))
-        with self._runtime.out.phase("validating"), self._runtime.clock.pause():
-            return evaluate(model, batches, self._shares, self._byte_lengths_V, self._runtime.machine.autocast,
-                            self._should_stop, self._runtime.processes)
+        run, setup = self._run, self._setup
+        signals, machine, processes = setup.runtime.signals, setup.machine, setup.processes
+        most = self._num_windows(most_windows)
+        batches = (data.validation_batches(tokens, setup.config.seq_length, run.batch_size, num, processes)
+                   for tokens, num in zip(self._tokens, most, strict=True))
+        on_device = (((x.to(self._device), y.to(self._device)) for x, y in each) for each in batches)
+        with setup.out.phase("validating"), setup.runtime.clock.pause():
+            return evaluate(run.model, on_device, self._shares, self._byte_lengths_V, machine.autocast,
+                            lambda: run.decisions.agree_now("stop", signals.number is not None), processes)
 
-    def _batches(self, tokens: data.Tokens, batch_size: int, most_windows: int) -> Iterator[data.Batch]:
-        """This process's validation batches, on the device."""
-        device, processes = self._runtime.machine.device, self._runtime.processes
-        for inputs_BT, targets_BT in data.validation_batches(tokens, self._config.seq_length, batch_size, most_windows,
-                                                             processes):
-            yield inputs_BT.to(device), targets_BT.to(device)
+    def num_batches_left(self) -> int:
+        """How many micro-batches all validations that are left have together."""
+        recipe, world_size = self._setup.recipe, self._setup.processes.world_size
+        each = sum(-(-num // (self._run.batch_size * world_size)) for num in self._num_windows())
+        return recipe.num_validations(self._run.state.step) * each
 
-    def num_batches_left(self, step: int, batch_size: int) -> int:
-        """How many micro-batches all validations after this step have together."""
-        steps, every = self._recipe.total_steps, self._recipe.eval_interval
-        num_windows = self._num_windows(self._recipe.eval_windows(self._config))
-        num_batches = sum(-(-num // (batch_size * self._runtime.processes.world_size)) for num in num_windows)
-        return (steps // every - step // every + bool(steps % every)) * num_batches
+    def _num_windows(self, most: int | None = None) -> list[int]:
+        """How many windows are measured of each corpus, `most` together, or as many as the recipe says."""
+        config, recipe = self._setup.config, self._setup.recipe
+        return data.shared_windows([tokens.length for tokens in self._tokens], config.seq_length,
+                                   most or recipe.eval_windows(config))
 
-    def _num_windows(self, most: int) -> list[int]:
-        """How many windows are measured of each corpus, `most` together."""
-        return data.shared_windows([tokens.length for tokens in self._tokens], self._config.seq_length, most)
-
-    def sample(self, model: Network, step: int) -> str | None:
+    def sample(self) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
         if self.tokenizer is None:
             return None
+        model, setup, step = self._run.model, self._setup, self._run.state.step
         prompt: list[int] = self.tokenizer.encode("\n", add_special_tokens=False).ids
         ids: list[int] = []
-        signals = self._runtime.signals
-        with self._runtime.out.phase("sampling"), self._runtime.clock.pause():
+        signals = setup.runtime.signals
+        with setup.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
-                ids += sample(model, prompt, SAMPLE_TOKENS, self._args.seed + step, self._end_id,
+                ids += sample(model, prompt, SAMPLE_TOKENS, setup.args.seed + step, setup.corpus.end_of_text_id,
                               should_stop=lambda: signals.number is not None)
             model.train()
-        if signals.number is not None:
-            return None
-        return printable_text(self.tokenizer.decode(ids)).strip()
+        return None if signals.number is not None else printable_text(self.tokenizer.decode(ids)).strip()
 
     def tokenizer_json(self) -> str | None:
         """The tokenizer as a checkpoint stores it."""
         return self.tokenizer.to_str() if self.tokenizer else None
-
-    def vocabulary(self) -> dict[str, Any] | None:
-        """Every token with its id."""
-        return {**self.tokenizer.get_vocab()} if self.tokenizer else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections import deque
@@ -16,9 +15,8 @@ from common.words import duration, percent, printable, shell_word, size
 from machine.memory import peak_memory
 from machine.pinned import to_host
 from machine.timing import Mark
-from planning.recipe import Recipe
 from planning.schedules import learning_rate_at
-from training.state import Runtime, StepResult, TrainState
+from training.state import Run, Runtime, StepResult
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
 from watching.history import BITS_OF, VAL_LOSS_OF
@@ -70,17 +68,17 @@ class _OnTheWay:
 class Monitor:
     """Prints and records a run; every warning and every piece of advice once."""
 
-    def __init__(self, args: argparse.Namespace, recipe: Recipe, config: ModelConfig, state: TrainState,
-                 trackers: Trackers, runtime: Runtime):
-        self.state = state
-        self._args, self._recipe, self._config = args, recipe, config
+    def __init__(self, run: Run, trackers: Trackers):
+        setup, runtime = run.setup, run.setup.runtime
+        self.state, self._run = run.state, run
+        self._args, self._recipe, self._config = setup.args, setup.recipe, setup.config
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
-        self._curve = LossCurve(math.log(config.vocab_size), recipe.usual_learning_rate)
+        self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.usual_learning_rate)
         self._overfitting = OverfittingWatch()
         self._last_val_loss: float | None = None
-        self._first_step = self._last_logged = state.step
+        self._first_step = self._last_logged = run.state.step
         self._last_loss = math.nan
         self._results: list[StepResult] = []  # since the last logged step
         self._num_counted = 0  # of them, by count_skipped
@@ -113,10 +111,8 @@ class Monitor:
         """True for the steps that are logged: the same ones whether the run was resumed or not."""
         return step % self._recipe.log_interval == 0 or step in (1, self._recipe.total_steps)
 
-    def add(self, result: StepResult, batch_size: int) -> None:
+    def add(self, result: StepResult) -> None:
         """Takes the figures of the step just done, to be logged once arrived() has them; nobody waits for the device.
-
-        batch_size is the micro-batch in use.
         """
         self._results.append(result)
         if not self.is_logged(self.state.step):
@@ -124,7 +120,7 @@ class Monitor:
         figures = [figure for result in self._results for figure in result.by_name().values()]
         numbers = to_host(torch.stack(figures).view(len(self._results), -1))
         self._on_the_way.append(_OnTheWay(list(result.by_name()), numbers, self._num_counted, self.state.step,
-                                          self.state.samples_seen, batch_size, self._clock.mark()))
+                                          self.state.samples_seen, self._run.batch_size, self._clock.mark()))
         self._results, self._num_counted = [], 0
 
     def count_skipped(self) -> int:
@@ -290,9 +286,9 @@ class Monitor:
         """Of this start, everything included."""
         return self.seconds / max(1, self.state.step - self._first_step)
 
-    def close(self, seconds: float, compile_seconds: float | None, is_saved: bool) -> None:
+    def close(self, seconds: float, is_saved: bool) -> None:
         """Ends the bar and prints the closing block."""
-        state, machine = self.state, self._machine
+        state, machine, compile_seconds = self.state, self._machine, self._run.compile_seconds
         self._out.end_bar()
         self._close_trackers(is_done=self._runtime.signals.number is None)
         self._out.close()

@@ -1,12 +1,11 @@
 """The starts of a run and how each ended, in starts.jsonl: what was planned, on which machine, with which flags.
 
-It is written for a run's report alone: no command needs it to go on. A start at step 0, or from a checkpoint of another
-folder, begins the file again. A start without an end was killed.
+No command needs it to go on: a run's page shows it, and a job script reads how the last start ended. A start at step 0,
+or from a checkpoint of another folder, begins the file again. A start without an end was killed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -22,9 +21,9 @@ from common.errors import warn
 from common.files import append_line
 from machine.memory import peak_memory, total_memory, total_ram
 from planning.memory import predicted_peak
-from planning.plan import Pace, Plan, describe_plan, doubts
+from planning.plan import Pace, describe_plan, doubts
 from training.starting import Settings
-from training.state import Run, Runtime, TrainState
+from training.state import Run
 from watching.history import STARTS
 
 
@@ -34,63 +33,48 @@ def recorded_start(run: Run, pace: Pace, settings: Settings) -> Iterator[None]:
 
     Only the first of several processes writes.
     """
-    setup, state = run.setup, run.state
-    args, plan, runtime = setup.args, setup.plan, setup.runtime
+    setup, state, machine = run.setup, run.state, run.setup.machine
     if not setup.processes.is_first:
         yield
         return
-    folder, resumed = Path(args.output_dir), setup.resumed[0] if setup.resumed else None
-    goes_on = resumed is not None and state.step > 0 and resumed.resolve().parent == folder.resolve()
-    words = {"lines": describe_plan(setup),
-             "warnings": [*setup.machine.warnings, *setup.corpus.notes, *doubts(setup)]}
-    start = {"event": "start", "time": time.time(), "step": state.step, "total_steps": plan.recipe.total_steps,
-             "plan": _figures(plan, pace, state.step), "machine": _machine(runtime, settings),
-             "flags": settings["flags"], "reasons": _reasons(plan), **words}
-    if not goes_on:
+    file = Path(setup.args.output_dir) / STARTS
+    if not (setup.resumed and state.step > 0 and setup.resumed[0].resolve().parent == file.parent.resolve()):
         with contextlib.suppress(OSError):
-            (folder / STARTS).unlink(missing_ok=True)
-    _append(folder / STARTS, start)
+            file.unlink(missing_ok=True)
+    plan, config = setup.plan, setup.config
+    memory = {"device_memory_bytes": total_memory(machine), "cuda": torch.version.cuda} if machine.on_gpu else {}
+    _append(file, {
+        "event": "start", "time": time.time(), "step": state.step, "total_steps": setup.recipe.total_steps,
+        "plan": {"step_seconds": pace.step, "seconds": pace.seconds(setup.recipe, state.step),
+                 "memory_bytes": predicted_peak(config, plan.at_a_time, plan.memory),
+                 "disk_bytes": plan.saving.disk_bytes, "checkpoint_bytes": plan.saving.checkpoint_bytes,
+                 "tokens_per_step": setup.recipe.samples_per_step * config.seq_length,
+                 "parameters": config.num_parameters, "flops_per_token": config.flops_per_token,
+                 "passes": setup.recipe.passes},
+        "machine": {**settings["environment"], **memory, "ram_bytes": total_ram(), "cpus": os.cpu_count(),
+                    "python": platform.python_version(), "system": platform.platform(terse=True)},
+        "flags": settings["flags"],
+        "reasons": {reason.split(" ")[0]: reason.partition(": ")[2] for reason in setup.recipe.reasons},
+        "lines": describe_plan(setup),
+        "warnings": [*machine.warnings, *setup.corpus.notes, *doubts(setup)]})
     how = "error"
     try:
         yield
-        how = _ending(args, plan, state, runtime)
+        how = _ending(run)
     except BaseException as error:
         how = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise
     finally:
-        end = {"event": "end", "time": time.time(), "step": state.step, "how": how,
-               "peak_memory_bytes": peak_memory(runtime.machine)}
-        _append(folder / STARTS, end)
+        _append(file, {"event": "end", "time": time.time(), "step": state.step, "how": how,
+                       "peak_memory_bytes": peak_memory(machine)})
 
 
-def _figures(plan: Plan, pace: Pace, steps_done: int) -> dict[str, float]:
-    """What the plan says of time, memory and disk, in seconds and bytes; those of the run are of the steps left."""
-    recipe, config = plan.recipe, plan.config
-    return {"step_seconds": pace.step, "seconds": pace.seconds(recipe, steps_done),
-            "memory_bytes": predicted_peak(config, plan.at_a_time, plan.memory),
-            "disk_bytes": plan.saving.disk_bytes, "checkpoint_bytes": plan.saving.checkpoint_bytes,
-            "tokens_per_step": recipe.samples_per_step * config.seq_length, "parameters": config.num_parameters,
-            "flops_per_token": config.flops_per_token, "passes": recipe.passes}
-
-
-def _machine(runtime: Runtime, settings: Settings) -> dict[str, Any]:
-    """What the run runs on, and the releases of what computes it."""
-    is_cpu = runtime.machine.device.type == "cpu"
-    memory = {} if is_cpu else {"device_memory_bytes": total_memory(runtime.machine), "cuda": torch.version.cuda}
-    return {**settings["environment"], **memory, "ram_bytes": total_ram(), "cpus": os.cpu_count(),
-            "python": platform.python_version(), "system": platform.platform(terse=True)}
-
-
-def _reasons(plan: Plan) -> dict[str, str]:
-    """Why each default has its value, by the name of its flag."""
-    return {reason.split(" ")[0]: reason.partition(": ")[2] for reason in plan.recipe.reasons}
-
-
-def _ending(args: argparse.Namespace, plan: Plan, state: TrainState, runtime: Runtime) -> str:
+def _ending(run: Run) -> str:
     """How a run ended that no error ended: 'finished', or what stopped it before its last step."""
-    if runtime.signals.number is not None:
-        return f"stopped by {runtime.signals.name}"
-    if state.step >= plan.recipe.total_steps:
+    args, state, signals = run.setup.args, run.state, run.setup.runtime.signals
+    if signals.number is not None:
+        return f"stopped by {signals.name}"
+    if state.step >= run.setup.recipe.total_steps:
         return "finished"
     return "--patience" if args.patience and state.validations_without_gain >= args.patience else "--max_minutes"
 
@@ -99,4 +83,4 @@ def _append(path: Path, fields: dict[str, Any]) -> None:
     try:
         append_line(path, json.dumps(fields).encode())
     except OSError as error:
-        warn(f"{path.name}: {error.strerror}; the report of this run will lack its {fields['event']}")
+        warn(f"{path.name}: {error.strerror}; its page will lack this {fields['event']}")

@@ -92,7 +92,7 @@ def test_where_the_gpu_serves_one_process_at_a_time_the_micro_batch_is_computed(
     with pytest.raises(HeldByAnother):
         run_trial(command, 3, Signals())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("train.trial_command", lambda *_: command)
+    monkeypatch.setattr("planning.setup.trial_command", lambda *_: command)
     monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 40)
     code, text = run("--max_steps", "1", "--seq_length", "8", "--batch_size", "auto")
     assert code == 0

@@ -48,7 +48,7 @@ MATRIX = {  # flags: processes and machines
 }
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PHASES = {  # a function and the number of the call that begins the phase, in a run that goes on from step 10 of 40
-    "checking the tokens": ("training.starting:open_corpus", 1),
+    "checking the tokens": ("planning.inputs:open_corpus", 1),
     "verifying the checkpoint": ("checkpoint.find:verify", 1),
     "measuring a step": (STEP, 2),
     "first step": (STEP, MEASURED + 1),

@@ -13,12 +13,12 @@ import data
 import train
 from common.errors import Exit, UserError
 from common.files import sha256_of
+from planning.inputs import find_corpus
 from tests.helpers.token_files import ids_in
 from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors, trained
 from tokens.corpus import Corpus
 from tokens.mixture import share_in_words
 from training.parts import Parts
-from training.starting import find_corpus
 from training.validation import LossSums, mean_by_weight
 
 

@@ -1,7 +1,6 @@
 """The validation loss against a plain loop."""
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -18,7 +17,6 @@ import torch.nn.functional as F
 import data
 import train
 from common.errors import Exit, UserError
-from common.progress import Progress
 from machine.processes import Processes
 from model import GPTConfig
 from ops.loss import IGNORED
@@ -143,11 +141,13 @@ def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, 
     state = TrainState(step=9, best_val_loss=0.1, best_step=5, validations_without_gain=2)
     corpus: Any = SimpleNamespace(val="tokens", validations=[SimpleNamespace(length=1000)], val_identity="a")
     stored = {"settings": settings, "data": {} if val_sha256 is None else {"val_sha256": val_sha256}}
-    printed = io.StringIO()
-    with contextlib.closing(Progress(printed)) as out:
-        forget_best_on_other_tokens(stored, state, recipe(eval_tokens=40), GPTConfig(70, 8, 1, 2, 16), corpus, out)
+    said: list[str] = []
+    setup: Any = SimpleNamespace(corpus=corpus, recipe=recipe(eval_tokens=40), config=GPTConfig(70, 8, 1, 2, 16),
+                                 stored=stored, out=SimpleNamespace(say=said.append))
+    run: Any = SimpleNamespace(setup=setup, state=state)
+    forget_best_on_other_tokens(run)
     assert (state.best_val_loss is None) == forgotten
-    assert ("0.1000 at step 5, does not count any more" in printed.getvalue()) == forgotten
+    assert ("0.1000 at step 5, does not count any more" in "".join(said)) == forgotten
 
 
 def test_a_resumed_dry_run_tells_what_is_left_and_writes_nothing(run):

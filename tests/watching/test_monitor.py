@@ -262,9 +262,10 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         runtime: Any = SimpleNamespace(machine=machine, out=None, clock=clock, gauge=Gauge(machine))
         args: Any = SimpleNamespace()
         recipe: Any = SimpleNamespace(usual_learning_rate=1.0, log_interval=1, total_steps=4)
-        config: Any = SimpleNamespace(vocab_size=9)
+        setup = SimpleNamespace(args=args, recipe=recipe, config=SimpleNamespace(vocab_size=9), runtime=runtime)
+        run: Any = SimpleNamespace(setup=setup, state=state, batch_size=7)
         trackers: Any = SimpleNamespace(rows=[])
-        return Monitor(args, recipe, config, state, trackers, runtime)
+        return Monitor(run, trackers)
 
     seen = []
     on_gpu, on_cpu = monitor_on("cuda"), monitor_on("cpu")
@@ -272,7 +273,7 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         state.step = step
         result = StepResult(*torch.tensor([step, 0.5, step == 2]), extra={"entropy": torch.tensor(2.0 * step)})
         for monitor in (on_gpu, on_cpu):
-            monitor.add(result, 7)
+            monitor.add(result)
         assert [logged.step for logged in on_cpu.arrived(at_once=False)] == [step]
         SlowMark.waited.clear()
         seen.append([(logged.step, *logged.figures.items(), logged.skipped, logged.skipped_in_a_row, logged.batch_size)

@@ -41,4 +41,4 @@ def test_an_error_that_ends_the_run_is_recorded(run, monkeypatch):
 def test_a_full_disk_costs_the_line_and_not_the_run(tmp_path, capsys):
     (tmp_path / STARTS).mkdir()
     starts._append(tmp_path / STARTS, {"event": "end"})
-    assert "starts.jsonl: Is a directory; the report of this run will lack its end" in capsys.readouterr().err
+    assert "starts.jsonl: Is a directory; its page will lack this end" in capsys.readouterr().err

@@ -1,0 +1,322 @@
+"""What a run begins with: the terminal, the machine, the tokens, the model's shape, the checkpoint to resume from.
+
+All of it is checked before anything is decided, and all problems that do not depend on each other are told together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import data
+from architectures.table import ModelConfig
+from checkpoint import find, load
+from checkpoint.folder import owned
+from checkpoint.verify import manifest_sha256
+from common.errors import Exit, InvalidCheckpoint, Problems, UserError
+from common.files import cache_folder
+from common.flags import Flags, having
+from common.progress import Progress
+from common.ranks import speaks
+from common.signals import Signals
+from common.transcript import Transcript
+from common.words import printable, several
+from hub.download import with_models_here
+from hub.names import is_on_hub
+from machine import device
+from machine.backends import NVIDIA
+from machine.device import Machine
+from machine.memory import available_ram, free_memory
+from machine.processes import ALONE, Processes, joined, of_environment
+from planning.recipe import choose_config
+from planning.sizing import Sizing, choose_sizing
+from tokens.corpus import Corpus, open_corpus
+from tokens.mixture import check_lengths, in_words, mix
+from tokens.shares import folders_of
+from tokens.tokenizer import TOKENIZER_FILES
+from training.cooldown import before_decay, choose_cooldown
+from training.mirror import check_mirror, is_same_folder, prepare_mirror
+
+NOTHING_LOST = "before the first step; nothing was lost"
+
+# ---------------------------------------------------------------- what a run stands on
+
+
+@dataclass(frozen=True)
+class Session:
+    """The terminal, the signals and the processes of a run; what is held is let go of at its end."""
+
+    out: Progress
+    signals: Signals
+    processes: Processes
+    held: contextlib.ExitStack
+
+
+@contextlib.contextmanager
+def session(args: Flags) -> Iterator[Session]:
+    """While inside, what is printed is kept, signals are heard, and processes can speak with each other."""
+    processes = of_environment()
+    with contextlib.ExitStack() as held:
+        transcript = held.enter_context(Transcript(is_silent=not speaks()))
+        out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
+        signals = held.enter_context(Signals(out.note, can_save=True))
+        signals.at_once = NOTHING_LOST
+        held.enter_context(joined(processes, args.use_gpu))
+        yield Session(out, signals, processes, held)
+
+
+def choose_machine(args: Flags, out: Progress) -> Machine:
+    """The device, its precision and whether to compile, set up for the whole process.
+
+    Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used.
+    """
+    _require_gpu(args)
+    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
+    for warning in device.set_up(machine, cache_folder() / "compiled", args.deterministic, args.dropout):
+        out.warn(warning)
+    return machine
+
+
+def _require_gpu(args: Flags) -> None:
+    if args.use_gpu and (reason := device.why_no_gpu()):
+        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
+
+
+# ---------------------------------------------------------------- what a run is given
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The corpus, the model's size where no flag names it, its shape, the checkpoint to resume from with its state.
+
+    args are the flags, in which models of the hub are the folders that they were fetched to.
+    """
+
+    args: Flags
+    corpus: Corpus
+    sizing: Sizing | None
+    config: ModelConfig
+    resumed: find.Found | None
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The trainer_state.json of the checkpoint, {} for a new run."""
+        return self.resumed[1] if self.resumed else {}
+
+
+def choose_inputs(args: Flags, at: Session) -> Inputs:
+    """Checks what the run is given: in the first process, and then in the others what it has found.
+
+    The output folder stays locked until the session ends. Raises one UserError with all problems.
+    """
+    if args.overfit:  # without what keeps a training loss away from zero on purpose
+        args = having(args, dropout=0.0, label_smoothing=0.0)
+    if is_on_hub(args.init_from):
+        for folder in folders_of(args.data_dir):  # at once, before anything large is fetched
+            _require_folder(args, folder.path)
+        args = with_models_here(args, ["init_from"], at.out)
+    return at.processes.lead(lambda: _check(args, at), _named, lambda named: _follow(args, named))
+
+
+def _check(args: Flags, at: Session) -> Inputs:
+    """What the first process does."""
+    problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
+    out, writes = at.out, not (args.dry_run or args.overfit)
+    if args.config.recorded:
+        but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
+        out.say(f"resume      with the flags in {args.config.recorded}{but}")
+    with problems.catch():
+        _require_gpu(args)
+        if args.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
+            raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
+        if args.activation_checkpointing and args.dropout and not device.drops_the_same(args.use_gpu):
+            raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: on Apple's GPU PyTorch drops "
+                                          "other activations when it computes a block again. Drop one of the flags.")
+    with problems.catch():
+        if writes:
+            at.held.enter_context(owned(Path(args.output_dir)))
+            prepare_mirror(args, out)
+    with problems.catch(), out.phase("checking the tokens"):
+        corpus = find_corpus(args)
+        sizing = choose_sizing(args, corpus)
+        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+        check_lengths(corpus, config.seq_length)
+    with problems.catch():
+        may_resume = writes or args.resume_from or args.cooldown_from
+        resumed = choose_resume(args, out) if may_resume else None
+        if writes:
+            check_mirror(args, resumed)
+        if resumed and corpus and config:
+            config = with_what_no_flag_says(config, resumed[0])
+            find.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
+                            in_words(corpus.shares))
+    problems.stop()
+    assert corpus
+    assert config
+    return Inputs(args, corpus, sizing, config, resumed)
+
+
+def _named(inputs: Inputs) -> tuple[str, dict[str, Any], str] | None:
+    """What the others are told of the checkpoint to resume from: folder, state, manifest's sha256."""
+    if not inputs.resumed:
+        return None
+    folder, state = inputs.resumed
+    return str(folder), state, manifest_sha256(folder)
+
+
+def _follow(args: Flags, named: tuple[str, dict[str, Any], str] | None) -> Inputs:
+    """The same in another process, once the first one has checked it."""
+    corpus = find_corpus(args)
+    sizing = choose_sizing(args, corpus)
+    config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+    if named is None:
+        return Inputs(args, corpus, sizing, config, None)
+    folder, state, sha256 = Path(named[0]), named[1], named[2]
+    find.wait_until_here(folder, sha256)
+    return Inputs(args, corpus, sizing, with_what_no_flag_says(config, folder), (folder, state))
+
+
+# ---------------------------------------------------------------- the checkpoint
+
+
+def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
+    """The config with what the model of a checkpoint has from the weights of others, at which its run began.
+
+    Those are more ids than the corpus has, and what no flag sets: the size of heads, the epsilon of norms.
+    """
+    with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
+        there = load.read_config(folder)
+        if type(there) is type(config):
+            by_flags = {"n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "bias", "tie_weights",
+                        "vocab_size", "seq_length", "dropout"}
+            others = {field.name: getattr(there, field.name) for field in fields(there) if field.name not in by_flags}
+            return replace(config, vocab_size=max(config.vocab_size, there.vocab_size), **others)
+    return config
+
+
+def choose_resume(args: Flags, out: Progress) -> find.Found | None:
+    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
+    output_dir, shown = Path(args.output_dir), printable(args.output_dir)
+    if args.resume_from is not None or args.cooldown_from is not None:
+        with out.phase("verifying the checkpoint"):
+            found = _find_checkpoint(args, output_dir, out)
+        if found is None:
+            out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
+        elif not find.is_inside(found[0], output_dir):
+            _check_no_stranger(output_dir)
+        return found
+    _check_no_stranger(output_dir)
+    if args.overwrite and args.init_from and find.is_inside(Path(args.init_from), output_dir):
+        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
+                                    "--init_from. Give another --output_dir.")
+    if (there := find.steps_in(output_dir)) and not args.overwrite:
+        raise UserError(Exit.CHECKPOINT, f"--output_dir {shown} holds the checkpoints of another run, the last one of "
+                                         f"step {max(there):,}. Give --resume_from auto to continue that run, another "
+                                         "--output_dir, or --overwrite, which deletes its "
+                                         f"{several(len(there), 'checkpoint')}.")
+    return None
+
+
+def _find_checkpoint(args: Flags, output_dir: Path, out: Progress) -> find.Found | None:
+    """What --resume_from or --cooldown_from means; of a run that is made longer, the last one before its decay."""
+    if args.cooldown_from is not None:
+        return choose_cooldown(args, out)
+    found = find.find_resume(requested_checkpoint(args), output_dir, args.overwrite, out.warn)
+    return before_decay(args, found, out) if found else None
+
+
+def requested_checkpoint(args: Flags) -> str:
+    """What --resume_from means: the mirror's name stands for the run's own folder, into which it was copied.
+
+    A run that writes nothing has copied nothing, and looks into the mirror itself.
+    """
+    asked, mirror, writes = args.resume_from, args.mirror_to, not (args.dry_run or args.overfit)
+    if mirror and writes and is_same_folder(asked, mirror):
+        return "auto"
+    if mirror and not writes and asked == "auto" and not find.steps_in(Path(args.output_dir)):
+        return mirror if find.steps_in(Path(mirror)) else asked
+    return asked
+
+
+def _check_no_stranger(output_dir: Path) -> None:
+    """Raises UserError (exit 4) for a folder that this run would replace and that no run of train.py has finished."""
+    if strangers := find.unfinished_in(output_dir):
+        name = printable(str(strangers[0]))
+        raise UserError(Exit.CHECKPOINT, f"{name} has a checkpoint's name but no manifest.json: another program wrote "
+                                         "it, or it was copied in part. A run would replace it at that step. Move it "
+                                         "away, or give another --output_dir.")
+
+
+# ---------------------------------------------------------------- the tokens
+
+
+def find_corpus(args: Flags) -> Corpus:
+    """The token files that the flags mean, several folders as a mixture.
+
+    With --bin_file the other files of --data_dir are another corpus's. Raises UserError (exit 3).
+    """
+    folders, problems, corpora = folders_of(args.data_dir), Problems(), []
+    for folder in folders:
+        with problems.catch():
+            corpora.append(_find_one(args, folder.path))
+    problems.stop()
+    return corpora[0] if len(folders) == 1 else mix(folders, corpora)
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """The tokenizer's file in the folder of a model."""
+    return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+
+
+def _require_folder(args: Flags, data_dir: str) -> None:
+    folder, shown = Path(data_dir), printable(data_dir)
+    if args.bin_file is None and not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        cure = "Run: python pretokenize.py TEXT"
+        if args.config.recorded:
+            cure = "Start in the folder in which the run was started, or give --data_dir."
+        elif "," in data_dir:
+            cure = "Several folders have blanks between them: --data_dir a:0.7 b:0.3"
+        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. {cure}")
+
+
+def _find_one(args: Flags, data_dir: str) -> Corpus:
+    """The corpus of one folder. Raises UserError (exit 3)."""
+    _require_folder(args, data_dir)
+    folder = Path(data_dir)
+
+    def part(given: str | None, name: str) -> Path | None:
+        if given is None and args.bin_file is None and (folder / name).exists():
+            return folder / name
+        return Path(given) if given else None
+
+    metadata, tokenizer = part(args.metadata_file, "metadata.json"), part(args.tokenizer_file, "tokenizer.json")
+    vocab_size, notes = args.vocab_size, ()
+    if args.init_from and not (metadata or tokenizer or vocab_size):
+        weights, config = load.starting_config(args.init_from, lambda said: None)
+        tokenizer = tokenizer_in(weights)
+        vocab_size = None if tokenizer else config.vocab_size
+        notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
+    if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size or notes):
+        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)} has no metadata.json: pretokenize.py did "
+                                   "not finish, or another program wrote the tokens, and their vocabulary is unknown. "
+                                   "Run: python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
+    corpus = open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
+                         metadata, tokenizer, vocab_size)
+    return replace(corpus, notes=(*corpus.notes, *notes))
+
+
+def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Processes = ALONE) -> tuple[str, str]:
+    """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
+    has_own_memory = machine.backend.has_own_memory  # an Apple GPU shares the RAM
+    if requested == "gpu" and not has_own_memory:
+        why = "shares the RAM of the processor" if machine.on_gpu else "is not used: training runs on the CPU"
+        raise UserError(Exit.MACHINE, f"--preload gpu: the GPU {why}. Give --preload auto.")
+    free_bytes = free_memory(machine) if has_own_memory else None
+    where, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
+    if where == "ram" and processes.local_world_size > 1:
+        return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
+    return where, why

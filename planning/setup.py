@@ -1,0 +1,87 @@
+"""What a run will do, decided before its first step: how processes share the model, then the recipe, then the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from model import Options
+from planning.inputs import Inputs, choose_place
+from planning.memory import MemorySetting, choose_sharing, most_sequences
+from planning.micro_batch import find_micro_batch, what_fits
+from planning.pace import Deadline
+from planning.plan import Plan, describe_finished
+from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
+from planning.trial import trial_command
+from training.checkpointing import SavingPlan, plan_saving
+from training.mirror import catch_up
+from training.optimizers import OPTIMIZERS
+from training.parallel import sequences_at_a_time
+from training.parts import Parts
+from training.starting import in_common
+from training.state import Runtime, Setup, TrainState
+
+
+def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadline, argv: Sequence[str],
+                 ) -> Setup | None:
+    """All that the flags leave open, each with its reason, the same in all processes.
+
+    None, and said why, for a resumed run that is at its end. argv is the command line. Raises UserError.
+    """
+    args, config, corpus, stored = inputs.args, inputs.config, inputs.corpus, inputs.stored
+    machine, processes = runtime.machine, runtime.processes
+    options = choose_options(args, machine, parts.attention, stored.get("environment", {}))
+    strategy, why = processes.agree(lambda: choose_sharing(args, config, options, machine, processes))
+    most = processes.agree(lambda: most_sequences(args, inputs.sizing, config, options, machine, processes, strategy))
+    choose = partial(choose_recipe, args, config, corpus.train.length, most, inputs.sizing, stored)
+    recipe = choose(deadline.horizon)
+    if inputs.resumed and _nothing_is_left(inputs, recipe, deadline, runtime):
+        return None
+    plan = _rest(inputs, runtime, options, recipe, (strategy, why), argv)
+    setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose)
+    processes.check_same(in_common(setup))
+    return setup
+
+
+def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
+    """True, and said, if a resumed run is at its end; false if only its last validation is missing there."""
+    args, state, out = inputs.args, TrainState.from_stored(inputs.stored), runtime.out
+    if state.step < recipe.total_steps and not deadline.is_near(0):
+        return False
+    out.say(describe_finished(args, state, recipe))
+    is_validated = inputs.corpus.val is None or state.validated_step == state.step
+    if is_validated or state.step != recipe.total_steps or args.dry_run:
+        runtime.processes.agree(lambda: catch_up(args, state.step, state.best_step, out))
+        return True
+    out.say("its last validation is missing and follows now")
+    return False
+
+
+def _rest(inputs: Inputs, runtime: Runtime, options: Options, recipe: Recipe, sharing: tuple[str, str],
+          argv: Sequence[str]) -> Plan:
+    """Where the tokens live, the micro-batch of --batch_size auto, validation, how the run saves.
+
+    sharing is the strategy by which processes share the model, and why.
+    """
+    args, config, corpus = inputs.args, inputs.config, inputs.corpus
+    machine, processes, kind = runtime.machine, runtime.processes, OPTIMIZERS[recipe.optimizer]
+    where, why = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
+    if args.batch_size == "auto":
+        recipe = recipe.with_micro_batch(processes.agree(lambda: find_micro_batch(
+            args, config, options, recipe, kind, runtime, partial(trial_command, argv))))
+    recipe = fix_eval_tokens(args.output, recipe, config, inputs.stored.get("settings", {}))
+
+    optimizer_bytes = kind.memory_bytes(config)
+    weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
+    held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
+    saving = SavingPlan(**processes.agree(lambda: asdict(
+        plan_saving(args.output, config, recipe, optimizer_bytes, held_bytes))))
+    memory = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, sharing[0], processes)
+    if processes.world_size > 1:
+        recipe = recipe.with_micro_batch(processes.agree(
+            lambda: what_fits(Path(args.output_dir), recipe, config, memory, runtime.out)))
+    at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
+    memory = replace(memory, accumulates=recipe.samples_per_step > at_a_time * processes.world_size)
+    return Plan(config, options, recipe, kind, memory, saving, where, why, at_a_time, sharing[1])
