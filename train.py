@@ -38,6 +38,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
     parser = flags.Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.")
 
+    parser.own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line "
+                    "wins", "none", of="call")
     g = parser.group("data")
     g.flag("--data_dir", flags.one_or_more(text("DIR[:WEIGHT]")), "data", "folder of token files, of pretokenize.py or "
            "of another program, whose files the next four flags override; several are mixed by weights in tokens, as "

@@ -351,9 +351,7 @@ class Parser(argparse.ArgumentParser):
         self.rows: dict[str, Row] = {}
         self.becomes: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {}  # of old spellings
         self.groups: dict[str, set[str]] = {}  # the names of the flags, by group
-        own = Group(self, self._optionals, set(), "call")
-        own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line wins",
-                 "none")
+        self.own = Group(self, self._optionals, set(), "call")
 
     def group(self, title: str, name: str = "", of: str = "run") -> Group:
         """A new group of flags; name, or else title, is the attribute of the parsed flags that holds the group."""

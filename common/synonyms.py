@@ -18,9 +18,9 @@ ANSWERS = {
     "all": {
         "device accelerator cuda gpu gpus cpu no_cuda use_cpu": _ON_A_DEVICE,
         "dtype precision torch_dtype bf16 fp16 bfloat16 float16 half": _PRECISION,
-        "config_file cfg conf": "Give --config FILE, flags in TOML.",
     },
     "train": {
+        "config_file cfg conf": "Give --config FILE, flags in TOML.",
         "wandb wandb_log use_wandb": "Give --tracker wandb.",
         "wandb_project wandb_run_name": "Give --tracker wandb, and set WANDB_PROJECT or WANDB_NAME in the environment.",
         "adam_epsilon eps": "AdamW has --beta1, --beta2 and --weight_decay; its epsilon is 1e-8.",
@@ -115,6 +115,6 @@ def explain_word(command: str, word: str) -> str:
     """What to do about a word that belongs to no flag."""
     if word.lower() in ("true", "false"):
         return "A flag that is on or off takes no value: --NAME turns it on, --no-NAME off."
-    if word.endswith((".py", ".yaml", ".yml", ".json", ".toml")):
+    if command == "train" and word.endswith((".py", ".yaml", ".yml", ".json", ".toml")):
         return "Give flags in a file with --config FILE, in TOML."
     return LONELY_WORDS.get(command, "See --help.")

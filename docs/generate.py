@@ -27,7 +27,7 @@ Abbreviations are refused; a misspelt flag gets "did you mean", and one of nanoG
 Trainer the name that it has here. Numbers may be written with commas or underscores. [exit_codes.md](exit_codes.md)
 lists the exit codes of all commands.
 
-Every command has `--config FILE` too: flags from a TOML file ([training.md](training.md#flags-in-a-file)).
+train.py has `--config FILE` too: flags from a TOML file ([training.md](training.md#flags-in-a-file)).
 """
 
 

@@ -11,6 +11,7 @@ from common.errors import Exit, UserError
 
 def parser() -> flags.Parser:
     made = flags.Parser("train.py", "A command.")
+    made.own.flag("--config", flags.text("FILE"), None, "file", "none")
     group = made.group("all")
     group.flag("--batch_size", flags.auto_or(flags.whole(1)), None, "rows", "what fits")
     group.flag("--n_layer", flags.whole(1), None, "blocks", "by size")
