@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import math
-import shlex
 import tempfile
 import time
 from collections.abc import Sequence
@@ -41,8 +40,8 @@ SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
 LIMIT_SECONDS = 900.0  # after which a rung is given up
 LOADER_TOKENS = 10_000_000
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
-ANSWERS = {"step": peers.time_step, "decode": peers.time_decode, "tiktoken": peers.by_tiktoken,
-           "loader": peers.time_loader, "saving": peers.time_saving}
+ANSWERS = {"step": peers.time_step, "decode": peers.time_decode, "text": peers.write_text,
+           "tiktoken": peers.by_tiktoken, "loader": peers.time_loader, "saving": peers.time_saving}
 
 
 # ---------------------------------------------------------------- flags
@@ -84,12 +83,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("what is timed: the ladder, or")
     g.flag("--rungs", rung_numbers(), None, "rungs of the ladder", "all, the tuned one on a GPU only")
     g.flag("--peer", one_of("step", "decode", "tokenize", "loader", "saving"), None, "one part beside another program: "
-           "a step beside nanoGPT's, decoding beside transformers, tokenizing beside tiktoken, batches beside "
-           "nanoGPT's, a checkpoint beside safetensors' save_file, in the current folder", "none")
+           "a step beside nanoGPT's, decoding beside transformers, tokenizing the text of --data_dir beside tiktoken, "
+           "batches beside nanoGPT's, a checkpoint beside safetensors' save_file, in the current folder", "none")
     g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, with its model.py, for --peer step", "none",
            needs="peer step")
-    g.flag("--text", text("FILE"), None, "UTF-8 text for --peer tokenize, by the tokenizer in --data_dir", "none",
-           needs="peer tokenize")
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
              against="peer")
     g = parser.group("on what")
@@ -106,8 +103,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            needs="quality")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
            "was interrupted is resumed, and several commands may share it", needs="quality")
-    g.flag("--train_flags", text("'FLAGS'"), None, "flags of train.py for all runs: --train_flags='--compile "
-           "--use_amp'", "none", needs="quality")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
     g.switch("--debug", False, "show the traceback of an error")
@@ -116,11 +111,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
-    needed = {"step": "peer_dir", "tokenize": "text"}.get(args.peer or "")
     wrong = {
         "--quality, --peer tokenize: need --data_dir, a folder of pretokenize.py":
             args.data_dir is None and (args.quality or args.peer == "tokenize"),
-        f"--peer {args.peer}: needs --{needed}": needed is not None and getattr(args, needed) is None,
+        "--peer step: needs --peer_dir, nanoGPT's folder": args.peer == "step" and args.peer_dir is None,
     }
     return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
@@ -168,10 +162,9 @@ def carry_out(args: argparse.Namespace, out: Progress, children: Children, found
     if args.quality:
         tokens = args.tokens or TOKENS_PER_PARAMETER * num_parameters
         num_steps = VALIDATIONS * max(1, round(tokens / shape.tokens_per_step / VALIDATIONS))
-        return compare_recipes(bench, args.recipes or RECIPES, args.seeds, num_steps, Path(args.quality_dir),
-                               shlex.split(args.train_flags or ""))
+        return compare_recipes(bench, args.recipes or RECIPES, args.seeds, num_steps, Path(args.quality_dir))
     if args.peer is not None:
-        return peers.time_beside(bench, args.peer, args.peer_dir, args.text)
+        return peers.time_beside(bench, args.peer, args.peer_dir)
     return time_ladder(bench, args.rungs)
 
 

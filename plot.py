@@ -69,18 +69,6 @@ def listed(names: Sequence[str]) -> flags.ValueKind:
     return flags.ValueKind(parse, f"some of {', '.join(names)}, with commas between", ",".join(names))
 
 
-def limits() -> flags.ValueKind:
-    """'2,4.5' as (2.0, 4.5)."""
-
-    def parse(text: str) -> tuple[float, float]:
-        low, high = map(flags.real(-1e100, 1e100).parse, text.split(","))
-        if low >= high:
-            raise ValueError(text)
-        return low, high
-
-    return flags.ValueKind(parse, "two numbers with a comma between, the lower one first", "LOW,HIGH")
-
-
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) that lists every problem."""
     parser = flags.Parser("plot.py", "Draws the curves of one run or several: loss, learning rate, gradient, speed.")
@@ -95,9 +83,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--x", flags.one_of("steps", "tokens", "hours"), "steps", "horizontal axis; hours are of training alone")
     g.flag("--y", flags.one_of("auto", "nats", "bits"), "auto", "loss in nats per token or in bits per byte; auto: "
            "bits where the runs have different vocabularies or validation texts")
-    g.flag("--y_limits", limits(), None, "limits of the loss axis", "all but the steep beginning and lone spikes")
-    g.flag("--smoothing", flags.real(0, 1, below=True), None, "of the training loss: the weight of the next logged "
-           "steps on both sides, as TensorBoard's but without its lag; 0: none", "by the number of logged steps")
     g = parser.group("where")
     g.switch("--text", False, "a table and curves made of characters; needs no package and writes no file")
     g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text or --html "
@@ -210,15 +195,14 @@ class Drawing:
         for run in runs:
             factor = run.bits_per_nat or 1.0 if in_bits else 1.0
             raw = x_axis.over(run, run["loss"], factor)
-            weight = default_smoothing(len(raw.ys)) if args.smoothing is None else args.smoothing
+            weight = smoothing_of(len(raw.ys))
             shares = run.shares(BITS_OF if in_bits else VAL_LOSS_OF)
             lines.append(Lines(run, raw, Curve(raw.xs, smoothed(raw.ys, weight)) if weight else raw,
                                x_axis.over(run, run["val_loss"], factor),
                                {name: x_axis.over(run, run["grad_norm" if name == "norm" else name])
                                 for name in PANELS if name != "loss"},
                                {name: x_axis.over(run, curve) for name, curve in shares.items()}))
-        return Drawing(lines, x_axis, "bits per byte" if in_bits else "nats per token",
-                       args.y_limits or loss_limits(lines))
+        return Drawing(lines, x_axis, "bits per byte" if in_bits else "nats per token", loss_limits(lines))
 
     def what_is_left_out(self) -> str:
         """Words about losses above the axis; empty where there are none."""
@@ -226,7 +210,7 @@ class Drawing:
         highest = max((y for run in self.lines for curve in (run.raw, run.validation) for y in curve.ys), default=high)
         if highest <= high:
             return ""
-        return f"; the loss axis ends at {high:.3g}, losses went up to {highest:.3g} (--y_limits)"
+        return f"; the loss axis ends at {high:.3g}, losses went up to {highest:.3g}"
 
     def text(self, width: int) -> list[str]:
         """The table, then the curves of training and validation loss, so many columns wide."""
@@ -237,7 +221,7 @@ class Drawing:
         return [*table_of([run.run for run in self.lines]), *shares, *chart(title, self, width)]
 
 
-def default_smoothing(num_values: int) -> float:
+def smoothing_of(num_values: int) -> float:
     """The weight of the neighbours by which a mean covers about a twentieth of the curve; 0 for short curves."""
     covered = max(5.0, num_values / 20)  # an exponential mean with weight w covers (1 + w) / (1 - w) values
     return (covered - 1) / (covered + 1) if num_values >= FEWEST_SMOOTHED else 0.0

@@ -40,17 +40,18 @@ from common.words import size
 
 TURNS = 3
 PROMPT_TOKENS, NEW_TOKENS = 32, 256
+MOST_TOKENS = 20_000_000  # of the text that is tokenized
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, for tiktoken
 OUR_DECODING = {"ours fp32": ["--no-use_amp"], "ours bf16": ["--use_amp"], "ours int8": ["--quantize", "int8"],
                 "ours bf16, compiled": ["--use_amp", "--compile"]}
 
 
-def time_beside(bench: Bench, peer: str, peer_dir: str | None, text: str | None) -> bool:
+def time_beside(bench: Bench, peer: str, peer_dir: str | None) -> bool:
     """Times ours and the peer's in turns, and prints it; False if their losses differ by more than rounding."""
     if peer == "step":
         return compare_steps(bench, str(peer_dir))
     if peer == "tokenize":
-        say_figures(bench, "seconds", compare_tokenizing(bench, Path(str(text))))
+        say_figures(bench, "seconds", compare_tokenizing(bench))
         return True
     with tempfile.TemporaryDirectory(prefix="bench-", dir=".") as here, bench.out.phase(f"{peer}, in turns"):
         # The disk of the current folder is the one on which a run would save.
@@ -249,9 +250,11 @@ def time_decode(folder: str, on_gpu: bool, **_: Any) -> dict[str, float]:
 # ---------------------------------------------------------------- tokenizing, beside nanoGPT's way with tiktoken
 
 
-def compare_tokenizing(bench: Bench, text: Path) -> dict[str, float]:
-    """Seconds of whole commands, from a text file to a finished .bin, with the tokenizer of --data_dir."""
-    tokenizer, out = Path(bench.data_dir) / "tokenizer.json", bench.children.folder / "tokens"
+def compare_tokenizing(bench: Bench) -> dict[str, float]:
+    """Seconds of whole commands, from a text file to a finished .bin, with the tokenizer and the text of --data_dir."""
+    tokenizer, text, out = (Path(bench.data_dir) / "tokenizer.json", bench.children.folder / "text.txt",
+                            bench.children.folder / "tokens")
+    bench.children.ask("text", data_dir=bench.data_dir, tokenizer=str(tokenizer), out=str(text))
     request = json.dumps({"text": str(text), "tokenizer": str(tokenizer), "out": str(out)})
     commands = {"nanoGPT's prepare.py, tiktoken": [PROGRAM / "bench.py", "tiktoken", request],
                 "ours": [PROGRAM / "pretokenize.py", text, "--tokenizer_file", tokenizer, "--output_dir", out]}
@@ -264,6 +267,21 @@ def compare_tokenizing(bench: Bench, text: Path) -> dict[str, float]:
         shutil.rmtree(out, ignore_errors=True)
 
     return in_turns({name: lambda name=name: run(name) for name in commands}, TURNS)
+
+
+def write_text(data_dir: str, tokenizer: str, out: str) -> dict[str, Any]:
+    """The text of the first tokens of a folder, in a file."""
+    import numpy as np
+    import torch
+    from tokenizers import Tokenizer
+
+    import data
+    from tokens.corpus import open_corpus
+
+    stream = open_corpus(Path(data_dir), None, Path(data_dir) / "metadata.json", None).train
+    ids = data.Tokens(stream, "mmap", torch.device("cpu")).at(np.arange(min(stream.length, MOST_TOKENS)))
+    Path(out).write_text(Tokenizer.from_file(tokenizer).decode(ids.tolist()), encoding="utf-8")
+    return {}
 
 
 def by_tiktoken(text: str, tokenizer: str, out: str) -> dict[str, Any]:

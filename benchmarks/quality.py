@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,7 @@ class Learned:
 
 
 def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path,
-                    train_flags: Sequence[str]) -> bool:
+                    ) -> bool:
     """Trains by every recipe with every seed, then prints what each learned; False if a run failed.
     """
     bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
@@ -106,7 +106,7 @@ def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, 
     for seed in range(SEED, SEED + num_seeds):
         for name, recipe in chosen.items():
             place = folder / f"{name}-{seed}"
-            flags = [*run_flags(bench, steps, seed), *train_flags, *recipe(steps)]
+            flags = [*run_flags(bench, steps, seed), *recipe(steps)]
             if problem := train_one(bench, place, flags, steps):
                 problems.append(problem)
                 bench.out.say(f"{name}, seed {seed}: {problem}")

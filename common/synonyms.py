@@ -49,6 +49,12 @@ ANSWERS = {
     },
     "generate": {"do_sample greedy": "Text is sampled unless --temperature is 0.",
                  "num_beams": "Text is sampled: --temperature, --top_k, --top_p."},
+    "bench": {
+        "model_size seq_length block_size batch_size vocab_size": "Give --shape SIZE,T,B or SIZE,T,B,IDS.",
+        "loader": "Give --peer loader.",
+        "saving": "Give --peer saving.",
+        "own_recipes train_flags": "Give --recipes 'NAME: ours FLAGS'.",
+    },
     "evaluate": {"tasks task benchmark": "lm-evaluation-harness opens the checkpoints; here, give --text FILE."},
     "export": {"quantize q8_0": "Give --dtype f16 or bf16; llama.cpp's own llama-quantize makes smaller ones."},
 }

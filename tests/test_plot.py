@@ -195,13 +195,6 @@ def test_the_folders_of_a_mixture_have_validation_curves_of_their_own(make_run, 
     assert not any("prose" in label for label in labels_of(several))
 
 
-def test_without_smoothing_the_training_loss_is_drawn_once_as_it_was_logged(make_run, picture):
-    (axes,) = picture(make_run("one"), "--smoothing", "0", "--panels", "loss").axes
-    assert labels_of(axes)[0] == "training"
-    assert len(axes.lines) == 3
-    assert list(axes.lines[0].get_ydata())[-1] == 8.0
-
-
 def test_several_runs_have_names_and_are_told_apart_without_colour(make_run, picture):
     (axes,) = picture(make_run("a"), make_run("b", 0.2), make_run("c", 0.3), "--names", "base,wide,deep", "--panels",
                       "loss").axes
@@ -226,17 +219,10 @@ def test_the_colours_of_the_first_runs_are_apart_in_grey():
     assert min(abs(a - b) for a in shades for b in shades if a != b) > 30
 
 
-def test_limits_and_the_axis_are_as_requested(make_run, picture):
-    axes = picture(make_run("one"), "--y_limits", "1,5", "--x", "tokens").axes[0]
-    assert axes.get_ylim() == (1, 5)
-    assert axes.get_xlabel() == "tokens"
-
-
 def test_what_lies_above_the_axis_is_said(make_run):
     runs = [read_run(make_run("one", extra='{"step": 101, "loss": 50.5}\n'))]
     said = plot.Drawing.of(plot.read_flags(["one"]), runs).what_is_left_out()
-    assert re.fullmatch(r"; the loss axis ends at [89]\.\d*, losses went up to 50\.5 \(--y_limits\)", said)
-    assert plot.Drawing.of(plot.read_flags(["one", "--y_limits", "1,60"]), runs).what_is_left_out() == ""
+    assert re.fullmatch(r"; the loss axis ends at [89]\.\d*, losses went up to 50\.5", said)
 
 
 @pytest.mark.parametrize("line", [*HOSTILE[2:4], "\n".join(HOSTILE)], ids=["large", "extreme", "all"])
@@ -273,8 +259,7 @@ def test_without_matplotlib_one_line_names_it_and_text_still_works(make_run, tmp
 
 @pytest.mark.parametrize("flags", [
     ["--output", "a.jpg"], ["--outptu", "a.png"], ["x"] * 27, [""], ["--names", "a,b"], ["a", "b", "--names", "a"],
-    ["--y_limits", "3,2"], ["--y_limits", "2"], ["--y_limits", "a,b"],
-    ["--smoothing", "1"], ["--panels", "loss,loss"], ["--panels", "los"], ["--x", "epochs"], ["--y", "loss"],
+    ["--panels", "loss,loss"], ["--panels", "los"], ["--x", "epochs"], ["--y", "loss"],
     ["--html", "x.htm"]], ids=" ".join)
 def test_bad_flags_end_the_command_with_2(flags):
     with pytest.raises(UserError) as caught:
@@ -296,9 +281,9 @@ def test_smoothing_leaves_a_line_a_line_does_not_lag_and_does_not_spread_a_lone_
 
 
 def test_short_curves_are_not_smoothed_by_default_and_long_ones_over_a_twentieth():
-    assert [plot.default_smoothing(n) for n in (0, 1, 19)] == [0.0, 0.0, 0.0]
+    assert [plot.smoothing_of(n) for n in (0, 1, 19)] == [0.0, 0.0, 0.0]
     for num_values, covered in ((20, 5), (100, 5), (3000, 150)):
-        weight = plot.default_smoothing(num_values)
+        weight = plot.smoothing_of(num_values)
         assert (1 + weight) / (1 - weight) == pytest.approx(covered)
 
 

@@ -77,7 +77,7 @@ def test_a_peer_is_timed_in_turns_with_our_best_rung_and_compared(tmp_path, last
 
     out = io.StringIO()
     bench = make_bench(tmp_path, answer, out)
-    assert peers.time_beside(bench, "step", "x", None) == is_same
+    assert peers.time_beside(bench, "step", "x") == is_same
     assert "memory 1.9 MiB and 977 KiB; losses of the same batches differ by" in out.getvalue()
     assert [line.split() for line in out.getvalue().splitlines() if line.endswith("x")] == [
         ["nanoGPT", "1", "seconds", "1.00x"], ["ours,", "bf16", "0.5", "seconds", "2.00x"]]

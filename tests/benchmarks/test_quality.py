@@ -45,7 +45,7 @@ class Trainer:
     def compare(self, words: str = "nanogpt; ours", num_seeds: int = 2) -> bool:
         self.started.clear()
         self.out.truncate(0)
-        return compare_recipes(self.bench, recipes().parse(words), num_seeds, STEPS, self.folder / "runs", [])
+        return compare_recipes(self.bench, recipes().parse(words), num_seeds, STEPS, self.folder / "runs")
 
     @property
     def said(self) -> list[list[str]]:
