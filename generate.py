@@ -4,7 +4,7 @@
     python generate.py --ckpt out/best                               the best of them by validation
     python generate.py --ckpt out/checkpoint-1200 --prompt "Once upon a time" --num_samples 3
     python generate.py --ckpt ~/gpt2 --temperature 0                 GPT-2, Qwen3, Llama of Hugging Face; greedy
-    python generate.py --prompt_file prompts.txt --prompt_lines --json    a prompt per line, a JSON object per sample
+    python generate.py --prompt_file story.txt --json                a JSON object per sample
     python generate.py --interactive --quantize int8                 a line, its continuation, and so on
 
 Text goes to stdout as it is made, never half a character; one line of timing goes to stderr. generation/ holds what
@@ -23,7 +23,6 @@ from generation.continuation import DEFAULTS, Sampling
 from hub.names import check_package, problems_with_name
 
 MAX_NEW_TOKENS = 1_000_000
-GRAPH_ROWS = 32  # more rows keep a GPU busy between two launches, and drawing their ids in a graph takes long
 
 
 # ---------------------------------------------------------------- flags
@@ -37,35 +36,23 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
            "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
            called="checkpoint checkpoint_dir out_dir model model_path ckpt_path")
-    g.flag("--tokenizer_file", text(), None, "tokenizer.json, or vocab.json beside merges.txt", "the checkpoint's",
-           called="tokenizer tokenizer_path")
     g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
            "a newline", called="start text input_text")
     g.flag("--prompt_file", text(), None, "file whose whole text is continued; - is standard input", "none")
-    g.switch("--prompt_lines", False, "continue each line of --prompt_file, or its JSON field prompt or text")
-    g.switch("--special_tokens", False, "special tokens in a prompt, <|im_start|> for example, are not taken "
-                                        "as text")
     g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands", called="chat")
     g = parser.group("how far and how often")
-    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of each prompt",
+    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of the prompt",
            called="num_return_sequences n_samples samples")
     g.flag("--batch_size", whole(1, 1024), 8, "continuations made at once; does not change any text")
     g.flag("--max_new_tokens", whole(1, MAX_NEW_TOKENS), 256, "tokens to add; an end-of-text id ends it sooner",
            called="max_tokens n_predict num_tokens n")
-    g.group.add_argument("--stop", action="append", metavar="TEXT", type=str,
-                         help="text that ends a continuation and is left out; may be given several times")
     g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i of several takes seed + i")
     g = parser.group("sampling, in this order")
-    g.flag("--repetition_penalty", real(0, 100, above=True), DEFAULTS.repetition_penalty,
-           "above 1: tokens that the text already contains are less likely", called="repeat_penalty")
-    g.flag("--no_repeat_ngram_size", whole(0), DEFAULTS.no_repeat_ngram_size,
-           "no run of this many tokens comes twice; 0: any may")
     g.flag("--temperature", real(0, 100), DEFAULTS.temperature,
            "0: always the likeliest token; 1: the model's own probabilities", called="temp t")
     g.flag("--top_k", whole(0), DEFAULTS.top_k, "only the k likeliest tokens; 0: all", called="topk")
     g.flag("--top_p", real(0, 1, above=True), DEFAULTS.top_p,
            "only the likeliest tokens that together hold this share of the probability")
-    g.flag("--min_p", real(0, 1), DEFAULTS.min_p, "only tokens at least this times as likely as the likeliest")
     g = parser.group("output, machine")
     g.switch("--json", False, "one JSON object per line for each continuation: text, ids, log-probabilities, why it "
                               "ended")
@@ -75,10 +62,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, one scale per output channel",
            called="quant")
-    g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU only if one continuation is "
-                                 "made at a time")
-    g.switch("--cuda_graphs", None, "on a GPU a whole step is one launch; --no-cuda_graphs: a launch for each kernel",
-             f"on with CUDA, up to {GRAPH_ROWS} continuations at once")
+    g.switch("--compile", False, "compile the step, half a minute the first time; on NVIDIA's GPUs it is one CUDA graph, "
+                                 "on a CPU it serves one continuation at a time")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -88,13 +73,9 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = problems_with_name("--ckpt", args.ckpt)
     if args.prompt is not None and args.prompt_file is not None:
         problems.append("--prompt and --prompt_file: give one of them")
-    if args.prompt_lines and args.prompt_file is None:
-        problems.append("--prompt_lines: needs --prompt_file")
     has_prompt = args.prompt is not None or args.prompt_file is not None
     if args.interactive and (has_prompt or args.json or args.num_samples > 1):
         problems.append("--interactive: cannot be combined with --prompt, --prompt_file, --num_samples or --json")
-    if args.stop and "" in args.stop:
-        problems.append("--stop '': must be text that is not empty")
     if args.amp_dtype != "auto" and not args.use_amp:
         problems.append("--amp_dtype: has no effect without --use_amp")
     return problems
@@ -124,11 +105,10 @@ from common.errors import Exit, UserError, warn
 from common.files import cache_folder
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, print_line
-from common.words import first_line, several
+from common.words import several
 from generation.conversation import Conversation
 from generation.decoder import Decoder
-from generation.graphs import GraphDecoder
-from generation.prompts import Language, encode_prompt, read_prompts
+from generation.prompts import Language, encode_prompt, read_prompt
 from generation.sampling import decode
 from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedText
 from hub.download import with_models_here
@@ -147,8 +127,8 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     if args.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
-    prompts = [] if args.interactive else read_prompts(args.prompt, args.prompt_file, args.prompt_lines)
-    num_rows = max(1, min(args.batch_size, len(prompts) * args.num_samples))
+    prompt = "" if args.interactive else read_prompt(args.prompt, args.prompt_file)
+    num_rows = 1 if args.interactive else min(args.batch_size, args.num_samples)
 
     with contextlib.closing(Progress(sys.stderr)) as out:
         args = with_models_here(args, ["ckpt"], out)
@@ -157,40 +137,30 @@ def main(argv: Sequence[str]) -> int:
             folder, decoder = read_checkpoint(Path(args.ckpt), warn,
                                               lambda folder: (folder, load_decoder(args, folder, num_rows)))
     vocab_size = decoder.config.vocab_size
-    tokenizer = tokenizer_of(folder, args.tokenizer_file, vocab_size, all_ids=False)
-    tokenizer.encode_special_tokens = not args.special_tokens
+    tokenizer = tokenizer_of(folder, None, vocab_size, all_ids=False)
+    tokenizer.encode_special_tokens = True  # as text
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
-    sampling = sampling_of(args)
+    sampling = Sampling(args.temperature, args.top_k, args.top_p)
 
     if args.interactive:
-        conversation = Conversation(decoder, language, sampling, args.seed, args.max_new_tokens, args.stop or ())
-        conversation.hold()
+        Conversation(decoder, language, sampling, args.seed, args.max_new_tokens).hold()
         return Exit.DONE
     with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:  # stdout may be within a line
-        write_samples(args, decoder, language, prompts, sampling, signals)
+        write_samples(args, decoder, language, prompt, sampling, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
-
-
-def sampling_of(args: argparse.Namespace) -> Sampling:
-    """The settings of sampling that the flags give."""
-    return Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-                    repetition_penalty=args.repetition_penalty, no_repeat_ngram_size=args.no_repeat_ngram_size)
-
-
-# ---------------------------------------------------------------- loading
 
 
 def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decoder:
     """The model, laid out for decoding on the chosen device. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.without_cudnn_attention()
-    on_cpu = not machine.on_gpu
-    quantized = args.quantize == "int8"
+    on_cpu, quantized = not machine.on_gpu, args.quantize == "int8"
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # more rows are multiplied in another way, which rounds differently
     compiles = args.compile and can_compile(machine, num_rows)
-    if quantized and not on_cpu:
-        warn_where_int8_is_slow(compiles, num_rows)
+    if quantized and not on_cpu and (not compiles or num_rows > LOOP_ROWS):
+        cure = "" if compiles else f" Give --compile, which reads them as they are for up to {LOOP_ROWS} continuations."
+        warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first." + cure)
     weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype  # what the CPU's 8-bit product takes
     dtype = torch.float32 if compiles and on_cpu else weight_dtype  # compiled loops would convert bf16 at each use
     if on_cpu and args.use_amp and weight_dtype == torch.bfloat16 and not machine.backend.has_bf16():
@@ -199,37 +169,15 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     try:
         config, weights = open_model(folder)
         kind = fastest_kind(machine.device, weight_dtype, quantized, compiles)
-        decoder_class = GraphDecoder if uses_graphs(args, machine.device.type, num_rows) else Decoder
-        decoder = decoder_class(config, weights, num_rows, machine.device, dtype, kind, weight_dtype)
+        decoder = Decoder(config, weights, num_rows, machine.device, dtype, kind, weight_dtype)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(Exit.MACHINE, f"out of memory with {several(num_rows, 'continuation')} at once. Give a smaller "
                                       "--batch_size, or --quantize int8.") from error
     if compiles:
-        compile_step(decoder)
-    if isinstance(decoder, GraphDecoder):
-        prepare_graphs(decoder, sampling_of(args))
+        compile_step(decoder, machine)
     return decoder
-
-
-def warn_where_int8_is_slow(compiles: bool, num_rows: int) -> None:
-    """Warns where a GPU has no product for 8-bit weights."""
-    if not compiles or num_rows > LOOP_ROWS:
-        cure = "" if compiles else f" Give --compile, which reads them as they are for up to {LOOP_ROWS} continuations."
-        warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first." + cure)
-
-
-def uses_graphs(args: argparse.Namespace, device_type: str, num_rows: int) -> bool:
-    """Whether steps are to be CUDA graphs; warns if they are requested and cannot be."""
-    problem = None
-    if device_type != "cuda":
-        problem = "no NVIDIA GPU is in use"
-    elif num_rows > GRAPH_ROWS:
-        problem = f"{num_rows} continuations are made at once, more than {GRAPH_ROWS}. Give a smaller --batch_size"
-    if problem and args.cuda_graphs:
-        warn(f"--cuda_graphs: has no effect, {problem}.")
-    return problem is None and args.cuda_graphs is not False
 
 
 def can_compile(machine: Machine, num_rows: int) -> bool:
@@ -244,44 +192,37 @@ def can_compile(machine: Machine, num_rows: int) -> bool:
     return True
 
 
-def compile_step(decoder: Decoder) -> None:
+def compile_step(decoder: Decoder, machine: Machine) -> None:
     """Compiles the decoder's step, its kernels kept between runs; warns if that fails, and the step stays eager."""
     kernels = cache_folder() / "compiled"
     with contextlib.suppress(OSError):
         kernels.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels))
     try:
-        compile_again_where_unfinished(decoder.compile, lambda line: print(line, file=sys.stderr))
+        compile_again_where_unfinished(lambda: decoder.compile(in_graphs=machine.backend.compiles),
+                                       lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
         warn(f"--compile: failed, running eagerly: {device.compiler_complaint(error)}")
-
-
-def prepare_graphs(decoder: GraphDecoder, sampling: Sampling) -> None:
-    """Records the step as a CUDA graph; warns if that fails, and its kernels are launched one by one."""
-    try:
-        decoder.prepare(sampling)
-    except Exception as error:  # what CUDA, a library or a compiled kernel cannot do while a graph is recorded
-        warn(f"--cuda_graphs: failed, launching kernels one by one: {first_line(error)}")
 
 
 # ---------------------------------------------------------------- writing
 
 
-def write_samples(args: argparse.Namespace, decoder: Decoder, language: Language, prompts: Sequence[str],
-                  sampling: Sampling, signals: Signals) -> None:
-    """Continues every prompt num_samples times and writes the samples in that order, then the line of timing.
+def write_samples(args: argparse.Namespace, decoder: Decoder, language: Language, prompt: str, sampling: Sampling,
+                  signals: Signals) -> None:
+    """Continues the prompt num_samples times and writes the samples in that order, then the line of timing.
 
     The first sample that is not finished appears as it comes. A signal ends the work; what is there is written.
     """
-    prompt_ids = [encode_prompt(prompt, language) for prompt in prompts]
-    warn_of_long_prompts(prompt_ids, decoder.window)
+    prompt_ids = encode_prompt(prompt, language)
+    if len(prompt_ids) > decoder.window:
+        warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
     output = OrderedOutput(args.json)
 
     def begun_samples() -> Iterator[Sample]:
-        for number in range(len(prompts) * args.num_samples):
-            place, index = divmod(number, args.num_samples)
-            sample = Sample(number, index, prompts[place], prompt_ids[place], args.max_new_tokens, args.seed + index,
-                            StreamedText(language.tokenizer, args.stop or ()))
+        for number in range(args.num_samples):
+            sample = Sample(number, prompt, prompt_ids, args.max_new_tokens, args.seed + number,
+                            StreamedText(language.tokenizer))
             output.begin(sample)
             yield sample
 
@@ -289,20 +230,12 @@ def write_samples(args: argparse.Namespace, decoder: Decoder, language: Language
     for sample in decode(decoder, begun_samples(), sampling, language.end_ids):
         if sample.finish != "end_of_text":
             clock.count()
-            output.add(sample, sample.extend_text())
+            output.add(sample, sample.text.add(sample.ids[-1]))
         output.write_finished()
         if signals.number is not None:
             break
     output.interrupt()
     print(clock.line(), file=sys.stderr)
-
-
-def warn_of_long_prompts(prompt_ids: Sequence[Sequence[int]], window: int) -> None:
-    """Warns of prompts of which the model sees only the end."""
-    lengths = [len(ids) for ids in prompt_ids if len(ids) > window]
-    if lengths:
-        others = f", and {several(len(lengths) - 1, 'other prompt')} too" if len(lengths) > 1 else ""
-        warn(f"the prompt has {lengths[0]:,} tokens, the model sees the last {window:,}{others}.")
 
 
 if __name__ == "__main__":

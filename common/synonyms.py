@@ -81,6 +81,16 @@ GONE: dict[str, tuple[object, str]] = {
     "train reset_optimizer": (False, "Give --init_from, which starts from the weights alone."),
     "train budget": (None, "--dry_run with --gpu_cost_per_hour says what the run costs."),
     "train tf32": (True, "Set NVIDIA_TF32_OVERRIDE=0 in the environment to turn TF32 off."),
+    **{f"generate {name}": (None, "transformers' own generate() has it: AutoModelForCausalLM opens every checkpoint.")
+       for name in ("stop", "repetition_penalty", "no_repeat_ngram_size", "min_p", "prompt_lines", "special_tokens")},
+    **{f"{command} tokenizer_file": (None, "Put the model's own tokenizer.json into the folder of --ckpt.")
+       for command in ("generate", "evaluate")},
+    "generate cuda_graphs": (None, "With --compile a step is one CUDA graph."),
+    **{f"evaluate {name}": (None, "lm-evaluation-harness measures it: its model type hf opens every checkpoint.")
+       for name in ("hellaswag", "lambada")},
+    "evaluate prune": (None, "python export.py --prune writes a pruned folder; measure it."),
+    **{f"evaluate {name}": (None, "pretokenize.py reads such text into tokens; measure them by --tokens.")
+       for name in ("text_field", "document_separator", "encoding")},
     "train tracker mlflow": (None, "Give --tracker wandb, trackio or tensorboard."),
 }
 

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 class Sampling:
     """The distribution that ids are drawn from; the rules apply in transformers' order.
 
-    First the penalties, then the temperature (0: always the likeliest id), then top_k (0: off), top_p (1: off) and
-    min_p (0: off). The defaults here are also those of generate.py's flags.
+    First the temperature (0: always the likeliest id), then top_k (0: off) and top_p (1: off). The defaults here are
+    also those of generate.py's flags.
     """
 
     temperature: float = 0.8
     top_k: int = 200
     top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
 
     @property
     def is_greedy(self) -> bool:
@@ -45,8 +42,6 @@ class Continuation:
         self.log_probabilities: list[float] = []
         self.finish = ""
         self._random = random.Random(seed)
-        self._followers: dict[tuple[int, ...], list[int]] = {}  # the ids that have followed each run of n - 1 ids
-        self._num_indexed = 0
 
     @property
     def new_ids(self) -> list[int]:
@@ -63,14 +58,3 @@ class Continuation:
         self.log_probabilities.append(log_probability)
         if len(self.log_probabilities) >= self.max_new_tokens:
             self.finish = "length"
-
-    def banned(self, n: int) -> list[int]:
-        """The ids that would complete a run of n ids that the text already contains; n is the same at each call."""
-        for end in range(max(self._num_indexed, n - 1), len(self.ids)):
-            before = tuple(self.ids[end - n + 1:end])
-            self._followers.setdefault(before, []).append(self.ids[end])
-        self._num_indexed = max(self._num_indexed, len(self.ids))
-
-        if len(self.ids) < n:
-            return []
-        return self._followers.get(tuple(self.ids[len(self.ids) - n + 1:]), [])

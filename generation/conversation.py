@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from common import flags
 from common.errors import Exit, UserError
@@ -31,14 +31,12 @@ Anything else is added to the text so far as a line of its own, and the model co
 class Conversation:
     """The text so far, and how it is continued: the next seed and the settings, which the user can change."""
 
-    def __init__(self, decoder: Decoder, language: Language, sampling: Sampling, seed: int, max_new_tokens: int,
-                 stops: Sequence[str]):
+    def __init__(self, decoder: Decoder, language: Language, sampling: Sampling, seed: int, max_new_tokens: int):
         self._decoder = decoder
         self._language = language
         self._sampling = sampling
         self._seed = seed
         self._max_new_tokens = max_new_tokens
-        self._stops = stops
         self._ids: list[int] = []  # what was said so far
 
     def hold(self) -> None:
@@ -82,7 +80,7 @@ class Conversation:
         """Adds the line to the text and shows how the model continues it."""
         added = encode_prompt(("\n" if self._ids else "") + line, self._language, opens=not self._ids)
         continuation = Continuation(self._ids + added, self._max_new_tokens, self._seed)
-        text = StreamedText(self._language.tokenizer, self._stops)
+        text = StreamedText(self._language.tokenizer)
         clock = DecodingClock(self._decoder)
 
         with Signals(patience=USUALLY_SECONDS) as signals:
@@ -90,7 +88,7 @@ class Conversation:
                 if continuation.finish != "end_of_text":
                     clock.count()
                     show(text.add(continuation.ids[-1]))
-                if text.stopped or signals.number is not None:
+                if signals.number is not None:
                     continuation.finish = continuation.finish or "stop"
         show(text.end() + "\n")
         print(clock.line(), file=sys.stderr)

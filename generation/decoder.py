@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
+from architectures.decoding import LaidOutBlock, LaidOutEnds
 from architectures.table import ModelConfig, architecture_of
-from generation.weights import WeightLoader
+from machine.backends import backend_of
 from ops.products import PACKED_ROWS, Dense, Packed
 
+LOADING_THREADS = 2  # PyTorch transposes a matrix with one thread
 SLOTS = 64  # attention looks at a multiple of this, so that a row's sums do not depend on its neighbours' lengths
 
 AttendInLayer: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -66,7 +70,7 @@ class Decoder:
         shape = (num_rows, 2, self.num_kv_heads, num_slots, head_size)
         self.caches = [lazy_zeros(shape, dtype, self.device) for _ in self.weights.blocks]
 
-        self.compiled = False
+        self.compiled = self.in_graphs = False
         self.steps = 0
         self._compute_logits = self._logits  # or what the compiler made of it
 
@@ -75,25 +79,35 @@ class Decoder:
         """Bytes of weights that a step reads."""
         return self.weights.bytes_per_step
 
-    def compile(self) -> None:
-        """Compiles the step for num_rows rows, once for all lengths. Raises whatever the compiler raises."""
-        options: dict[str, Any] = {
-            "realize_opcount_threshold": 8,  # the input of a product is computed once, not again in its loop
-            "cpp.threads": torch.get_num_threads(),  # a kernel from the compiler's cache has this many, whatever is set
-        }
-        run = torch.compile(self._logits, dynamic=False, fullgraph=True, options=options)
+    def compile(self, in_graphs: bool) -> None:
+        """Compiles the step for num_rows rows, once for all lengths. Raises whatever the compiler raises.
 
-        def with_dynamic_length(ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor,
-                                ) -> torch.Tensor:
-            torch._dynamo.mark_dynamic(mask_B11S, 3)
+        in_graphs: a step is launched whole, as one CUDA graph. It does the same at the same addresses each time, so
+        attention looks at all slots.
+        """
+        if in_graphs:
+            for tensor in (*self.caches, *tensors_in(self.weights)):
+                torch._dynamo.mark_static_address(tensor)  # else each step would copy it to where the graph reads
+            run = torch.compile(self._logits, mode="reduce-overhead", dynamic=False, fullgraph=True)
+        else:
+            run = torch.compile(self._logits, dynamic=False, fullgraph=True, options={
+                "realize_opcount_threshold": 8,  # the input of a product is computed once, not again in its loop
+                "cpp.threads": torch.get_num_threads()})  # which a kernel from the compiler's cache keeps
+
+        def compute_logits(ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
+            if in_graphs:
+                torch.compiler.cudagraph_mark_step_begin()  # the logits of the step before may be overwritten
+            else:
+                torch._dynamo.mark_dynamic(mask_B11S, 3)
             return run(ids_B, positions_B, mask_B11S)
 
-        self.compiled = True
-        self._compute_logits = with_dynamic_length
+        self.compiled, self.in_graphs = True, in_graphs
+        self._compute_logits = compute_logits
         try:
-            self.step([0] * self.num_rows)
+            for _ in range(3 if in_graphs else 1):  # a graph is recorded in the second call
+                self.step([0] * self.num_rows)
         except Exception:
-            self.compiled = False
+            self.compiled = self.in_graphs = False
             self._compute_logits = self._logits
             raise
         finally:
@@ -153,7 +167,7 @@ class Decoder:
         lengths = self.lengths[:B]
         assert max(lengths) < self.window, "more tokens than positions"
 
-        S = round_up_to_slots(max(lengths) + 1)
+        S = round_up_to_slots(self.window if self.in_graphs else max(lengths) + 1)
         ids_and_positions_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], lengths], device=self.device)
         ids_B, positions_B = ids_and_positions_2B[0], ids_and_positions_2B[1]
         logits_BV = self._compute_logits(ids_B, positions_B, self._mask(positions_B, S))
@@ -202,3 +216,113 @@ class Decoder:
         for layer, block in enumerate(weights.blocks):
             x = block(x, places, partial(attend, layer))
         return weights.ends.leave(x)
+
+
+# ---------------------------------------------------------------- the weights
+
+
+@dataclass(frozen=True)
+class DecodingWeights:
+    """A whole model laid out for decoding. The head is the embedding itself where they share a matrix and a layout."""
+
+    embedding: Dense
+    ends: LaidOutEnds
+    blocks: list[LaidOutBlock]
+    head: Dense
+    bytes_per_step: int  # of the matrices, which a step reads
+
+
+@dataclass(frozen=True)
+class WeightLoader:
+    """Lays out the tensors of a state dict, which may lie on any device and may lack the vocabulary's padding.
+
+    Matrices are kept as the kind says and multiplied in weight_dtype; vectors are in dtype, that of the activations.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor]
+    device: torch.device
+    dtype: torch.dtype
+    kind: type[Dense]
+    weight_dtype: torch.dtype
+
+    def load(self) -> DecodingWeights:
+        """The whole model."""
+        architecture = architecture_of(self.config)
+        parts_by_layer = [PartsInOrder(self) for _ in range(self.config.n_layer)]
+
+        def load_block(layer: int) -> LaidOutBlock:
+            return architecture.decoding_block(self.config, layer, parts_by_layer[layer])
+
+        with ThreadPoolExecutor(LOADING_THREADS) as pool:
+            blocks = pool.map(load_block, range(self.config.n_layer))
+
+            ends = architecture.decoding_ends(self.config, PartsInOrder(self))
+            is_packed = self.kind is Packed
+            embedding = self.table(architecture.EMBEDDING, Dense if is_packed else self.kind)  # rows cannot be packed
+
+            head_name = architecture.head_name(self.config)
+            if head_name != architecture.EMBEDDING:
+                head = self.table(head_name, self.kind)
+            elif is_packed:
+                head = Packed(embedding.weight, None, embedding.dtype)
+            else:
+                head = embedding
+            blocks = list(blocks)
+
+        num_bytes = head.num_bytes + sum(matrix.num_bytes for parts in parts_by_layer for matrix in parts.matrices)
+        return DecodingWeights(embedding, ends, blocks, head, num_bytes)
+
+    def table(self, name: str, kind: type[Dense]) -> Dense:
+        """A matrix with a row for each id, by its parameter's name; on a GPU the vocabulary is padded."""
+        weight = self.tensors[f"{name}.weight"].to(self.device)
+        if backend_of(self.device).is_gpu:
+            weight = F.pad(weight, (0, 0, 0, self.config.padded_vocab_size - len(weight)))
+        return kind(weight, None, self.weight_dtype)
+
+
+class PartsInOrder:
+    """The parts of a block as an architecture asks for them: its matrices are laid out one after another.
+
+    A mapped file holds most of GPT-2's matrices transposed. Packing would copy such a view, each time to fresh pages of
+    memory; copying it to a buffer that is used again is faster.
+    """
+
+    def __init__(self, loader: WeightLoader):
+        self.matrices: list[Dense] = []  # those asked for so far
+        self._loader = loader
+        self._buffer: torch.Tensor | None = None
+
+    def matrix(self, name: str) -> Dense:
+        """A linear layer by the name of its parameters."""
+        loader = self._loader
+        weight = loader.tensors[f"{name}.weight"].to(loader.device)
+        if loader.kind is Packed and not weight.is_contiguous():
+            weight = self._copy(weight)
+        self.matrices.append(loader.kind(weight, self.vector_if_any(f"{name}.bias"), loader.weight_dtype))
+        return self.matrices[-1]
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A vector or a table that is added, by its parameter's whole name, in the dtype of the activations."""
+        return self._loader.tensors[name].to(self._loader.device, self._loader.dtype)
+
+    def vector_if_any(self, name: str) -> torch.Tensor | None:
+        """The same; None if the model has no such parameter."""
+        return self.vector(name) if name in self._loader.tensors else None
+
+    def _copy(self, weight: torch.Tensor) -> torch.Tensor:
+        """A copy in the buffer, which the next one overwrites."""
+        dtype = self._loader.weight_dtype
+        if self._buffer is None:
+            views = (tensor.numel() for tensor in self._loader.tensors.values() if not tensor.is_contiguous())
+            self._buffer = torch.empty(max(views), dtype=dtype)
+        return self._buffer[:weight.numel()].view(weight.shape).copy_(weight.to(dtype))
+
+
+def tensors_in(part: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an object holds, in its attributes, lists and theirs."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, list) or hasattr(part, "__dict__"):
+        for value in part if isinstance(part, list) else vars(part).values():
+            yield from tensors_in(value)

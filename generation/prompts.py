@@ -1,9 +1,8 @@
-"""The texts to continue, from the command line, a file or standard input, and their ids."""
+"""The text to continue, from the command line, a file or standard input, and its ids."""
 
 from __future__ import annotations
 
 import codecs
-import json
 import sys
 from dataclasses import dataclass
 
@@ -17,19 +16,18 @@ from tokens.tokenizer import end_of_text_id, opening_ids
 MAX_PROMPT_BYTES = 2**20
 
 
-def read_prompts(prompt: str | None, prompt_file: str | None, in_lines: bool) -> list[str]:
-    """The texts to continue, at least one: of the file if one is given, else the prompt, a newline by default.
+def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    """The text to continue: of the file if one is given, else the prompt, a newline by default.
 
     Raises UserError (exit 3).
     """
     if prompt_file is None:
-        return [without_surrogates("\n" if prompt is None else prompt)]
-    content = read_prompt_file(prompt_file)
-    return prompts_in_lines(content, printable(prompt_file)) if in_lines else [content]
+        return without_surrogates("\n" if prompt is None else prompt)
+    return read_prompt_file(prompt_file)
 
 
 def without_surrogates(text: str) -> str:
-    """The text with ? for lone surrogates, which no tokenizer takes: bytes of the shell that are not UTF-8, or JSON."""
+    """The text with ? for lone surrogates, which no tokenizer takes: bytes of the shell that are not UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -66,39 +64,6 @@ def read_prompt_file(name: str) -> str:
         return content.decode(errors="replace")
 
 
-def prompts_in_lines(content: str, shown_name: str) -> list[str]:
-    """One prompt from each line that is not blank.
-
-    If the first of them is a JSON object with text in its field prompt or text, all must be. Raises UserError (exit 3).
-    """
-    lines = [(number, line.removesuffix("\r")) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
-    if not lines:
-        raise UserError(Exit.DATA, f"--prompt_file {shown_name}: every line is blank. Write one prompt on each line.")
-    if prompt_in_json(lines[0][1]) is None:
-        return [line for _, line in lines]
-
-    prompts = []
-    for number, line in lines:
-        prompt = prompt_in_json(line)
-        if prompt is None:
-            raise UserError(Exit.DATA, f"--prompt_file {shown_name}, line {number:,}: not a JSON object with text in "
-                                       "'prompt' or 'text', as the first line is. Correct the line.")
-        prompts.append(prompt)
-    return prompts
-
-
-def prompt_in_json(line: str) -> str | None:
-    """The text in field prompt or text of a JSON object; None if the line is something else."""
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict):
-        return None
-    prompt = fields.get("prompt", fields.get("text"))
-    return without_surrogates(prompt) if isinstance(prompt, str) else None
-
-
 @dataclass(frozen=True)
 class Language:
     """What a model reads and writes: its tokenizer, the number of its ids, and how a text begins and ends in them."""
@@ -126,11 +91,10 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
     try:
         ids = language.tokenizer.encode(prompt, add_special_tokens=False).ids
     except Exception as error:  # from a vocabulary of words that has no token for unknown ones
-        raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(str(error))[:120]}). Give the "
-                                   "model's own --tokenizer_file, or another --prompt.") from error
-    opening = language.opening_ids
-    if opens and ids[:len(opening)] != opening:  # unless the prompt has them itself, by --special_tokens
-        ids = [*opening, *ids]
+        raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(str(error))[:120]}). Put "
+                                   "the model's own tokenizer.json into its folder, or change --prompt.") from error
+    if opens:
+        ids = [*language.opening_ids, *ids]
     if not ids:
         if language.empty_id is None:
             raise UserError(Exit.DATA, "an empty prompt starts with the end-of-text id, and the tokenizer has none. "
@@ -138,5 +102,5 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
         ids = [language.empty_id]
     if max(ids) >= vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer gives the prompt an id {max(ids):,}, the model has {vocab_size:,} "
-                                   "ids. Give the model's own --tokenizer_file.")
+                                   "ids. Put the model's own tokenizer.json into its folder.")
     return ids

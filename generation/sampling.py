@@ -1,6 +1,6 @@
-"""The loop that makes several texts in the rows of one decoder.
+"""The loop that makes several texts in the rows of one decoder, and the distribution that their ids are drawn from.
 
-Shapes: B rows, V vocabulary.
+Shapes: B rows, V vocabulary, M candidates of a row.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import torch
 
 from architectures.table import Network
 from common.errors import Exit, UserError
-from generation.ahead import decode_ahead
 from generation.continuation import DEFAULTS, Continuation, Sampling
 from generation.decoder import Decoder
-from generation.distribution import draw, penalised
-from generation.graphs import GraphDecoder
 from machine.backends import backend_of
 from ops.shards import all_assembled
 
+CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
 AnyContinuation = TypeVar("AnyContinuation", bound=Continuation)
 
 
@@ -31,9 +29,6 @@ def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling:
     next one is taken from continuations when a row is free. When a window of T positions is full, its older half is
     dropped and the newer half is read again. Raises UserError (exit 6) for logits that are not finite.
     """
-    if isinstance(decoder, GraphDecoder) and decoder.is_ready:
-        yield from decode_ahead(decoder, continuations, sampling, end_ids)
-        return
     waiting = iter(continuations)
     active: list[AnyContinuation] = []  # the text in each row
     while True:
@@ -77,15 +72,7 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
     if not total_B.isfinite().all():
         raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
                                        "earlier checkpoint, or --no-use_amp.")
-
-    altered_BV = logits_BV
-    n = sampling.no_repeat_ngram_size
-    if sampling.repetition_penalty != 1 or n:
-        histories = [text.ids for text in active]
-        banned = [text.banned(n) if n else [] for text in active]
-        altered_BV = penalised(logits_BV, histories, banned, sampling.repetition_penalty)
-
-    chosen_B = draw(altered_BV, sampling, [text.uniform() for text in active])
+    chosen_B = draw(logits_BV, sampling, [text.uniform() for text in active])
     log_probabilities_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - total_B
     return chosen_B.tolist(), log_probabilities_B.tolist()
 
@@ -102,3 +89,43 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
         if should_stop():
             break
     return text.new_ids
+
+
+# ---------------------------------------------------------------- the distribution
+
+
+def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
+    """One id for each row of fp32 logits, int64 [B]: the likeliest if greedy, else chosen by a number in [0, 1)."""
+    if sampling.is_greedy:
+        return logits_BV.argmax(-1)
+    values_BM, ids_BM = candidates(logits_BV / sampling.temperature, sampling)
+    cumulative_BM = values_BM.double().softmax(-1).cumsum(-1)
+    at_B1 = torch.tensor(uniforms, dtype=torch.float64, device=values_BM.device)[:, None] * cumulative_BM[:, -1:]
+    place_B1 = torch.searchsorted(cumulative_BM, at_B1, right=True).clamp(max=values_BM.size(-1) - 1)
+    return (place_B1 if ids_BM is None else ids_BM.gather(1, place_B1))[:, 0]
+
+
+def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The logits that may be drawn, likeliest first, and their ids, [B, M] each; those that are not kept have -inf.
+
+    Kept are the k likeliest, and of these the nucleus, which is the smallest set of likeliest ids that holds at least
+    top_p (Holtzman et al. 2019, section 3.1). Where every id may be drawn, none is sorted: ids are None.
+    """
+    V, k = logits_BV.size(-1), sampling.top_k
+    has_k = 0 < k < V
+    if sampling.top_k == 0 and sampling.top_p == 1:
+        return logits_BV, None
+    # Each rule keeps the first of the sorted ids, so few of them are enough where the last one of them is not kept.
+    for num in (min(V, k + 32 if has_k else CANDIDATES), V):
+        values_BM, ids_BM = logits_BV.topk(num)
+        kept_BM = torch.ones_like(values_BM, dtype=torch.bool)
+        if has_k:
+            kept_BM = values_BM >= values_BM[:, k - 1:k]
+        if sampling.top_p < 1:
+            total = values_BM.masked_fill(~kept_BM, -torch.inf) if has_k else logits_BV
+            p_BM = (values_BM - total.logsumexp(-1, keepdim=True)).exp()
+            kept_BM &= p_BM.cumsum(-1) - p_BM < sampling.top_p
+        kept_BM[:, 0] = True
+        if not kept_BM[:, -1].any():
+            break
+    return values_BM.masked_fill(~kept_BM, -torch.inf), ids_BM

@@ -28,85 +28,38 @@ def show(piece: str) -> None:
 
 
 class StreamedText:
-    """Text as its ids come: whole characters, and nothing that may be the beginning of a stop text.
+    """Text as its ids come, in whole characters."""
 
-    stops are the texts that end it; from then on stopped is true, and the stop text itself is left out.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
-        self.stopped = False
+    def __init__(self, tokenizer: Tokenizer):
+        self.given = ""  # what add and end have returned so far
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._stops = stops
         self._ids: list[int] = []
-        self._decoded = ""
-        self._num_given = 0  # characters of _decoded
-
-    @property
-    def given(self) -> str:
-        """What add and end have returned so far."""
-        return self._decoded[:self._num_given]
 
     def add(self, new_id: int) -> str:
         """The text that can be shown after one more id."""
         self._ids.append(new_id)
-        return self._extend(self._stream.step(self._tokenizer, new_id) or "", is_last=False)
+        piece = self._stream.step(self._tokenizer, new_id) or ""
+        self.given += piece
+        return piece
 
     def end(self) -> str:
         """The rest of the text; an unfinished character is U+FFFD."""
-        if self.stopped:
-            return ""
-        whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        return self._extend(whole[len(self._decoded):], is_last=True)
-
-    def _extend(self, piece: str, is_last: bool) -> str:
-        """Adds decoded text and returns what can be given of it, up to a stop text."""
-        searched = len(self._decoded)
-        self._decoded += piece
-        end = len(self._decoded)
-
-        places = [self._decoded.find(stop, max(0, searched - len(stop) + 1)) for stop in self._stops]
-        found = [place for place in places if place >= 0]
-        if found:
-            self.stopped = True
-            end = min(found)
-            self._decoded = self._decoded[:end]
-        elif not is_last:
-            end -= max(map(self._length_begun, self._stops), default=0)
-
-        start = self._num_given
-        self._num_given = max(start, end)
-        return self._decoded[start:self._num_given]
-
-    def _length_begun(self, stop: str) -> int:
-        """The number of characters at the end of the text that may begin this stop text."""
-        return max((n for n in range(1, len(stop)) if self._decoded.endswith(stop[:n])), default=0)
+        rest = self._tokenizer.decode(self._ids, skip_special_tokens=True)[len(self.given):]
+        self.given += rest
+        return rest
 
 
 # ---------------------------------------------------------------- several texts
 
 
 class Sample(Continuation):
-    """One of the continuations that generate.py writes.
+    """One of the continuations that generate.py writes; number is its place among all."""
 
-    number is its place among all, index its place among those of its prompt.
-    """
-
-    def __init__(self, number: int, index: int, prompt: str, prompt_ids: Sequence[int], max_new_tokens: int, seed: int,
+    def __init__(self, number: int, prompt: str, prompt_ids: Sequence[int], max_new_tokens: int, seed: int,
                  text: StreamedText):
         super().__init__(prompt_ids, max_new_tokens, seed)
-        self.number = number
-        self.index = index
-        self.prompt = prompt
-        self.seed = seed
-        self.text = text
-
-    def extend_text(self) -> str:
-        """The text that can be shown after the newest id; a stop text ends the sample."""
-        piece = self.text.add(self.ids[-1])
-        if self.text.stopped:
-            self.finish = "stop"
-        return piece
+        self.number, self.prompt, self.seed, self.text = number, prompt, seed, text
 
     @property
     def opening(self) -> str:
@@ -115,9 +68,9 @@ class Sample(Continuation):
 
     def record(self) -> dict[str, Any]:
         """The fields of --json."""
-        return {"prompt": self.prompt, "sample": self.index, "seed": self.seed, "text": self.text.given,
+        return {"prompt": self.prompt, "sample": self.number, "seed": self.seed, "text": self.text.given,
                 "ids": self.new_ids, "log_probabilities": self.log_probabilities,
-                "finish_reason": "stop" if self.text.stopped else self.finish or "interrupted"}
+                "finish_reason": self.finish or "interrupted"}
 
 
 class OrderedOutput:

@@ -5,7 +5,11 @@ import random
 import pytest
 import torch
 
+from architectures.table import ARCHITECTURES
+from checkpoint.load import open_model
+from generation.continuation import Continuation, Sampling
 from generation.decoder import Decoder
+from generation.sampling import decode
 from ops.products import Dense, Int8
 from ops.rotary import RotaryScaling
 from tests.helpers.decoding import EXACT_KINDS, KINDS, decoder_of, largest_difference, skip_unless_possible
@@ -110,13 +114,30 @@ def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_any,
     model = make_any(arch, seq_length=256)
     plain, compiled = decoder_of(model, 1), decoder_of(model, 1, torch.float32, kind, dtype)
     counters.clear()
-    compiled.compile()
+    compiled.compile(in_graphs=False)
     for decoder in (plain, compiled):
         decoder.fill(0, [1, 2, 3])
     for step in range(253):  # to the end of the window
         found, expected = compiled.step([step]), plain.step([step])
         assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 else 0.06)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
+def test_the_step_of_a_graph_makes_the_ids_of_the_plain_loop(make_any, arch):
+    """As compiled for CUDA graphs, attention looks at all slots; a CPU runs the same code without the graphs."""
+    model = make_any(arch, seq_length=100)
+    made = []
+    for in_graphs in (False, True):
+        decoder = decoder_of(model, 3)
+        if in_graphs:
+            decoder.compile(in_graphs=True)
+        texts = [Continuation([1, 2, 3 + seed], 110 - 20 * seed, seed) for seed in range(5)]
+        for _ in decode(decoder, texts, Sampling(0.9, 50), (17,)):
+            pass
+        made.append([text.ids for text in texts])
+    assert made[0] == made[1]
 
 
 @pytest.mark.gpu
@@ -130,10 +151,54 @@ def test_on_a_gpu_a_step_gives_the_models_logits(make_model, compiled, dtype, ki
         whole = model(ids)
     decoder = Decoder(model.config, model.state_dict(), 3, "cuda", dtype, kind)
     if compiled:
-        decoder.compile()
+        decoder.compile(in_graphs=True)
     for row, length in enumerate((0, 5, 60)):
         decoder.fill(row, ids[row, :length].tolist())
     for step in range(20):
         found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 60))])
         expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 60))])
         assert largest_difference(found.cpu().float()[:, :300], expected) < most
+
+
+# ---------------------------------------------------------------- the weights
+
+
+def test_eight_bits_take_half_of_sixteen(make_model):
+    model = make_model(n_embd=256, n_head=4)
+    whole, small = (decoder_of(model, 1, torch.bfloat16, kind).bytes_per_step for kind in (Dense, Int8))
+    assert small < 0.51 * whole
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_decoding_lays_out_every_parameter_of_the_network_once(make_any, arch, tied):
+    model, asked = make_any(arch, tie_weights=tied), []
+
+    class Recorded(dict):
+        def __getitem__(self, name):
+            asked.append(name)
+            return super().__getitem__(name)
+
+    weights = model.state_dict()
+    Decoder(model.config, Recorded(weights), 1)
+    assert sorted(asked) == sorted(weights)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_what_a_step_reads_are_the_blocks_matrices_and_the_output_layer(make_any, arch):
+    model = make_any(arch, vocab_size=384)
+    matrices = model.config.num_block_weights + 384 * model.config.n_embd
+    assert decoder_of(model, 1).bytes_per_step == 4 * matrices
+
+
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+def test_weights_mapped_from_a_file_give_the_bits_of_those_in_memory(make_checkpoint, tmp_path, dtype, kind):
+    skip_unless_possible(dtype, kind)
+    path, model, _ = make_checkpoint(tmp_path, vocab_size=300, seq_length=32)
+    _, weights = open_model(path)
+    assert len(weights["transformer.wte.weight"]) == 300 < len(model.head_weight)
+    found, expected = (Decoder(model.config, each, 2, "cpu", dtype, kind) for each in (weights, model.state_dict()))
+    for decoder in (found, expected):
+        decoder.fill(0, [1, 2, 3])
+    for _ in range(5):
+        assert torch.equal(found.step([3, 4]), expected.step([3, 4]))

@@ -1,25 +1,14 @@
-"""generation/prompts.py: prompts in lines and in files, and their ids."""
+"""generation/prompts.py: a prompt from a file, and its ids."""
 
 import pytest
 
 from common.errors import Exit, UserError
-from generation.prompts import Language, encode_prompt, prompts_in_lines, read_prompt_file, read_prompts
+from generation.prompts import Language, encode_prompt, read_prompt, read_prompt_file
 
 
 def test_without_a_prompt_a_newline_is_continued():
-    assert read_prompts(None, None, False) == ["\n"]
-    assert read_prompts("", None, False) == [""]
-
-
-def test_a_line_is_a_prompt_and_so_is_a_field(tmp_path):
-    assert prompts_in_lines("one\r\n\n two \n{not json}\n", "x") == ["one", " two ", "{not json}"]
-    assert prompts_in_lines('{"prompt": "a\\nb", "text": "c"}\n\n{"text": "d"}', "x") == ["a\nb", "d"]
-    for bad in ('{"prompt": 3}', "[1]", "plain"):
-        with pytest.raises(UserError, match="line 2: not a JSON object") as caught:
-            prompts_in_lines('{"prompt": "a"}\n' + bad, "x")
-        assert caught.value.code == Exit.DATA
-    with pytest.raises(UserError, match="every line is blank"):
-        prompts_in_lines(" \n\n", "x")
+    assert read_prompt(None, None) == "\n"
+    assert read_prompt("", None) == ""
 
 
 def test_a_prompt_that_is_not_utf8_is_replaced_and_said(tmp_path, capsys):
@@ -58,12 +47,10 @@ def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
     assert encode_prompt("", llama) == [bos]
 
     assert bos not in encode_prompt("<bos>a", llama, opens=False)
-    tokenizer.encode_special_tokens = False
-    assert encode_prompt("<bos>the cat", llama) == [bos, *plain]
 
 
 def test_a_closed_standard_input_is_said(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(UserError, match="--prompt_file -: standard input is closed") as caught:
-        read_prompts(None, "-", False)
+        read_prompt(None, "-")
     assert caught.value.code == Exit.DATA

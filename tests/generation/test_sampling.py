@@ -8,8 +8,7 @@ import torch
 from architectures.table import ARCHITECTURES
 from common.errors import Exit, UserError
 from generation.continuation import Continuation, Sampling
-from generation.distribution import draw
-from generation.sampling import decode
+from generation.sampling import candidates, decode, draw
 from ops.products import fastest_kind
 from tests.helpers.decoding import EXACT_KINDS, GREEDY, decoder_of, skip_unless_possible, take
 
@@ -33,18 +32,6 @@ def test_greedy_ids_are_those_of_transformers(make_any, write_folder, tmp_path, 
         assert text.ids[:len(prompt)] == prompt
         assert text.new_ids == found[len(prompt) - 1:len(text.ids) - 1].tolist()
         assert len(text.new_ids) == 14
-
-
-def test_greedy_with_penalties_is_that_of_transformers(make_checkpoint, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    path, model, _ = make_checkpoint(tmp_path, seq_length=64)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
-    theirs.generation_config.eos_token_id = None
-    for prompt in ([3, 4, 3, 4], [7], [1, 2, 3, 1, 2, 3]):
-        expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=50, pad_token_id=0,
-                                   repetition_penalty=1.2, no_repeat_ngram_size=2)
-        sampling = Sampling(0.0, 0, repetition_penalty=1.2, no_repeat_ngram_size=2)
-        assert prompt + take(model, prompt, 50, sampling) == expected[0].tolist()
 
 
 def by_the_documented_rule(model, prompt: list[int], max_new_tokens: int, sampling: Sampling, seed: int) -> list[int]:
@@ -93,7 +80,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, 
 def test_log_probabilities_are_the_models_own(make_model):
     model = make_model(seq_length=32)
     text = Continuation([1, 2, 3], 20, 0)
-    for _ in decode(decoder_of(model, 1), [text], Sampling(0.5, 5, repetition_penalty=1.5), ()):
+    for _ in decode(decoder_of(model, 1), [text], Sampling(0.5, 5), ()):
         pass
     with torch.no_grad():
         all_BTV = model(torch.tensor([text.ids])).log_softmax(-1)
@@ -135,3 +122,61 @@ def test_logits_that_are_not_finite_end_it(make_model):
     with pytest.raises(UserError, match="not finite") as caught:
         take(model, [1], 3)
     assert caught.value.code == Exit.DIVERGED
+
+
+# ---------------------------------------------------------------- the distribution
+
+
+def left(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The candidates, back in the vocabulary's order."""
+    scaled_BV = logits_BV / sampling.temperature
+    values, ids = candidates(scaled_BV, sampling)
+    if ids is None:
+        return scaled_BV
+    return torch.full_like(logits_BV, -torch.inf).scatter(1, ids, values)
+
+
+@pytest.mark.parametrize("size", [50, 3000])
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [
+    (1.0, 0, 1.0), (0.7, 5, 1.0), (1.0, 1, 1.0), (1.3, 49, 1.0), (1.0, 50, 1.0), (1.0, 10**6, 1.0), (1.0, 0, 0.9),
+    (0.8, 0, 0.3), (1.0, 0, 1e-6), (0.5, 20, 0.8), (2.0, 3, 0.999), (9.0, 0, 0.99)])
+def test_the_ids_left_are_those_transformers_leaves(temperature, top_k, top_p, size):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    logits_BV = 4 * torch.randn(60, size)
+    logits_BV[::2] = logits_BV[::2].round()  # many ties
+    warpers = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(temperature)])
+    if top_k:
+        warpers.append(transformers.TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(transformers.TopPLogitsWarper(top_p))
+        logits_BV += 1e-3 * torch.randn(60, size)  # the nucleus may take any of several equal ones
+    expected_BV = warpers(torch.zeros(60, 1, dtype=torch.long), logits_BV.clone())
+    found_BV = left(logits_BV, Sampling(temperature, top_k, top_p))
+    assert torch.equal(found_BV.isinf(), expected_BV.isinf())
+    assert not found_BV.isinf().all(-1).any()
+    torch.testing.assert_close(found_BV.softmax(-1), expected_BV.softmax(-1))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.5, 3), Sampling(0.5, 0, 1.0), Sampling(0.5, 0, 0.999)])
+def test_draws_come_as_often_as_their_probability_says(sampling):
+    logits_BV = torch.tensor([[0.0, 2.0, -1.0, 1.0, -torch.inf]]).expand(20_000, -1)
+    rng = random.Random(0)
+    drawn = draw(logits_BV, sampling, [rng.random() for _ in range(20_000)])
+    share = torch.bincount(drawn, minlength=5) / 20_000
+    torch.testing.assert_close(share, left(logits_BV[:1], sampling)[0].softmax(0), atol=0.01, rtol=0)
+    assert share[4] == 0
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_uniform_numbers_draw_ids_that_are_possible(uniform):
+    logits_BV = torch.tensor([[-torch.inf, 1.0, -torch.inf, 0.0, -torch.inf]])
+    for sampling in (Sampling(1.0, 0), Sampling(1.0, 2), Sampling(1.0, 0, 0.5)):
+        assert int(draw(logits_BV, sampling, [uniform])) in (1, 3)
+
+
+def test_temperature_zero_takes_the_likeliest_and_a_tiny_one_does_not_fail():
+    logits_BV = 100 * torch.randn(50, 30)
+    for temperature in (0.0, 1e-4, 1e-10, 1e-38, 1e-300):
+        found = draw(logits_BV, Sampling(temperature, 0, 0.9), [0.5] * 50)
+        assert torch.equal(found, logits_BV.argmax(-1))

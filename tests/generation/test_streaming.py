@@ -1,4 +1,4 @@
-"""generation/streaming.py: whole characters, stop texts across token borders, samples in their order."""
+"""generation/streaming.py: whole characters, samples in their order."""
 
 import io
 import json
@@ -26,13 +26,10 @@ class Terminal(io.StringIO):
         return len(piece)
 
 
-def pieces_of(tokenizer, ids: list[int], stops=()) -> list[str]:
-    """What a text gives, id by id, until it is stopped or ends."""
-    text, pieces = StreamedText(tokenizer, stops), []
-    for index in ids:
-        if not text.stopped:
-            pieces.append(text.add(index))
-    pieces.append(text.end())
+def pieces_of(tokenizer, ids: list[int]) -> list[str]:
+    """What a text gives, id by id."""
+    text = StreamedText(tokenizer)
+    pieces = [*map(text.add, ids), text.end()]
     assert text.given == "".join(pieces)
     return pieces
 
@@ -56,26 +53,6 @@ def test_a_character_cut_off_by_the_end_is_shown_as_such(tokenizer):
     assert "".join(pieces_of(tokenizer, tokenizer.encode("ab\U0001f44d").ids[:-1])) == "ab\ufffd"
 
 
-def test_a_stop_ends_the_text_before_it_wherever_tokens_and_characters_end(tokenizer, texts):
-    rng = random.Random(0)
-    for text in texts:
-        ids = tokenizer.encode(text).ids
-        for _ in range(20):
-            start = rng.randrange(len(text))
-            stop = text[start:start + rng.randint(1, 6)]
-            pieces = pieces_of(tokenizer, ids, [stop, "never there", text + "more"])
-            assert "".join(pieces) == text[:text.index(stop)]
-        assert "".join(pieces_of(tokenizer, ids, ["never there", text + "!"])) == text
-
-
-def test_the_first_of_several_stops_counts_and_its_beginning_is_never_shown(tokenizer):
-    ids = tokenizer.encode("the cat sat. END of it").ids
-    pieces = pieces_of(tokenizer, ids, ["it", "END of", ". END"])
-    assert "".join(pieces) == "the cat sat"
-    shown = pieces_of(tokenizer, tokenizer.encode("a EN b END").ids, ["END"])
-    assert "".join(shown) == "a EN b "
-
-
 def test_control_bytes_are_escaped_on_a_terminal_alone(monkeypatch):
     for is_terminal, expected in ((False, "a\x1b[31mb\tc\x07\n\x9b2J"), (True, "a\\x1b[31mb\tc\\x07\n\\x9b2J")):
         stream = Terminal(is_terminal)
@@ -92,7 +69,7 @@ def sample_of(tokenizer):
     """A function: a sample by its number, of the prompt "p0" or "p1" and so on, with a text of its own."""
 
     def make(number: int) -> Sample:
-        return Sample(number, 0, f"p{number}", [1], 99, 7, StreamedText(tokenizer))
+        return Sample(number, f"p{number}", [1], 99, 7, StreamedText(tokenizer))
 
     return make
 
@@ -101,7 +78,7 @@ def say(output: OrderedOutput, sample: Sample, tokenizer, text: str) -> None:
     """Lets a sample get the ids of a text."""
     for new_id in tokenizer.encode(text).ids:
         sample.add(new_id, -1.0)
-        output.add(sample, sample.extend_text())
+        output.add(sample, sample.text.add(new_id))
 
 
 def test_samples_are_written_in_their_order_the_current_one_as_it_comes(sample_of, tokenizer, capsys):
