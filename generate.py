@@ -62,7 +62,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, one scale per output channel",
            called="quant")
-    g.switch("--compile", False, "compile the step, half a minute the first time; on NVIDIA's GPUs it is one CUDA graph, "
+    g.switch("--compile", False, "compile the step, half a minute the first time; on NVIDIA's GPUs one CUDA graph, "
                                  "on a CPU it serves one continuation at a time")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
