@@ -9,7 +9,6 @@ import argparse
 import codecs
 import copy
 import difflib
-import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,9 +29,10 @@ ON_THE_LINE_ALONE = ("help", "config", "debug")  # flags that a file cannot set
 class ValueKind(NamedTuple):
     """How the text of a flag becomes its value.
 
-    parse raises ValueError for text it does not take; words completes the sentence "must be ..."; metavar stands for
-    the value in --help; types are those that the value may have in a TOML file. A flag with several values has a list
-    of them, and a single one as itself; one that adds up may be repeated, while of others the last one counts.
+    parse raises ValueError or LookupError for text it does not take; words completes the sentence "must be ...";
+    metavar stands for the value in --help; types are those that the value may have in a TOML file. A flag with several
+    values has a list of them, and a single one as itself; one that adds up may be repeated, while of others the last
+    one counts.
     """
 
     parse: Callable[[str], Any]
@@ -43,96 +43,83 @@ class ValueKind(NamedTuple):
     adds_up: bool = False
 
 
-def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
-    """A whole number from low to high; 1_000 and 1,000 are read as 1000."""
+def _kind(convert: Callable[[str], Any], fits: Callable[[Any], object], words: str, unit: str,
+          *types: type) -> ValueKind:
+    """Values that convert makes of a text, as far as they fit."""
 
-    def parse(text: str) -> int:
-        value = int(text.replace(",", ""))
-        if not low <= value <= high:
+    def parse(text: str) -> Any:
+        value = convert(text)
+        if not fits(value):
             raise ValueError(text)
         return value
 
-    words = f"a whole number of at least {low:,}"
-    if high != MAX_WHOLE:
-        words = f"a whole number from {low:,} to {high:,}"
-    return ValueKind(parse, words, unit, (int,))
+    return ValueKind(parse, words, unit, types or (str,))
+
+
+def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
+    """A whole number from low to high; 1_000 and 1,000 are read as 1000."""
+    words = f"of at least {low:,}" if high == MAX_WHOLE else f"from {low:,} to {high:,}"
+    return _kind(lambda text: int(text.replace(",", "")), lambda value: low <= value <= high,
+                 f"a whole number {words}", unit, int)
 
 
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
     """A finite number from low to high. above excludes low itself, below excludes high."""
-
-    def parse(text: str) -> float:
-        value = float(text)
-        is_inside = math.isfinite(value) and low <= value <= high
-        is_excluded = (above and value == low) or (below and value == high)
-        if not is_inside or is_excluded:
-            raise ValueError(text)
-        return value
-
     words = f"a number from {low:g} to {high:g}"
     if above or below:
         words = f"a number {'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return ValueKind(parse, words, unit, (int, float))
+    return _kind(float, lambda value: low <= value <= high and not (above and value == low) and not (
+        below and value == high), words, unit, int, float)
 
 
 def quantity(low: int, high: int, unit: str = "N") -> ValueKind:
     """A whole number from low to high, also as a number of thousands, millions, billions or trillions: 2.6B."""
-    scales = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+    scales = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
-    def parse(text: str) -> int:
+    def convert(text: str) -> int:
         number = text.strip().replace(",", "").replace("_", "").upper()
-        letter = number[-1:] if number[-1:] in scales else ""
-        value = real(0, high).parse(number.removesuffix(letter)) * scales[letter]
-        if not low <= round(value) <= high:
-            raise ValueError(text)
-        return round(value)
+        return round(real(0, high).parse(number[:-1] if number[-1:] in scales else number) * scales.get(number[-1:], 1))
 
-    largest = max((letter for letter in scales if high % scales[letter] == 0), key=scales.__getitem__)
-    words = f"a number from {low:,} to {high // scales[largest]:,}{largest}, such as 300M or 2.6B"
-    return ValueKind(parse, words, unit, (int, float, str))
+    return _kind(convert, lambda value: low <= value <= high, f"a number from {low:,} to {high:,}, such as 300M or "
+                 "2.6B", unit, int, float, str)
 
 
 def one_of(*names: str) -> ValueKind:
     """One of the given words."""
-
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(text)
-        return text
-
-    return ValueKind(parse, "one of " + ", ".join(names), "|".join(names))
+    return _kind(str, names.__contains__, "one of " + ", ".join(names), "|".join(names))
 
 
 def auto_or(kind: ValueKind) -> ValueKind:
     """The word auto, or what the other kind takes."""
-
-    def parse(text: str) -> Any:
-        return text if text == "auto" else kind.parse(text)
-
-    return ValueKind(parse, f"auto or {kind.words}", f"auto|{kind.metavar}", (str, *kind.types))
+    return ValueKind(lambda text: text if text == "auto" else kind.parse(text), f"auto or {kind.words}",
+                     f"auto|{kind.metavar}", (str, *kind.types))
 
 
 def text(unit: str = "PATH") -> ValueKind:
     """Any text that is not empty and has no null character, which no file name may hold."""
-
-    def parse(value: str) -> str:
-        if not value or "\0" in value:
-            raise ValueError(value)
-        return value
-
-    return ValueKind(parse, "text that is not empty", unit)
+    return _kind(str, lambda value: value and "\0" not in value, "text that is not empty", unit)
 
 
 def escaped(unit: str = "TEXT") -> ValueKind:
     r"""Text that is not empty, in which \n, \t and \\ stand for a newline, a tab and a backslash."""
     characters = {"n": "\n", "t": "\t", "\\": "\\"}
+    return text(unit)._replace(parse=lambda value: re.sub(
+        r"\\([nt\\])", lambda found: characters[found[1]], text().parse(value)))
 
-    def parse(value: str) -> str:
-        if not value or "\0" in value:
+
+def encoding() -> ValueKind:
+    """The name of a text encoding, as Python's own name of it; None for UTF-8."""
+    not_of_files = ("idna", "punycode", "undefined", "unicode-escape", "unicode_escape", "raw-unicode-escape",
+                    "raw_unicode_escape")
+
+    def parse(value: str) -> str | None:
+        found = codecs.lookup(value)
+        "".encode(found.name)  # LookupError for what is no text, such as base64
+        if found.name in not_of_files or found.incrementaldecoder is None:
             raise ValueError(value)
-        return re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value)
+        return None if found.name in ("utf-8", "utf-8-sig") else found.name
 
-    return ValueKind(parse, "text that is not empty", unit)
+    return ValueKind(parse, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
 
 
 def one_or_more(kind: ValueKind, adds_up: bool = False) -> ValueKind:
@@ -143,6 +130,11 @@ def one_or_more(kind: ValueKind, adds_up: bool = False) -> ValueKind:
     return kind._replace(types=(*kind.types, list), has_several=True, adds_up=adds_up)
 
 
+SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
+WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
+WRONG = (ValueError, LookupError)  # what a kind raises for text that it does not take
+
+
 def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
     """The rest of the sentence about a value that a flag does not take, after the flag's name."""
     from common.synonyms import explain_value  # a table that only errors need
@@ -150,29 +142,17 @@ def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
     return f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}{explain_value(name, value)}"
 
 
-SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
-WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
-
-
 def share_or_steps() -> ValueKind:
     """A share below 1, or a whole number of steps."""
-
-    def parse(text: str) -> float:
-        share = real(0, MAX_WHOLE, above=True).parse(text)
-        return share if share < 1 else whole(1).parse(text)
-
-    return ValueKind(parse, "a share between 0 and 1, or a whole number of steps", "SHARE|N", (float, int))
+    return _kind(lambda text: float(text) if 0 < float(text) < 1 else int(text), lambda value: 0 < value <= MAX_WHOLE,
+                 "a share between 0 and 1, or a whole number of steps", "SHARE|N", float, int)
 
 
 def cadence() -> ValueKind:
     """A number of steps, 500, or of minutes, 10m."""
-
-    def parse(text: str) -> str:
-        value = text.replace(",", "").replace("_", "")
-        real(0, 1e6).parse(value.removesuffix("m")) if value.endswith("m") else whole(0).parse(value)
-        return value
-
-    return ValueKind(parse, "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm", (str, int))
+    return _kind(lambda text: text.replace(",", "").replace("_", ""), lambda value: re.fullmatch(
+        r"\d{1,9}|\d{1,6}(\.\d+)?m", value), "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm",
+        str, int)
 
 
 def steps_and_minutes(values: Any) -> tuple[int, float]:
@@ -193,25 +173,6 @@ def with_cadence(asked: Mapping[str, Any], steps: int | None = None, minutes: fl
 def in_list(value: Any) -> list[Any]:
     """The values of a flag that may have several."""
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def encoding() -> ValueKind:
-    """The name of a text encoding, as Python's own name of it; None for UTF-8."""
-    not_of_files = {"idna", "punycode", "undefined", "unicode-escape", "unicode_escape", "raw-unicode-escape",
-                    "raw_unicode_escape"}
-
-    def parse(value: str) -> str | None:
-        try:
-            found = codecs.lookup(value)
-            name = found.name
-            "".encode(name)  # LookupError for what is no text, such as base64
-        except (LookupError, UnicodeError) as error:
-            raise ValueError(value) from error
-        if name in not_of_files or found.incrementaldecoder is None:
-            raise ValueError(value)
-        return None if name in ("utf-8", "utf-8-sig") else name
-
-    return ValueKind(parse, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
 
 
 # ---------------------------------------------------------------- the flags, all of them and by groups
@@ -297,7 +258,7 @@ class Group:
         def convert(value: str) -> Any:
             try:
                 return kind.parse(value)
-            except ValueError:
+            except WRONG:
                 # Recorded, not raised: argparse goes on, and all problems are reported together.
                 self.parser.problems.append(f"{name} {_wrong_value(name, kind, value)}")
                 return default
@@ -490,7 +451,7 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             try:
                 parsed.append(kind.parse(str(word)))
-            except ValueError:
+            except WRONG:
                 raise ValueError(f"{what} ({place}) {_wrong_value('--' + name, kind, str(word))}") from None
         return parsed if isinstance(value, list) and not (kind.has_several and len(words) == 1) else parsed[0]
 
