@@ -21,6 +21,7 @@ from typing import Any
 
 from common import flags
 from common.errors import guard, optional, require
+from common.names import CARD, CONFIG, WEIGHTS
 from hub.names import as_recorded, check_package, name_of_folder, problems_with_name, problems_with_push
 
 # ---------------------------------------------------------------- flags
@@ -120,7 +121,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from architectures.table import ModelConfig, architecture_of
-from checkpoint.contents import CARD, CONFIG, PUBLISHED, WEIGHTS
+from checkpoint.contents import PUBLISHED
 from checkpoint.find import resolve
 from checkpoint.load import chat_template, end_ids, load_model, open_model, stored_in
 from checkpoint.nanogpt import convert

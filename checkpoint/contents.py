@@ -18,20 +18,13 @@ from typing import Any, TypeAlias
 import torch
 
 from architectures.table import ModelConfig, Network, architecture_of, name_of
+from common.names import CARD, CONFIG, GENERATION, OPTIMIZER, STATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from machine.backends import backend_of
 from ops.shards import all_assembled, assembled
 
-CONFIG = "config.json"
-GENERATION = "generation_config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # of a folder of others whose weights are several files
-OPTIMIZER = "optimizer.safetensors"
-STATE = "trainer_state.json"
-CARD = "README.md"
-MANIFEST = "manifest.json"
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a checkpoint's
 # What is published of a model besides its weights: ours, and what folders of others have.
-PUBLISHED = (CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
 WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # the cure in messages
@@ -140,8 +133,8 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
         STATE: state_text({**about, **state}),
     }
     if tokenizer_json is not None:
-        files["tokenizer.json"] = tokenizer_json
-        files["tokenizer_config.json"] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
+        files[TOKENIZER] = tokenizer_json
+        files[TOKENIZER_CONFIG] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
     files[CARD] = card
     return files
 

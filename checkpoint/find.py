@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from architectures.fields import shown
 from architectures.table import DEFAULT, ModelConfig, name_of
-from checkpoint.contents import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS, WHAT_OPENS
+from checkpoint.contents import WHAT_OPENS
 from checkpoint.tensors import pickles_in
 from checkpoint.verify import is_as_told, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import BEST, LAST, named_in
+from common.names import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS
 from common.words import is_utf8, printable, several, shell_word
 
 # Names that transformers and nanoGPT download by themselves, and what they are called on huggingface.co.

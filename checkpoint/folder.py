@@ -12,19 +12,18 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from checkpoint.contents import MANIFEST, STATE
 from checkpoint.find import steps_in
-from checkpoint.recorded import RUN_CONFIG
 from checkpoint.verify import read_json, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import rename, sync
 from common.locks import try_lock_if_there_are_any
+from common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
 from common.words import is_utf8, printable, shell_word
 
 LOCK = ".lock"
 MOST_SHOWN = 200  # characters of a path in a message
 SIGNED = "pid "  # how the content of the lock begins
-WRITTEN_WHOLE = ("metrics.jsonl", RUN_CONFIG)  # by common.files.write_whole, under a temporary name at first
+WRITTEN_WHOLE = (METRICS, RUN_CONFIG)  # by common.files.write_whole, under a temporary name at first
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
 

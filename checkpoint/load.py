@@ -15,12 +15,13 @@ from safetensors import SafetensorError, safe_open
 
 from architectures.fields import check_whole
 from architectures.table import ModelConfig, Network, architecture_of, by_model_type
-from checkpoint.contents import CONFIG, DTYPES, GENERATION, OPTIMIZER, WEIGHTS, WHAT_OPENS, StateSchema
+from checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
 from checkpoint.find import resolve
 from checkpoint.tensors import said, stored_tensors
 from checkpoint.verify import MAX_COUNT, read_json
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import read_text
+from common.names import CONFIG, GENERATION, OPTIMIZER, WEIGHTS
 from common.words import printable
 from machine.backends import backend_of
 from model import Options

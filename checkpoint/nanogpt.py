@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 
 import checkpoint
 from architectures import gpt2
-from checkpoint.contents import STATE, WEIGHTS, model_card, text_files
+from checkpoint.contents import model_card, text_files
 from checkpoint.load import weights_of
 from common.children import SAFE_PATH, ask
 from common.errors import Exit, InvalidCheckpoint, UserError
+from common.names import STATE, WEIGHTS
 from common.signals import Signals
 from common.words import count, printable
 from model import GPTConfig

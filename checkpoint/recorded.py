@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from common.config import TOML, Layer, read_toml
+from common.names import MANIFEST, MIRROR, RUN_CONFIG, STATE
 from common.words import printable
 
-RUN_CONFIG = "config.toml"  # in output_dir
-# In output_dir the folder of --mirror_to, in that folder the output_dir whose mirror it is. It belongs to the folder
-# and not to the run's flags: another run by the same flags, in another folder, must not write into this one's mirror.
-MIRROR = "mirror.json"
 CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
-# The files that tell a checkpoint, as checkpoint/contents.py names them; that module needs torch.
-CHECKPOINT_FILES = ("manifest.json", "trainer_state.json")
 # What --resume_from replaces: a resumed run does not begin at other weights.
 ONLY_AT_THE_START = ("init_from",)
 
@@ -88,7 +83,7 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     from common.files import named_in  # its hashlib would slow --help down
 
     path = output_dir if requested == "auto" else Path(requested)
-    if all((path / name).is_file() for name in CHECKPOINT_FILES):
+    if all((path / name).is_file() for name in (MANIFEST, STATE)):
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
     folder, _ = named_in(path, output_dir)  # best and last are of the same run
     return folder, newest_first(folder)
@@ -100,7 +95,7 @@ def newest_first(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             named = re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name)
-            if named and all((path / name).is_file() for name in CHECKPOINT_FILES):
+            if named and all((path / name).is_file() for name in (MANIFEST, STATE)):
                 steps[int(named[1])] = path
     return [steps[step] for step in sorted(steps, reverse=True)]
 
@@ -113,7 +108,7 @@ def _first_readable(checkpoints: list[Path]) -> Layer | None:
 
     for path in checkpoints:
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            state = json.loads(read_text(path / CHECKPOINT_FILES[1]))
+            state = json.loads(read_text(path / STATE))
             flags = _object(state, "flags")
             return Layer(printable(str(path)), _object(flags, "given"), _object(flags, "decided"), {})
     return None

@@ -12,15 +12,11 @@ from pathlib import Path
 
 import torch
 
-from checkpoint.contents import (
-    MANIFEST,
-    Tensors,
-    aligned,
-    manifest_text,
-)
+from checkpoint.contents import Tensors, aligned, manifest_text
 from checkpoint.folder import appearing
 from checkpoint.tensors import write_file, write_tensors
 from common.errors import InvalidCheckpoint
+from common.names import MANIFEST
 from machine.backends import backend_of
 from machine.pinned import HostBuffer
 from ops.shards import assembled

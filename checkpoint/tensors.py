@@ -20,10 +20,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from architectures.fields import shown
-from checkpoint.contents import DTYPES, INDEX, WEIGHTS
+from checkpoint.contents import DTYPES
 from checkpoint.verify import read_json
 from common.errors import InvalidCheckpoint
 from common.files import read_bytes, write_all
+from common.names import INDEX, WEIGHTS
 from common.words import printable, several
 
 BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from architectures.fields import check_whole, is_number, shown
-from checkpoint.contents import MANIFEST, NEEDED, OPTIMIZER, STATE, STATE_FORMAT, STATE_VERSION
+from checkpoint.contents import NEEDED, STATE_FORMAT, STATE_VERSION
 from common.errors import InvalidCheckpoint
 from common.files import read_text, sha256_of
+from common.names import MANIFEST, OPTIMIZER, STATE
 from common.words import printable
 
 MAX_COUNT = 2**53  # of steps and samples: the largest whole number that every reader of JSON knows exactly

@@ -14,13 +14,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from common.flags import having
+from common.names import CONFIG, INDEX, WEIGHTS
 from common.progress import Progress
 from common.waiting import in_thread
 from common.words import printable, several, shell_word
 from hub.library import Request, explaining, library
 from hub.names import DATASET, MODEL, is_on_hub, parse_name
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
 OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *TOKENIZERS, "generation_config.json",
               "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",

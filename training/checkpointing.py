@@ -56,13 +56,13 @@ class SavingPlan:
     in_between: bool
     copies: bool
 
-    def for_recipe(self, output: FlagsOfGroup, recipe: Recipe) -> SavingPlan:
+    def for_recipe(self, args: FlagsOfGroup, recipe: Recipe) -> SavingPlan:
         """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
         # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
-        num_epochs = int(recipe.passes) // output.checkpoint_interval
+        num_epochs = int(recipe.passes) // args.checkpoint_interval
         has_plateau = recipe.plateau_end is not None
-        is_copied = output.mirror_to is not None  # one stays until its copy is done
-        most = output.keep_checkpoints + 2 + has_plateau + is_copied + num_epochs
+        is_copied = args.mirror_to is not None  # one stays until its copy is done
+        most = args.keep_checkpoints + 2 + has_plateau + is_copied + num_epochs
         most = min(most, max(1, recipe.total_steps))  # one a step
         return replace(self, num_checkpoints=most, num_epochs=num_epochs)
 
@@ -80,22 +80,22 @@ class SavingPlan:
         return f"in the background, from a copy of {size(self.checkpoint_bytes)} in RAM"
 
 
-def plan_saving(output: FlagsOfGroup, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
+def plan_saving(args: FlagsOfGroup, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
                 ) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
-    steps, minutes = steps_and_minutes(output.checkpoint_every)
+    steps, minutes = steps_and_minutes(args.checkpoint_every)
     in_between = (
         minutes > 0
         or 0 < steps < recipe.total_steps
         or recipe.eval_interval < recipe.total_steps
         or recipe.plateau_end is not None
-        or recipe.passes > output.checkpoint_interval)
+        or recipe.passes > args.checkpoint_interval)
 
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
     has_room = available_ram() > held_bytes + 2 * checkpoint_bytes
     plan = SavingPlan(0, 0, checkpoint_bytes, in_between, in_between and has_room)
-    return plan.for_recipe(output, recipe)
+    return plan.for_recipe(args, recipe)
 
 
 # ---------------------------------------------------------------- saving
@@ -106,8 +106,8 @@ class Checkpointer:
 
     def __init__(self, run: Run, settings: Settings, tokenizer_json: str | None):
         setup = run.setup
-        self.plan, self._flags, self._run, self._runtime = setup.plan.saving, setup.args.output, run, setup.runtime
-        self.output_dir = Path(self._flags.output_dir)
+        self.plan, self._args, self._run, self._runtime = setup.plan.saving, setup.args.output, run, setup.runtime
+        self.output_dir = Path(self._args.output_dir)
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last one
@@ -121,8 +121,8 @@ class Checkpointer:
         self._snapshot = self.mirror = None
         if setup.processes.is_first:
             self._snapshot = save.Snapshot() if self.plan.copies else None
-            if self._flags.mirror_to is not None:
-                self.mirror = Mirror(Path(self._flags.mirror_to), self.output_dir, setup.out)
+            if self._args.mirror_to is not None:
+                self.mirror = Mirror(Path(self._args.mirror_to), self.output_dir, setup.out)
 
     # ---- when
 
@@ -153,20 +153,20 @@ class Checkpointer:
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
-        every, _ = steps_and_minutes(self._flags.checkpoint_every)
+        every, _ = steps_and_minutes(self._args.checkpoint_every)
         return bool(every and self._run.state.step % every == 0)
 
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
         """
-        _, minutes = steps_and_minutes(self._flags.checkpoint_every)
+        _, minutes = steps_and_minutes(self._args.checkpoint_every)
         is_late = self._runtime.processes.is_first and minutes and time.monotonic() - self._begun_at >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def stays(self) -> bool:
         """True if the checkpoint of this step stays: of the end of an epoch, of the plateau, of the last step."""
         recipe, state = self._run.setup.recipe, self._run.state
-        windows = recipe.windows_per_epoch * self._flags.checkpoint_interval
+        windows = recipe.windows_per_epoch * self._args.checkpoint_interval
         return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows
                 or state.step in (recipe.plateau_end, recipe.total_steps))
 
@@ -214,7 +214,7 @@ class Checkpointer:
     def _keeping(self, step: int) -> Keeping:
         """Which checkpoints stay after that of this step."""
         protected = (self._run.state.best_step, self.best_step, self._run.setup.recipe.plateau_end or 0)
-        return Keeping(step, self._flags.keep_checkpoints, frozenset(protected))
+        return Keeping(step, self._args.keep_checkpoints, frozenset(protected))
 
     def _mirror(self) -> None:
         """Asks for a copy of what was written last, if there is a mirror; returns at once."""
@@ -237,7 +237,7 @@ class Checkpointer:
         except OSError as error:
             free = shutil.disk_usage(self.output_dir).free if self.output_dir.exists() else 0
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {error.strerror or error}. It needs about "
-                     f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in {printable(self._flags.output_dir)}. "
+                     f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in {printable(self._args.output_dir)}. "
                      "Training goes on and the next save tries again; free some space.")
         if self._run.state.best_step in find.steps_in(self.output_dir):
             self.best_step = self._run.state.best_step
@@ -322,7 +322,7 @@ class Checkpointer:
         if self._run.state.step and not agree(lambda: self.is_on_disk):
             self.save(self.stays())
             self._settle_all()
-        if self._flags.mirror_to is not None:
+        if self._args.mirror_to is not None:
             self._is_waiting = True
             agree(self._finish_mirror)
             self._is_waiting = False
@@ -330,7 +330,7 @@ class Checkpointer:
 
     def _finish_mirror(self) -> None:
         if self.mirror is not None:
-            where = printable(self._flags.mirror_to)
+            where = printable(self._args.mirror_to)
             self._runtime.signals.promise(lambda: f"stopping; the last copy to {where} is waited for",
                                           lambda: Stake(f"that copy to {where}", self.stake().safe))
             self.mirror.finish()

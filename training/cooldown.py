@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import find
-from checkpoint.contents import MANIFEST
 from checkpoint.find import Found
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import rename
+from common.names import MANIFEST
 from common.progress import Progress
 from common.words import printable
 from planning.schedules import Schedule, learning_rate_at, schedule_of

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint import find
-from checkpoint.contents import MANIFEST
 from checkpoint.find import steps_in
 from checkpoint.folder import Keeping, appearing, check_place, outdated, prune, sweep
-from checkpoint.recorded import MIRROR, read_mark, write_mark
+from checkpoint.recorded import read_mark, write_mark
 from checkpoint.verify import manifest_entries, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import named_in, read_bytes, rename, write_all
+from common.names import MANIFEST, MIRROR
 from common.progress import Progress
 from common.words import duration, printable, several, shell_word, size
 from training.cooldown import left_decays, plateau_of, set_aside

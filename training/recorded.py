@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from architectures.table import ModelConfig, architecture_of, name_of
-from checkpoint.recorded import RUN_CONFIG
 from common.config import Layer, read_toml, write_toml
 from common.errors import UserError, warn
+from common.names import RUN_CONFIG
 from common.words import shell_word
 from hub.names import as_recorded
 from model import SIZES

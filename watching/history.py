@@ -17,9 +17,9 @@ from typing import Any
 
 from common.errors import Exit, UserError
 from common.files import read_bytes
+from common.names import METRICS
 from common.words import count, duration, printable
 
-STARTS = "starts.jsonl"  # in an output folder; watching/starts.py writes it
 MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
 MOST_STEPS = 2**62
 LARGEST = 1e100  # of a number: sums and products of such numbers are finite
@@ -135,7 +135,7 @@ def read_run(word: str) -> LoggedRun:
 def metrics_of(word: str) -> Path:
     """The metrics.jsonl of an output folder, or the file itself."""
     path = Path(word)
-    return path / "metrics.jsonl" if path.is_dir() else path
+    return path / METRICS if path.is_dir() else path
 
 
 def _progress(rows: Iterable[Row]) -> dict[str, Curve]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_text
+from common.names import STARTS
 from common.words import size
-from watching.history import STARTS, LoggedRun, metrics_of, read_lines
+from watching.history import LoggedRun, metrics_of, read_lines
 
 MOST_SAMPLES, MOST_CHARACTERS = 50, 6000
 HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light">

@@ -19,12 +19,12 @@ import torch
 
 from common.errors import warn
 from common.files import append_line
+from common.names import STARTS
 from machine.memory import peak_memory, total_memory, total_ram
 from planning.memory import predicted_peak
 from planning.plan import Pace, describe_plan, doubts
 from training.starting import Settings
 from training.state import Run
-from watching.history import STARTS
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from architectures.table import ModelConfig
 from common.config import Layer
 from common.errors import warn
 from common.files import append_line, read_text, sync, write_whole
+from common.names import METRICS
 from common.progress import Progress
 from planning.recipe import Recipe
 from trackers.names import requested_trackers
@@ -29,7 +30,6 @@ from training.state import TrainState
 
 Fields = dict[str, Any]  # numbers, None where one is not finite or not known, and texts
 UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)  # what a line that is no row of ours may raise
-METRICS = "metrics.jsonl"
 IDENTITY = "trackers.json"  # holds the id under which trackers know the run
 
 

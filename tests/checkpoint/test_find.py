@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint.contents import WEIGHTS
 from checkpoint.find import (
     check_same,
     find_resume,
@@ -23,6 +22,7 @@ from checkpoint.find import (
 from checkpoint.load import load_model
 from checkpoint.verify import is_as_told, manifest_sha256, read_state, verify
 from common.errors import Exit, UserError
+from common.names import WEIGHTS
 from model import GPTConfig
 from tests.helpers.checkpoints import edit, flip, no_warning, refused, seal
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from checkpoint import contents, recorded
+from checkpoint import recorded
 from common.config import Layer, write_toml
 from common.errors import Exit, UserError
 
@@ -31,10 +31,6 @@ def checkpoint(folder, step: int, **state):
 
 def run_config(folder, **given):
     write_toml(folder / "config.toml", Layer("", given, {"n_layer": 2}, {}), "", {})
-
-
-def test_the_files_that_tell_a_checkpoint_have_the_names_that_checkpoints_use():
-    assert recorded.CHECKPOINT_FILES == (contents.MANIFEST, contents.STATE)
 
 
 @pytest.mark.parametrize("path", ["runs/a", "runs/a/checkpoint-5", "runs/a/best", "runs/a/last", "runs/a/"])

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoint.contents import INDEX, WEIGHTS
 from checkpoint.load import load_model, open_model
 from checkpoint.tensors import stored_tensors
 from common.errors import Exit, InvalidCheckpoint
+from common.names import INDEX, WEIGHTS
 from tests.helpers.checkpoints import cut_into_shards, refused
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@
 import json
 
 from common.errors import Exit, UserError
+from common.names import STARTS
 from watching import starts
-from watching.history import STARTS
 
 
 def starts_of(folder) -> list[dict]:

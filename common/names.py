@@ -1,0 +1,13 @@
+"""The names of the files that several rooms write or read."""
+
+# In a checkpoint, and in a model's folder of others.
+CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or the index of several
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+OPTIMIZER, STATE, MANIFEST = "optimizer.safetensors", "trainer_state.json", "manifest.json"
+
+# In an output folder, beside the checkpoints.
+METRICS, LOG, STARTS, RUN_CONFIG = "metrics.jsonl", "log.txt", "starts.jsonl", "config.toml"
+# In output_dir the folder of --mirror_to, in that folder the output_dir whose mirror it is. It belongs to the folder
+# and not to the run's flags: another run by the same flags, in another folder, must not write into this one's mirror.
+MIRROR = "mirror.json"
