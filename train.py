@@ -250,11 +250,12 @@ import torch
 from data import Batch
 from planning.check import check_machine
 from planning.inputs import choose_inputs, choose_machine, session
+from planning.micro_batch import trial_command
 from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
 from planning.plan import say_first, say_rest
 from planning.schedules import learning_rate_at
 from planning.setup import choose_setup
-from planning.trial import answer_trial, trial_command
+from planning.trial import answer_trial
 from training import recovery
 from training.checkpointing import Checkpointer
 from training.overfit_test import learn_by_heart

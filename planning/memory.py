@@ -5,13 +5,13 @@ N is a micro-batch's tokens (B T), C the width, P the padded vocabulary. All siz
 
 from __future__ import annotations
 
-import argparse
 import functools
 from dataclasses import dataclass
 
 import torch
 
 from architectures.table import ModelConfig, architecture_of
+from common.flags import Flags
 from common.words import size
 from machine.backends import BACKENDS
 from machine.device import Machine
@@ -199,63 +199,41 @@ def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float
     return low
 
 
-def default_micro_batch(config: ModelConfig, memory_bytes: int, setting: MemorySetting, most: int) -> int:
-    """The largest power of two, at most `most`, whose predicted peak is within 80% of memory_bytes; at least 1."""
-    found = largest_micro_batch(config, setting, 0.8 * memory_bytes, most)
-    return 1 << max(1, found).bit_length() - 1
+def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, options: Options, machine: Machine,
+                   processes: Processes = ALONE) -> tuple[str, str, int]:
+    """The strategy by which processes share the model, why, and the default micro-batch with it.
 
-
-def choose_sharing(args: argparse.Namespace, config: ModelConfig, options: Options, machine: Machine,
-                   processes: Processes) -> tuple[str, str]:
-    """The strategy by which processes share the model, and why: the first that is predicted to fit the memory.
-
-    That is ddp, then hsdp where there are several machines, then fsdp. It must leave room for --batch_size, or for the
-    LEAST_TOKENS, which keep a device busy. --optimizer auto counts as AdamW.
+    The strategy is the first that is predicted to fit the memory: ddp, then hsdp where there are several machines, then
+    fsdp. It must leave room for --batch_size, or for the LEAST_TOKENS, which keep a device busy. The micro-batch is a
+    power of two, predicted to fit 80% of the memory, with no more tokens than keep the device busy. --optimizer auto,
+    which depends on it, counts as AdamW, which keeps more than the others.
     """
-    if processes.world_size == 1:
-        return "alone", ""
-    if args.model_parallel != "auto":
-        return args.model_parallel, "--model_parallel"
-    for flag, value in (("batch_size", "auto"), ("optimizer", "adamw8bit")):
-        if getattr(args, flag) == value:
-            return "ddp", f"--{flag} {value} works with no other"
-    batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
-    room = memory_of_each(machine, processes)
-    strategies = ("ddp", "hsdp", "fsdp") if processes.num_machines > 1 else ("ddp", "fsdp")
-    needed = {strategy: predicted_peak(config, batch_size,
-                                       _setting(args, config, options, machine, processes, strategy))
-              for strategy in strategies}
-    fits = next((strategy for strategy in strategies if needed[strategy] <= room), "fsdp")
-    return fits, f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
-
-
-def memory_of_each(machine: Machine, processes: Processes) -> int:
-    """Bytes that each process may take: those of its GPU, or its part of the RAM, without what nobody counted."""
-    if machine.device.type == "cpu":
-        return int((1 - MARGIN) * total_memory(machine)) // processes.local_world_size
-    return int((1 - MARGIN) * total_memory(machine)) - CUDA_CONTEXT
-
-
-def _setting(args: argparse.Namespace, config: ModelConfig, options: Options, machine: Machine, processes: Processes,
-             strategy: str) -> MemorySetting:
-    """The setting before the optimizer is chosen: as AdamW's, which keeps more than the others."""
     kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     accumulates = args.gradient_accumulation_steps > processes.world_size
-    return MemorySetting.of(machine, options, accumulates, True, kind.memory_bytes(config), strategy, processes)
+    sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
+    def setting(strategy: str) -> MemorySetting:
+        return MemorySetting.of(machine, options, accumulates, True, kind.memory_bytes(config), strategy, processes)
 
-def most_sequences(args: argparse.Namespace, sizing: Sizing | None, config: ModelConfig, options: Options,
-                   machine: Machine, processes: Processes = ALONE, strategy: str = "alone") -> int:
-    """The default micro-batch: what is predicted to fit the memory, and no more tokens than keep the device busy.
+    strategy, why = args.model_parallel, "--model_parallel"
+    works_with_ddp_alone = [f"--{name} {value}" for name, value in (("batch_size", "auto"), ("optimizer", "adamw8bit"))
+                            if getattr(args, name) == value]
+    if processes.world_size == 1:
+        strategy, why = "alone", ""
+    elif strategy == "auto" and works_with_ddp_alone:
+        strategy, why = "ddp", f"{works_with_ddp_alone[0]} works with no other"
+    elif strategy == "auto":
+        batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
+        room = int((1 - MARGIN) * total_memory(machine)) // sharing_ram - (CUDA_CONTEXT if machine.on_gpu else 0)
+        strategies = ("ddp", "hsdp", "fsdp") if processes.num_machines > 1 else ("ddp", "fsdp")
+        needed = {name: predicted_peak(config, batch_size, setting(name)) for name in strategies}
+        strategy = next((name for name in strategies if needed[name] <= room), "fsdp")
+        why = f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
 
-    --optimizer auto, which depends on it, counts as AdamW.
-    """
     most = sizing.batch_size if sizing else max(1, machine.backend.busy_tokens // config.seq_length)
     memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
-    if machine.device.type == "cpu":
-        memory_bytes //= processes.local_world_size
-    setting = _setting(args, config, options, machine, processes, strategy)
-    return default_micro_batch(config, memory_bytes, setting, most)
+    found = largest_micro_batch(config, setting(strategy), 0.8 * (memory_bytes // sharing_ram), most)
+    return strategy, why, 1 << max(1, found).bit_length() - 1
 
 
 def room_on_card(gigabytes: int) -> float:

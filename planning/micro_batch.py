@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from common.words import printable, several, size
 from machine.device import Machine
 from machine.memory import available_ram, free_memory, total_memory
 from model import Options
+from planning.early import TRIAL
 from planning.memory import MARGIN, MemorySetting, largest_micro_batch
 from planning.recipe import Recipe
 from training.optimizers import OptimizerKind
@@ -158,6 +160,12 @@ def _key(args: Flags, machine: Machine, config: ModelConfig, samples: int, setti
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
              [sha256_of(path) for path in code], samples, str(setting), flags, args.label_smoothing]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def trial_command(argv: Sequence[str], batch_size: int = 0, accumulation: int = 0) -> list[str]:
+    """The command line of a child that tries a micro-batch, or for --check compiles; argv is that of the run."""
+    script = Path(__file__).resolve().parent.parent / "train.py"
+    return [sys.executable, str(script), TRIAL, str(batch_size), str(accumulation), *argv]
 
 
 def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> int | None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from model import Options
 from planning.inputs import Inputs, choose_place
-from planning.memory import MemorySetting, choose_sharing, most_sequences
-from planning.micro_batch import find_micro_batch, what_fits
+from planning.memory import MemorySetting, choose_sharing
+from planning.micro_batch import find_micro_batch, trial_command, what_fits
 from planning.pace import Deadline
 from planning.plan import Plan, describe_finished
 from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
-from planning.trial import trial_command
 from training.checkpointing import SavingPlan, plan_saving
 from training.mirror import catch_up
 from training.optimizers import OPTIMIZERS
@@ -33,8 +32,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     args, config, corpus, stored = inputs.args, inputs.config, inputs.corpus, inputs.stored
     machine, processes = runtime.machine, runtime.processes
     options = choose_options(args, machine, parts.attention, stored.get("environment", {}))
-    strategy, why = processes.agree(lambda: choose_sharing(args, config, options, machine, processes))
-    most = processes.agree(lambda: most_sequences(args, inputs.sizing, config, options, machine, processes, strategy))
+    strategy, why, most = processes.agree(
+        lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     choose = partial(choose_recipe, args, config, corpus.train.length, most, inputs.sizing, stored)
     recipe = choose(deadline.horizon)
     if inputs.resumed and _nothing_is_left(inputs, recipe, deadline, runtime):

@@ -16,7 +16,6 @@ from planning.memory import (
     GIB,
     MemorySetting,
     choose_sharing,
-    default_micro_batch,
     describe_memory,
     largest_micro_batch,
     memory_parts,
@@ -75,17 +74,10 @@ def test_what_saves_memory_is_seen_by_the_prediction(more, less):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("memory_gib", [0, 4, 24, 141])
-@pytest.mark.parametrize("most", [1, 7, 2**20])
-def test_the_micro_batch_that_fits_is_the_largest_within_its_bounds(memory_gib, most, setting):
-    memory_bytes = memory_gib * GIB
-    found = default_micro_batch(CONFIG, memory_bytes, setting, most)
-    assert 1 <= found <= most
-    assert found & (found - 1) == 0, "no power of two"
-    assert found == 1 or predicted_peak(CONFIG, found, setting) <= 0.8 * memory_bytes
-    assert found * 2 > most or predicted_peak(CONFIG, found * 2, setting) > 0.8 * memory_bytes
-    exact = largest_micro_batch(CONFIG, setting, memory_bytes)
-    assert exact == 0 or predicted_peak(CONFIG, exact, setting) <= memory_bytes
-    assert predicted_peak(CONFIG, exact + 1, setting) > memory_bytes
+def test_the_micro_batch_that_fits_is_the_largest(memory_gib, setting):
+    found = largest_micro_batch(CONFIG, setting, memory_gib * GIB)
+    assert found == 0 or predicted_peak(CONFIG, found, setting) <= memory_gib * GIB
+    assert predicted_peak(CONFIG, found + 1, setting) > memory_gib * GIB
 
 
 def test_a_copy_of_the_state_counts_where_it_lies_in_the_same_memory():
@@ -147,8 +139,15 @@ def test_what_each_process_holds_is_what_was_predicted(step):
 def test_the_model_is_sharded_as_little_as_memory_allows(monkeypatch, gib, way, why):
     monkeypatch.setattr(memory, "total_memory", lambda _: gib * GIB)
     options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
-    found = choose_sharing(flags(), XL, options, GPU, EIGHT_ON_TWO_MACHINES)
+    found = choose_sharing(flags(), None, XL, options, GPU, EIGHT_ON_TWO_MACHINES)
     assert found[0] == way
     assert re.fullmatch(why, found[1])
-    assert choose_sharing(flags(model_parallel="fsdp"), XL, options, GPU, EIGHT_ON_TWO_MACHINES)[0] == "fsdp"
-    assert choose_sharing(flags(), XL, options, GPU, Processes()) == ("alone", "")
+    assert choose_sharing(flags(model_parallel="fsdp"), None, XL, options, GPU, EIGHT_ON_TWO_MACHINES)[0] == "fsdp"
+    assert choose_sharing(flags(), None, XL, options, GPU, Processes())[:2] == ("alone", "")
+
+
+@pytest.mark.parametrize(("gib", "most"), [(1, 1), (8, 8), (80, 16)])  # 16,384 tokens keep a GPU busy
+def test_the_default_micro_batch_is_a_power_of_two_that_fits(monkeypatch, gib, most):
+    monkeypatch.setattr(memory, "total_memory", lambda _: gib * GIB)
+    options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
+    assert choose_sharing(flags(), None, GPTConfig(), options, GPU)[2] == most
