@@ -3,8 +3,8 @@
     python docs/generate.py             rewrites docs/flags.md and the generated parts of docs/architecture.md
     python docs/generate.py --check     writes nothing; exit code 1 and the names of the files that are out of date
 
-docs/flags.md holds every command's --help as tables, docs/architecture.md the first sentence of every file and which
-folder imports which. Nothing of the program is imported: sources are parsed, --help is run.
+docs/flags.md holds every command's --help, docs/architecture.md what each folder holds and which imports which. Nothing
+of the program is imported: sources are parsed, --help is run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("pretokenize", "train", "generate", "evaluate", "export", "plot", "bench")
 NOT_THE_PROGRAM = ("tests", "docs", "notebooks", "demo")
+OF_ALL = ("--debug",)  # flags that the introduction names
 FLAGS_INTRODUCTION = """# Flags
 
 Generated from every command's `--help` by `python docs/generate.py`. Every flag that is on or off has a `--no-` form.
@@ -27,7 +28,8 @@ Abbreviations are refused; a misspelt flag gets "did you mean", and one of nanoG
 Trainer the name that it has here. Numbers may be written with commas or underscores. [exit_codes.md](exit_codes.md)
 lists the exit codes of all commands.
 
-train.py has `--config FILE` too: flags from a TOML file ([training.md](training.md#flags-in-a-file)).
+Every command has `--debug`, which shows the traceback of an error, and train.py `--config FILE`: flags from a TOML file
+([training.md](training.md#flags-in-a-file)).
 """
 
 
@@ -67,12 +69,13 @@ def first_sentence(tree: ast.Module) -> str:
 
 
 def file_lines(files: dict[str, ast.Module], rooms: list[str]) -> str:
-    """Every file with the first sentence of its docstring, as a list in the order of the rooms."""
+    """Every folder with its first sentence and its files, and every file at the top, in the order of the rooms."""
     lines = []
-    for name in sorted(files, key=lambda name: (rooms.index(name.split("/")[0]), name)):
-        is_folder, indent = name.endswith("/__init__"), "  " if "/" in name else ""
-        shown = f"- **{name.removesuffix('__init__')}**" if is_folder else f"{indent}- `{name}.py`"
-        lines.append(f"{shown} {first_sentence(files[name])}")
+    for room in rooms:
+        names = [name.partition("/")[2] for name in files if name.startswith(f"{room}/") and "__init__" not in name]
+        shown = f"`{room}/` {first_sentence(files[f'{room}/__init__'])}" if names else (
+            f"`{room}.py` {first_sentence(files[room])}")
+        lines.append(f"- {shown}" + "".join(f"{',' * (number > 0)} `{name}`" for number, name in enumerate(names)))
     return "\n".join(lines)
 
 
@@ -108,7 +111,7 @@ def flag_rows(section: str) -> Iterator[tuple[str, str]]:
 
 
 def command_section(command: str) -> str:
-    """One command's flags as its --help has them now: its description, then a table for each group."""
+    """One command's flags as its --help has them now: its description, then a list for each group."""
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
     done = subprocess.run([sys.executable, str(ROOT / f"{command}.py"), "--help"], env=environment,
                           capture_output=True, text=True, check=True)
@@ -118,11 +121,10 @@ def command_section(command: str) -> str:
         title, _, section = group.partition("\n")
         if title == "options:":  # --help alone
             continue
-        lines += ["", f"| {title.removesuffix(':')} | |", "| --- | --- |"]
+        lines += ["", f"### {title.removesuffix(':')}", ""]
         for name, words in flag_rows(section):
-            words = words.replace("\\", "\\\\").replace("<", "&lt;")
-            shown, meaning = (text.replace("|", "\\|") for text in (name, words))
-            lines.append(f"| `{shown}` | {meaning} |")
+            if name not in OF_ALL:
+                lines.append(f"- `{name}` {words}".replace("\\", "\\\\").replace("<", "&lt;"))
     return "\n".join([*lines, ""])
 
 
