@@ -29,6 +29,7 @@ READ_FLAGS = {
     "train.py": train.read_flags,
 }
 PAGES = (ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").glob("*.md")))
+TRUE_TODAY = [page for page in PAGES if page.name != "LOG.md"]  # whose commands are those of their day
 VERSE = "ROMEO:\nTake me to me, I'll think from the world.\n\nNurse:\nWhy, that is the book, I have:\n\n"
 
 
@@ -60,7 +61,7 @@ def anchors_of(page: Path) -> set[str]:
 # ---------------------------------------------------------------- what the documents say
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "demo.py"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*TRUE_TODAY, ROOT / "demo.py"], ids=lambda path: path.name)
 def test_every_command_line_is_understood_by_its_command(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for script, *words in commands_in(path):
