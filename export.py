@@ -37,10 +37,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            called="checkpoint checkpoint_dir out_dir model model_path")
     g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
            "dict with their names: read in a process of its own as tensors and numbers alone, refused if it holds more",
-           "none")
-    g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records")
+           "none", against="ckpt")
+    g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records",
+           needs="from_nanogpt")
     g.flag("--activation", one_of("gelu", "gelu_new"), None, "what the model in --from_nanogpt computes; gelu_new is "
-           "GPT-2's own, by tanh", "gelu as nanoGPT, gelu_new as build-nanogpt")
+           "GPT-2's own, by tanh", "gelu as nanoGPT, gelu_new as build-nanogpt", needs="from_nanogpt")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; for gguf and "
            "--from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
@@ -53,11 +54,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--overwrite", False, "replace an earlier export, or the files of this name in the repository of --push")
     g = parser.group("pruning")
     g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
-           "smallest weights, to zero; a Hugging Face folder only", "none")
+           "smallest weights, to zero; a Hugging Face folder only", "none", against="format gguf")
     g = parser.group("the Hugging Face hub")
     g.flag("--push", path("OWNER/NAME"), None, "upload the folder to this repository, which is created, private, if it "
-           "does not exist; what is uploaded is said first", "nothing is uploaded", called="push_to_hub repo_id")
-    g.switch("--public", False, "a repository that everybody can read")
+           "does not exist; what is uploaded is said first", "nothing is uploaded", called="push_to_hub repo_id",
+           against="format gguf")
+    g.switch("--public", False, "a repository that everybody can read", needs="push")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -69,17 +71,6 @@ def check(args: argparse.Namespace) -> list[str]:
         problems.append("--output: required. Name the file or folder to write")
     if args.push is not None:
         problems += problems_with_push(args.push)
-    elif args.public:
-        problems.append("--public: has no effect without --push")
-    if args.push is not None and args.format == "gguf":
-        problems.append("--format gguf: not with --push, which uploads a Hugging Face folder")
-    if args.from_nanogpt is not None and "ckpt" in args.config.given:
-        problems.append("--from_nanogpt: not with --ckpt. Give one of the two")
-    if args.from_nanogpt is None:
-        problems += [f"--{name}: has no effect without --from_nanogpt" for name in ("n_head", "activation")
-                     if vars(args)[name] is not None]
-    if args.prune is not None and args.format == "gguf":
-        problems.append("--prune: not with --format gguf. Export the pruned folder afterwards")
     if args.tokenizer_file is not None and form_of(args) != "gguf" and args.from_nanogpt is None:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the checkpoint's")
     return problems

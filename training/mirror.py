@@ -99,7 +99,7 @@ class Mirror:
         self._mark: dict[str, str] = {}  # what says in the folder that this run uses it; empty until it is written
         self._changed = threading.Condition()
         self._keeping: Keeping | None = None  # what is asked for
-        self._is_asked = self._is_working = self._is_closed = self._is_reported = self._is_finished = False
+        self._is_asked = self._is_working = self._is_closed = self._is_finished = False
         self._known: dict[Path, tuple[int, int]] = {}  # size and time of the run's files that were copied
         self._damaged: set[Path] = set()
         self._trouble = self._said = ""  # what is wrong now, and what was said last
@@ -111,7 +111,10 @@ class Mirror:
     def take(self) -> None:
         """Makes the folder this run's, and removes what a killed copy left. Raises OSError."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self._write_mark()
+        self._mark = {"output_dir": str(self.output_dir), "taken_by": f"{platform.node()}, pid {os.getpid()}, since "
+                      f"{time.strftime('%Y-%m-%d %H:%M:%S')}"}
+        write_mark(self.root, self._mark)
+        sweep(self.root)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -136,7 +139,6 @@ class Mirror:
         with self._out.phase(f"copying to the mirror {self._shown}"), self._changed:
             while self._is_asked or self._is_working:
                 self._changed.wait(0.2)
-                self._out.now(f"copying to the mirror {self._shown}", goes_on=True)
                 now = time.monotonic()
                 if now - max(began, self._moved_at) > STANDSTILL_SECONDS or now - began > LONGEST_WAIT_SECONDS:
                     self._trouble = f"no end after {duration(now - began)}"
@@ -182,43 +184,31 @@ class Mirror:
     def _bring_in_line(self) -> None:
         """Copies what the mirror lacks, and deletes from it what the run's folder does not keep either."""
         self._check_mark()
-        while True:
-            path = self._next()
+        while self._keeping:
+            path = self._next(self._keeping)
             self._copy_run_files()  # before the checkpoint: metrics.jsonl has the rows that led to it
             if path is None:
                 break
-            self._copy(path)
-            assert self._keeping
+            try:
+                copy_checkpoint(path, self.root, self._advance)
+            except InvalidCheckpoint as error:
+                self._damaged.add(path)
+                if path.exists():
+                    self._out.warn(f"{printable(str(path))} is damaged and is not copied to the mirror: {error}")
             prune(self.root, *self._keeping)
         if self._said:
             self._out.say(f"mirror      {self._shown} can be written again and has all that it lacked")
         self._trouble = self._said = ""
 
-    def _next(self) -> Path | None:
-        """The newest checkpoint that the mirror lacks, up to the one asked for: the user has been told of that one."""
-        assert self._keeping
-        there, going = steps_in(self.root), outdated(self.output_dir, *self._keeping)
+    def _next(self, keeping: Keeping) -> Path | None:
+        """The newest checkpoint that the mirror lacks, up to the one asked for."""
+        there, going = steps_in(self.root), outdated(self.output_dir, *keeping)
         for step, path in steps_in(self.output_dir).items():
-            is_new = step not in there or (step == self._keeping.saved and not is_copied(path, there[step]))
-            if is_new and step <= self._keeping.saved and path not in going and path not in self._damaged:
+            is_new = step not in there or (step == keeping.saved and not is_copied(path, there[step]))
+            if is_new and step <= keeping.saved and path not in going and path not in self._damaged:
                 self.held = frozenset((step,))
                 return path
         return None
-
-    def _copy(self, path: Path) -> None:
-        began = time.monotonic()
-        try:
-            copy_checkpoint(path, self.root, self._advance)
-        except InvalidCheckpoint as error:
-            self._damaged.add(path)
-            if path.exists():
-                self._out.warn(f"{printable(str(path))} is damaged and is not copied to the mirror: {error}")
-            return
-        if not self._is_reported:
-            self._is_reported = True
-            num_bytes = sum(file.stat().st_size for file in path.iterdir())
-            self._out.say(f"mirror      {path.name} is in {self._shown}: {size(num_bytes)} copied and verified in "
-                          f"{time.monotonic() - began:.1f} s, beside training (later ones are not reported)")
 
     def _copy_run_files(self) -> None:
         """Copies what has changed of the run's other files, each whole or not at all."""
@@ -234,12 +224,6 @@ class Mirror:
             raise GivenUp
         self._moved_at = time.monotonic()
 
-    def _write_mark(self) -> None:
-        self._mark = {"output_dir": str(self.output_dir), "taken_by": f"{platform.node()}, pid {os.getpid()}, since "
-                      f"{time.strftime('%Y-%m-%d %H:%M:%S')}"}
-        write_mark(self.root, self._mark)
-        sweep(self.root)
-
     def _check_mark(self) -> None:
         """Raises OSError unless the folder is there, which is another one below a mount point, and is this run's."""
         os.listdir(self.root)  # raises the reason why not
@@ -247,10 +231,9 @@ class Mirror:
         if not mark:
             raise FileNotFoundError(errno.ENOENT, f"its {MIRROR} is missing")
         if not self._mark:  # its disk was away when the run began
-            assert self._keeping
-            if any(step > self._keeping.saved for step in steps_in(self.root)):
+            if self._keeping and any(step > self._keeping.saved for step in steps_in(self.root)):
                 raise OSError("it holds checkpoints of later steps")
-            self._write_mark()
+            self.take()
         elif mark != self._mark:
             raise OSError(f"another run uses it now ({mark.get('taken_by', 'unknown')})")
 
@@ -270,7 +253,7 @@ def prepare_mirror(args: argparse.Namespace, out: Progress) -> None:
     """Tries the mirror before any work, and copies from it the checkpoint that the run's own folder lacks.
 
     Raises UserError: exit 5 if it cannot be written, exit 4 if it is a checkpoint, or holds another run's. A run that
-    goes on from its own folder does without a mirror that it had before, and says so: nobody may be there to mount it.
+    goes on from its own folder does without, and says so: nobody may be there to mount it.
     """
     if not args.mirror_to:
         return
@@ -282,7 +265,7 @@ def prepare_mirror(args: argparse.Namespace, out: Progress) -> None:
                 raise OSError(errno.ENOENT, f"it has no {MIRROR}")
             _try_to_write(root)
         except OSError as error:
-            if not _had_it(args):
+            if not (args.resume_from and steps_in(output_dir)):
                 raise UserError(Exit.MACHINE, f"{shown} cannot be written: {error.strerror}. Mount its disk, or choose "
                                               "a folder that you may write to.") from error
             out.warn(f"{shown} cannot be written: {error.strerror}. The run goes on without it, and each save tries "
@@ -294,16 +277,11 @@ def prepare_mirror(args: argparse.Namespace, out: Progress) -> None:
             bring_back(root, output_dir, out)
 
 
-def _had_it(args: argparse.Namespace) -> bool:
-    """True for a run that goes on in its own folder, and had this mirror before."""
-    output_dir = Path(args.output_dir)
-    return bool(args.resume_from and steps_in(output_dir) and is_same_folder(
-        read_mark(output_dir).get("mirror_to", ""), args.mirror_to))
-
-
 def _is_away(args: argparse.Namespace) -> bool:
-    """True if the run's mirror is not there, or what is there is only the place where its disk is mounted."""
-    return _had_it(args) and not read_mark(Path(args.mirror_to))
+    """True if the run goes on and its mirror is not there, or only the place where its disk is mounted."""
+    output_dir = Path(args.output_dir)
+    return bool(args.resume_from and steps_in(output_dir) and not read_mark(Path(args.mirror_to))
+                and is_same_folder(read_mark(output_dir).get("mirror_to", ""), args.mirror_to))
 
 
 def _try_to_write(root: Path) -> None:
@@ -320,9 +298,9 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
     """Copies the newest sound checkpoint of a mirror into the run's folder, unless one as new is there.
 
     With it come the best by validation, the one at the end of a plateau, and the other files of the run. Raises
-    UserError: exit 4 if all are damaged or another run's, exit 5 if the disk does not take them.
+    UserError (exit 4) if they are another run's, and OSError.
     """
-    here, there, damaged = steps_in(output_dir), steps_in(root), []
+    here, there = steps_in(output_dir), steps_in(root)
     newest = max(here, default=-1)
     why = f"went no further than step {newest:,}" if here else "held none"
     for step, path in there.items():
@@ -347,20 +325,11 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
                     if not target.exists() or target.stat().st_size < file.stat().st_size:
                         copy_file(file, target)
         except InvalidCheckpoint as error:
-            damaged.append(path.name)
             out.warn(f"{printable(str(path))} is damaged and was skipped: {error}")
             continue
-        except OSError as error:
-            raise UserError(Exit.MACHINE, f"{path.name} could not be copied from the mirror to "
-                                          f"{printable(str(output_dir))}: {error.strerror}. Free some space, or give "
-                                          "another --output_dir.") from error
         out.say(f"resume      {path.name} was copied from the mirror {printable(str(root))}: "
                 f"{printable(str(output_dir))} {why}")
         return
-    if damaged and not here:
-        raise UserError(Exit.CHECKPOINT, f"no sound checkpoint in the mirror {printable(str(root))}: "
-                                         f"{', '.join(damaged[:3])}. Nothing was deleted; restore one from a copy, or "
-                                         "start with another --mirror_to.")
 
 
 def check_mirror(args: argparse.Namespace, found: find.Found | None) -> None:

@@ -130,22 +130,6 @@ def test_a_best_that_a_run_replaces_while_it_is_looked_for_gives_way_to_the_new_
     assert resolve(folder / "best", no_warning).name == "checkpoint-1000"
 
 
-def test_a_run_resumes_from_best_and_last(ranked, tmp_path, monkeypatch):
-    folder = ranked(THREE)
-    monkeypatch.chdir(tmp_path)
-    found = find_resume("last", folder, False, no_warning)  # a bare name means --output_dir
-    assert found is not None
-    assert found[1]["step"] == 900
-    with refused("do not lead to checkpoint-600: checkpoint-900.*--overwrite"):
-        find_resume("best", folder, False, no_warning)
-    for requested, output_dir, overwrite in (("best", folder, True), (str(folder / "best"), tmp_path / "new", False)):
-        found = find_resume(requested, output_dir, overwrite, no_warning)
-        assert found is not None
-        assert found[1]["step"] == 600
-    with refused("does not exist. Train one first"):
-        find_resume("last", tmp_path / "new", False, no_warning)
-
-
 def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(folder, tmp_path):
     newest = max(folder.iterdir(), key=lambda path: int(path.name.split("-")[1]))
     sha256, away = manifest_sha256(newest), tmp_path / "away"

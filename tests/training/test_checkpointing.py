@@ -39,20 +39,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
     assert list(steps_in(run.folder / "out")) == [5, 4, 2]
 
 
-def test_no_copy_is_held_where_only_the_end_is_saved(run, monkeypatch):
-    flags = ("--max_steps", "3", "--eval_interval", "9", "--checkpoint_every_minutes", "0", "--verbose")
-    code, text = run(*flags, "--checkpoint_every_steps", "2")
-    assert code == 0
-    assert "written in the background, from a copy" in text
-    assert "copy " in next(line for line in text.splitlines() if line.startswith("memory"))
-    monkeypatch.setattr("checkpoint.save.Snapshot", None)
-    code, text = run(*flags, out="other")
-    assert code == 0
-    assert "written at the end" in text
-    assert "copy " not in next(line for line in text.splitlines() if line.startswith("memory"))
-    assert list(steps_in(run.folder / "other")) == [3]
-
-
 def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatch):
     config, args = GPTConfig(300, 16, 2, 2, 16), train.read_flags([])
     size = bytes_needed(config)
@@ -164,13 +150,6 @@ def test_the_plan_counts_the_checkpoints_that_are_there_at_once(run, monkeypatch
     assert max(most) <= int(re.search(r"^disk .* for (\d+) checkpoints;", text, re.M)[1])  # type: ignore[index]
     stays = [verify(path)["stays"] for path in steps_in(run.folder / "out").values()]
     assert sum(stays) == 5
-
-
-def test_a_short_run_is_not_said_to_leave_more_checkpoints_than_it_has_steps():
-    args = train.read_flags(["--keep_checkpoints", "1000"])
-    for steps, most in ((30, 30), (2000, 1002 + 80)):
-        plan = plan_saving(args.output, GPTConfig(300, 16, 2, 2, 16), recipe(epochs=90, total_steps=steps), 8, 0)
-        assert plan.num_checkpoints == most
 
 
 def test_what_a_damaged_checkpoint_is_newer_than_is_not_deleted_for_it(run):
