@@ -6,23 +6,16 @@ run after the instruction that was interrupted, and this one is repeated for eve
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from common.errors import Exit
 
-
-class Explains(Protocol):
-    """Something that reads memory maps and can say what happened to their files."""
-
-    def explain(self) -> str:
-        """The words that follow "error: "; empty if it knows nothing of it."""
-        ...
+UNKNOWN = "a file in a memory map became shorter while it was read. Run the command again."
 
 
 class BusErrors:
@@ -33,25 +26,22 @@ class BusErrors:
     """
 
     def __init__(self) -> None:
-        self._explaining: weakref.WeakSet[Explains] = weakref.WeakSet()
+        self._explaining: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handler: Callable[[int], None] | None = None  # held here, or it would be freed while C still calls it
 
-    def add(self, explaining: Explains) -> None:
-        """From now on the object is asked to explain a SIGBUS, for as long as it lives."""
+    def add(self, explaining: Any) -> None:
+        """From now on explaining.explain() is asked for the words that follow "error: ", for as long as it lives."""
         self._explaining.add(explaining)
         if self._handler is None and hasattr(signal, "SIGBUS"):
-            libc = ctypes.CDLL(None)
-            libc.signal.argtypes = [ctypes.c_int, ctypes.CFUNCTYPE(None, ctypes.c_int)]
-            libc.signal.restype = ctypes.c_void_p
-            self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._leave)
+            libc, handler = ctypes.CDLL(None), ctypes.CFUNCTYPE(None, ctypes.c_int)
+            libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, handler], ctypes.c_void_p
+            self._handler = handler(self._leave)
             libc.signal(signal.SIGBUS, self._handler)
 
     def _leave(self, _number: int) -> None:
         try:
-            message = "a file in a memory map became shorter while it was read. Run the command again."
-            message = next(filter(None, (one.explain() for one in list(self._explaining))), message)
-            with contextlib.suppress(OSError):
-                os.write(2, f"\nerror: {message}\n".encode())
+            said = next(filter(None, (one.explain() for one in list(self._explaining))), UNKNOWN)
+            os.write(2, f"\nerror: {said}\n".encode())
         finally:
             os._exit(Exit.DATA)
 

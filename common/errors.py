@@ -21,9 +21,8 @@ from common.children import leave_out_current_folder
 from common.files import IS_WINDOWS
 from common.ranks import speaks
 from common.signals import STOPPING
-from common.words import printable, size
+from common.words import first_line, printable
 
-TOO_MANY_FILES = "more files are open than this process may have (ulimit -n). Raise the limit: ulimit -n 1024."
 MESSAGE_LINES = 5  # the most lines that one error takes
 
 
@@ -41,11 +40,6 @@ PACKAGES = {
     "tqdm": Versions("4.60"),
     "safetensors": Versions("0.4.3"),
 }
-# Bytes; with less, a package's C++ or Rust aborts (measured: torch 2.13 on a CPU, tokenizers 0.22 with two workers).
-LEAST_ADDRESS_SPACE = {"torch": 600 * 2**20, "tokenizers": 400 * 2**20}
-NEARLY_ALL = 0.8  # of the address space: beyond it, whatever fails has failed for lack of memory
-
-
 class Exit(enum.IntEnum):
     """The exit codes of every command; 128 + n means: stopped by signal n, after saving."""
 
@@ -134,7 +128,6 @@ def require(*names: str) -> None:
         os.getcwd()  # torch's own libraries would end the process without a word
     except OSError:
         raise UserError(Exit.MACHINE, "the current folder has been deleted. Go to one that exists: cd ~") from None
-    _check_address_space(names)
     if sys.version_info < (3, 10):
         raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.14.")
     problems = []
@@ -154,39 +147,6 @@ def require(*names: str) -> None:
     if problems:
         python = os.path.basename(sys.executable)
         raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {python} -m pip install -r requirements.txt")
-
-
-def _check_address_space(packages: Sequence[str]) -> None:
-    """Raises UserError (exit 5) where `ulimit -v` leaves too little for a package, which would end without a word."""
-    limit = _address_space_limit()
-    for package in packages:
-        needed = LEAST_ADDRESS_SPACE.get(package, 0)
-        if limit is not None and limit < needed:
-            raise UserError(Exit.MACHINE, f"the memory of this process is limited to {size(limit)} (ulimit -v), and "
-                                          f"{package} alone takes {size(needed)}. Run: ulimit -v unlimited")
-
-
-def _address_space_limit() -> int | None:
-    """The bytes that `ulimit -v` allows; None without a limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return limit if limit >= 0 else None
-
-
-def _is_near_its_limit() -> bool:
-    """True if the process has taken nearly all that `ulimit -v` allows: what libraries then report is anything."""
-    limit = _address_space_limit()
-    if limit is None:
-        return False
-    try:
-        with open("/proc/self/status", encoding="utf-8") as status:
-            taken = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmPeak"))
-    except (OSError, ValueError, StopIteration):
-        return False
-    return taken > NEARLY_ALL * limit
 
 
 def optional(package: str, purpose: str) -> Any:
@@ -255,19 +215,14 @@ def _leave_at_a_signal() -> None:
 
 def _end_at_a_failed_import(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ends the command when the imports between two guards fail: a broken installation, or no memory for it."""
-    last = trace
-    while last and last.tb_next:
-        last = last.tb_next
-    file = last.tb_frame.f_code.co_filename if last else ""
-    is_ours = file.startswith(os.path.dirname(os.path.dirname(__file__))) and "site-packages" not in file
-    if not is_ours and isinstance(error, ImportError | MemoryError | OSError | RuntimeError):
+    is_theirs = "site-packages" in traceback.extract_tb(trace)[-1].filename if trace else True
+    if is_theirs and isinstance(error, ImportError | MemoryError | OSError | RuntimeError):
         # numpy says the cause at the end of a page of advice.
         found = re.search(r"Original error was: *(.+)", str(error)) or re.search(r"(\S.*)", str(error))
         why = printable(found[1])[:200] if found else "no memory left"
-        error = UserError(Exit.MACHINE, f"a package cannot be loaded: {why}. Free memory, or raise its limit (ulimit "
-                                        "-v); if there is enough, install the packages again: "
-                                        f"{os.path.basename(sys.executable)} -m pip install --force-reinstall -r "
-                                        "requirements.txt").with_traceback(trace)
+        error = UserError(Exit.MACHINE, f"a package cannot be loaded: {why}. Free memory, or install the packages "
+                                        f"again: {os.path.basename(sys.executable)} -m pip install --force-reinstall "
+                                        "-r requirements.txt").with_traceback(trace)
     code = _report(error)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
@@ -292,7 +247,8 @@ def _report(error: BaseException) -> int:
     if "--debug" in sys.argv:
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):
-        _discard_stdout()
+        with contextlib.suppress(OSError):  # or the flush at exit would fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13  # SIGPIPE
     code, message = _explain(error)
     if speaks() or not getattr(error, "everybodys", False):
@@ -301,17 +257,11 @@ def _report(error: BaseException) -> int:
     return code
 
 
-def _discard_stdout() -> None:
-    """Sends what is still buffered for stdout to the null device, so that the flush at exit does not fail again."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
 def _explain(error: BaseException) -> tuple[Exit, str]:
     """The exit code and the message for an error; for a bug, after writing the crash log that the message names."""
     if isinstance(error, UserError):
         return error.code, str(error)
-    if isinstance(error, MemoryError) or (not isinstance(error, OSError) and _is_near_its_limit()):
+    if isinstance(error, MemoryError):
         return Exit.MACHINE, ("out of memory on the host. End other programs, raise the limit (ulimit -v), or give "
                               "this one less to do at a time.")
     # PyTorch's class is known by its name: this module must not import torch.
@@ -322,16 +272,15 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         return Exit.MACHINE, ("a thread could not be started. Raise the limits of processes (ulimit -u) and of memory "
                               "(ulimit -v), or end other programs.")
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return Exit.MACHINE, TOO_MANY_FILES
+        return Exit.MACHINE, "more files are open than this process may have. Raise the limit: ulimit -n 1024."
     if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation is both: a bug
         # numpy's, on a full disk, has its text alone.
-        why = error.strerror or (printable(str(error)).splitlines() or ["input or output failed"])[0]
+        why = error.strerror or first_line(error)
         place = f": {printable(str(error.filename))[:200]}" if error.filename else ""
         return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that "
                               "the disk has free space.")
-    first_line = printable((str(error).splitlines() or [""])[0])[:200]
-    return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: {first_line}. "
-                      f"Please report it with the file {_write_crash_log(error)}")
+    return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "
+                      f"{first_line(error)}. Please report it with the file {_write_crash_log(error)}")
 
 
 def _write_crash_log(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 STDERR_LOCK = threading.RLock()  # held while file descriptor 2 leads nowhere: whoever prints in another thread waits
@@ -16,25 +16,12 @@ LABEL_COLUMNS = 12  # of a line such as "device      cpu: ..."
 
 # Set by Jupyter for each kernel, by Colab and by Kaggle for all that runs on their machines.
 NOTEBOOK_VARIABLES = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG", "COLAB_GPU", "KAGGLE_KERNEL_RUN_TYPE")
-KERNELS = ("ipykernel", "colab_kernel_launcher")  # in the command line of a kernel that sets none of them (VS Code)
-GENERATIONS = 4  # from a command back to the kernel: a shell may stand between them, and a script
 
 
 def in_notebook() -> bool:
     """True for the command of a notebook's cell. It sees a terminal of 80 columns, but its lines cannot be redrawn."""
-    return any(os.environ.get(name) for name in NOTEBOOK_VARIABLES) or any(
-        kernel in command for command in _ancestors() for kernel in KERNELS)
-
-
-def _ancestors() -> Iterator[str]:
-    """The command lines of the parent, its parent, and so on; none where there is no /proc."""
-    process = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for _ in range(GENERATIONS):
-            with open(f"/proc/{process}/cmdline", errors="replace") as file:
-                yield file.read()
-            with open(f"/proc/{process}/stat", errors="replace") as file:
-                process = int(file.read().rpartition(")")[2].split()[1])  # "PID (any name) state PPID ..."
+    by_kernel = "inline" in os.environ.get("MPLBACKEND", "")  # of ipykernel, which VS Code starts without Jupyter
+    return by_kernel or any(os.environ.get(name) for name in NOTEBOOK_VARIABLES)
 
 
 def columns_of(stream: Any) -> int | None:
@@ -70,7 +57,7 @@ def fit(fields: Sequence[str], columns: int | None) -> str:
 
 
 def wrap(line: str, columns: int | None) -> str:
-    """The line broken between its fields or words, where it is wider than the columns.
+    """The line broken between its words, where it is wider than the columns.
 
     The text after a label, "device      cpu: ...", stays in one column. A line with a command to copy is never broken.
     """
@@ -79,15 +66,6 @@ def wrap(line: str, columns: int | None) -> str:
     is_shown_as_is = line.startswith(("  | ", "tracker "))  # text of a model; a command
     if columns is None or len(line) <= columns or columns < 3 * LABEL_COLUMNS or "python " in line or is_shown_as_is:
         return line
-    if " | " in line:
-        first, *others = line.split(" | ")
-        lines = [first]
-        for field in others:
-            if len(lines[-1]) + len(" | ") + len(field) <= columns:
-                lines[-1] += " | " + field
-            else:
-                lines.append("  " + field)
-        return "\n".join(lines)
 
     import textwrap  # here, as it would cost every --help a millisecond
 
