@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import data
 from architectures.table import ModelConfig
 from checkpoint import find, load
 from checkpoint.folder import owned
@@ -29,8 +28,7 @@ from hub.names import is_on_hub
 from machine import device
 from machine.backends import NVIDIA
 from machine.device import Machine
-from machine.memory import available_ram, free_memory
-from machine.processes import ALONE, Processes, joined, of_environment
+from machine.processes import Processes, joined, of_environment
 from planning.recipe import choose_config
 from planning.sizing import Sizing, choose_sizing
 from tokens.corpus import Corpus, open_corpus
@@ -140,9 +138,7 @@ def _check(args: Flags, at: Session) -> Inputs:
             at.held.enter_context(owned(Path(args.output_dir)))
             prepare_mirror(args, out)
     with problems.catch(), out.phase("checking the tokens"):
-        corpus = find_corpus(args)
-        sizing = choose_sizing(args, corpus)
-        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+        corpus, sizing, config = _corpus_and_shape(args)
         check_lengths(corpus, config.seq_length)
     with problems.catch():
         may_resume = writes or args.resume_from or args.cooldown_from
@@ -169,14 +165,18 @@ def _named(inputs: Inputs) -> tuple[str, dict[str, Any], str] | None:
 
 def _follow(args: Flags, named: tuple[str, dict[str, Any], str] | None) -> Inputs:
     """The same in another process, once the first one has checked it."""
-    corpus = find_corpus(args)
-    sizing = choose_sizing(args, corpus)
-    config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+    inputs = Inputs(args, *_corpus_and_shape(args), None)
     if named is None:
-        return Inputs(args, corpus, sizing, config, None)
+        return inputs
     folder, state, sha256 = Path(named[0]), named[1], named[2]
     find.wait_until_here(folder, sha256)
-    return Inputs(args, corpus, sizing, with_what_no_flag_says(config, folder), (folder, state))
+    return replace(inputs, config=with_what_no_flag_says(inputs.config, folder), resumed=(folder, state))
+
+
+def _corpus_and_shape(args: Flags) -> tuple[Corpus, Sizing | None, ModelConfig]:
+    corpus = find_corpus(args)
+    sizing = choose_sizing(args, corpus)
+    return corpus, sizing, choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -307,16 +307,3 @@ def _find_one(args: Flags, data_dir: str) -> Corpus:
     corpus = open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
                          metadata, tokenizer, vocab_size)
     return replace(corpus, notes=(*corpus.notes, *notes))
-
-
-def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Processes = ALONE) -> tuple[str, str]:
-    """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
-    has_own_memory = machine.backend.has_own_memory  # an Apple GPU shares the RAM
-    if requested == "gpu" and not has_own_memory:
-        why = "shares the RAM of the processor" if machine.on_gpu else "is not used: training runs on the CPU"
-        raise UserError(Exit.MACHINE, f"--preload gpu: the GPU {why}. Give --preload auto.")
-    free_bytes = free_memory(machine) if has_own_memory else None
-    where, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
-    if where == "ram" and processes.local_world_size > 1:
-        return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
-    return where, why

@@ -34,8 +34,6 @@ from training.optimizers import OptimizerKind
 from training.state import Runtime
 
 OUT_OF_MEMORY = 75  # the exit code by which a trial says so
-# CUDA's words for a GPU that another process holds in compute mode EXCLUSIVE_PROCESS, of older and newer drivers.
-HELD_BY_ANOTHER = ("devices are busy or unavailable", "device(s) is/are busy or unavailable")
 FILE = "out_of_memory.json"  # in the output folder: how many sequences did not fit, and the setting of the run
 MOST_TOKENS = 65_536  # of a micro-batch that is searched for; a card is busy long before
 
@@ -61,10 +59,6 @@ def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int
             at = (good + bad) // 2
         stride *= 2
     return candidates[good] if good >= 0 else None
-
-
-class HeldByAnother(Exception):
-    """The GPU serves one process at a time, and that is this one: a child can try nothing."""
 
 
 class MeasuredPeaks(dict[int, int]):
@@ -119,13 +113,7 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
             peaks[batch_size] = room + 1 if held is None else held  # tried again where more memory is free
         return peaks[batch_size] <= room
 
-    try:
-        found = largest_that_fits(candidates, first, fits) if candidates else None
-    except HeldByAnother:
-        out.warn(f"--batch_size auto: {first} x {several(samples // first, 'micro-batch')} is computed, not tried: the "
-                 "GPU serves one process at a time (compute mode EXCLUSIVE_PROCESS), and a trial is another one. To "
-                 "have it tried, allow several with: sudo nvidia-smi -c DEFAULT.")
-        return first
+    found = largest_that_fits(candidates, first, fits) if candidates else None
     if found is None:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
                                       f"{size(room)}. Take a smaller --seq_length or --model_size.")
@@ -171,8 +159,7 @@ def trial_command(argv: Sequence[str], batch_size: int = 0, accumulation: int = 
 def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> int | None:
     """The bytes that the command prints; None if it ran out of memory or was killed.
 
-    Raises HeldByAnother where the GPU lets no second process in, UserError (exit 5) if it fails otherwise, SystemExit
-    after a signal.
+    Raises UserError (exit 5) if it fails otherwise, SystemExit after a signal.
     """
     answer = ask(command, signals)
     if answer.code in (OUT_OF_MEMORY, -9):
@@ -180,8 +167,6 @@ def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> int 
     last = (answer.printed.split() or [""])[-1]
     if answer.code == 0 and last.isdigit():
         return int(last)
-    if any(words in answer.complaints for words in HELD_BY_ANOTHER):
-        raise HeldByAnother
     raise UserError(Exit.MACHINE, f"--batch_size auto: the trial with {batch_size} failed: {answer.reason}. Give a "
                                   "number.")
 

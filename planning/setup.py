@@ -7,13 +7,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import data
+from common.errors import Exit, UserError
+from machine.device import Machine
+from machine.memory import available_ram, free_memory
+from machine.processes import Processes
 from model import Options
-from planning.inputs import Inputs, choose_place
+from planning.inputs import Inputs
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import find_micro_batch, trial_command, what_fits
 from planning.pace import Deadline
 from planning.plan import Plan, describe_finished
 from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
+from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan, plan_saving
 from training.mirror import catch_up
 from training.optimizers import OPTIMIZERS
@@ -84,3 +90,16 @@ def _rest(inputs: Inputs, runtime: Runtime, options: Options, recipe: Recipe, sh
     at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
     memory = replace(memory, accumulates=recipe.samples_per_step > at_a_time * processes.world_size)
     return Plan(config, options, recipe, kind, memory, saving, where, why, at_a_time, sharing[1])
+
+
+def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Processes) -> tuple[str, str]:
+    """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
+    has_own_memory = machine.backend.has_own_memory  # an Apple GPU shares the RAM
+    if requested == "gpu" and not has_own_memory:
+        why = "shares the RAM of the processor" if machine.on_gpu else "is not used: training runs on the CPU"
+        raise UserError(Exit.MACHINE, f"--preload gpu: the GPU {why}. Give --preload auto.")
+    free_bytes = free_memory(machine) if has_own_memory else None
+    where, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
+    if where == "ram" and processes.local_world_size > 1:
+        return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
+    return where, why

@@ -16,7 +16,6 @@ from model import GPTConfig
 from planning.memory import MemorySetting
 from planning.micro_batch import (
     FILE,
-    HeldByAnother,
     MeasuredPeaks,
     divisors,
     largest_that_fits,
@@ -84,21 +83,6 @@ def test_a_trial_that_fails_for_another_reason_is_an_error_with_the_cure():
     assert caught.value.code == Exit.MACHINE
     assert "/nonexistent does not exist" in str(caught.value)
     assert "Give a number" in str(caught.value)
-
-
-def test_where_the_gpu_serves_one_process_at_a_time_the_micro_batch_is_computed(run, monkeypatch, tmp_path):
-    refused = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\\nSearch."
-    command = [sys.executable, "-S", "-c", f"import sys; sys.exit('{refused}')"]
-    with pytest.raises(HeldByAnother):
-        run_trial(command, 3, Signals())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("planning.setup.trial_command", lambda *_: command)
-    monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 40)
-    code, text = run("--max_steps", "1", "--seq_length", "8", "--batch_size", "auto")
-    assert code == 0
-    assert "warning: --batch_size auto: 4 x 128 micro-batches is computed, not tried: the GPU serves" in text
-    assert "sudo nvidia-smi -c DEFAULT." in text
-    assert not (tmp_path / "cache" / "peaks.json").exists()
 
 
 # ---------------------------------------------------------------- after memory ran out
