@@ -354,9 +354,9 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         state.samples_seen += recipe.samples_per_step
         state.seconds = deadline.used
 
-        # Log, and look at what is on the device: on a GPU a step later, when it has more to do.
+        # Log what the device has done: of a GPU a step later, when it has more to do.
         monitor.add(result)
-        log(run, checkpointer, monitor)
+        monitor.log()
 
         # Save, validate, sample: at their intervals, and after the last step.
         is_late = deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))
@@ -367,9 +367,9 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         validates = is_last or state.step % recipe.eval_interval == 0
         samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
         if saves or validates or samples:
-            log(run, checkpointer, monitor, at_once=True)
+            monitor.log(at_once=True)
         if saves or validates:
-            state.skipped_steps += monitor.count_skipped()
+            monitor.count_skipped()
         checkpointer.settle(wait=False)
         is_best = validates and validate(run, validator, checkpointer, monitor)
         if saves or is_best:
@@ -382,7 +382,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         if is_too_late and state.step < recipe.total_steps:
             out.say(deadline.describe_end(state, recipe, monitor.seconds_per_step))
             break
-    log(run, checkpointer, monitor, at_once=True)
+    monitor.log(at_once=True)
 
 
 def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
@@ -433,19 +433,6 @@ def try_step(run: Run, batches: Iterable[Batch], num: int) -> StepResult:
     scaler.update()
     optimizer.zero_grad(set_to_none=not parallel.keeps_gradients)
     return StepResult(mean_loss, norm, skipped)
-
-
-def log(run: Run, checkpointer: Checkpointer, monitor: Monitor, at_once: bool = False) -> None:
-    """Logs the steps whose figures are there, with at_once those of the last one too.
-
-    Raises UserError (exit 6) where nothing was learned for too many steps.
-    """
-    for logged in monitor.arrived(at_once):
-        run.state.skipped_steps += logged.skipped
-        monitor.log_step(logged)
-        if logged.skipped_in_a_row >= recovery.MOST_SKIPPED_IN_A_ROW:
-            raise recovery.diverged(f"loss or gradient not finite in {logged.skipped_in_a_row} steps in a row up to "
-                                    f"step {logged.step:,}; none was applied", run.setup.recipe, checkpointer)
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:

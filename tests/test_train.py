@@ -385,7 +385,7 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, fla
         *flags,
     ]
     assert run(*flags, out="whole")[0] == 0
-    log_step = Monitor.log_step
+    log_step = Monitor.add
 
     def stop_at(stops):
         def stopping(monitor, *rest):
@@ -393,7 +393,7 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, fla
             if monitor.state.step in stops:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        monkeypatch.setattr(Monitor, "log_step", stopping)
+        monkeypatch.setattr(Monitor, "add", stopping)
 
     for stops in ({7}, {28}):
         stop_at(stops)

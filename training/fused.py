@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from machine.backends import backend_of
+
 AdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 
@@ -66,6 +68,6 @@ def adamw_for(adamw: AdamW, device: torch.device) -> AdamW:
 
     Before PyTorch's pull request 186360 of June 2026 it ignored both tensors.
     """
-    if device.type != "mps" or adamw is not torch.optim.AdamW or reads_what_is_decided(adamw, device):
+    if backend_of(device).fused_adamw_obeys or adamw is not torch.optim.AdamW or reads_what_is_decided(adamw, device):
         return adamw
     return HostDecides

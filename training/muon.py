@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from machine.backends import backend_of
 from ops.orthogonal import orthogonalized
 from ops.shards import gathered, in_shares, like, local
 
@@ -51,7 +52,7 @@ class Muon(torch.optim.Optimizer):
 
         On a CPU it stays eager: products take nearly all of its time, and compiling would take minutes.
         """
-        if self._finite.is_cuda:
+        if backend_of(self._finite).runs_ahead:
             self._update = torch.compile(update_matrices, dynamic=False, fullgraph=True)
 
     def run_eagerly(self) -> None:

@@ -18,8 +18,8 @@ from common.errors import Exit, UserError
 from common.words import duration, several
 from ops.loss import IGNORED
 from planning.recipe import Recipe
-from training.recovery import MOST_SKIPPED_IN_A_ROW
 from training.state import Run, StepResult
+from watching.monitor import MOST_SKIPPED_IN_A_ROW
 
 WARMUP_STEPS = 20
 LOOK_STEPS = 10  # between two looks at the loss, or one pass over the batches where that takes more

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,49 +25,32 @@ from ops.shards import local
 BUCKET_MIB = 25  # of gradients that are averaged at a time
 
 
-class Parallel(Protocol):
-    """What a step shares with other processes."""
-
-    forward: Callable[..., torch.Tensor]  # the model, called to train
-    keeps_gradients: bool  # from step to step, in the buckets that are averaged; they are set to zero
-
-    def compile(self, in_parts: bool, **options: Any) -> None:
-        """Compiles the model in place, where there is a choice in parts: blocks are alike, and one is traced for all.
-        """
-        ...
-
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
-        ...
-
-    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
-                      ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean loss and the norm of the gradient of all processes, fp32 [] each."""
-        ...
-
-
 def compiled_parts(model: Network) -> list[torch.nn.Module]:
     """The blocks and the output layer with its loss, in which most of the time is spent."""
     return [*model.blocks, model.output]
 
 
 class Alone:
-    """One process: the model as it is."""
+    """One process, which shares nothing in a step; what several share is said by the classes below."""
 
-    keeps_gradients = False
+    keeps_gradients = False  # from step to step, in the buckets that are averaged; they are set to zero
 
     def __init__(self, model: Network):
-        self.forward = model
+        self.forward: Any = model  # called to train
 
     def compile(self, in_parts: bool, **options: Any) -> None:
+        """Compiles the model in place, where there is a choice in parts: blocks are alike, and one is traced for all.
+        """
         for part in compiled_parts(self.forward) if in_parts else [self.forward]:
             part.compile(dynamic=False, **options)
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
         return contextlib.nullcontext()
 
     def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
                       ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss and the norm of the gradient of all processes, fp32 [] each."""
         return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
@@ -89,16 +72,15 @@ class InGraphs(Alone):
         return super().micro_batch(is_last)
 
 
-class _Shared:
-    """What both ways below have in common: blocks that are compiled one by one, and one message a step.
+class _Shared(Alone):
+    """Several processes: blocks are compiled one by one, and one all-reduce a step takes loss and norm.
 
     Gradients are averaged while the backward pass goes on: with one graph for the whole model all of them would come at
     its end. copies: so many processes hold the same gradients.
     """
 
-    keeps_gradients = False
-
     def __init__(self, model: Network, processes: Processes, copies: int):
+        super().__init__(model)
         self._model, self._processes, self._copies = model, processes, copies
 
     def compile(self, in_parts: bool, **options: Any) -> None:
@@ -153,7 +135,7 @@ class FullySharded(_Shared):
             policy = MixedPrecisionPolicy(machine.dtype, torch.float32)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        self.forward: Any = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         model.to_empty(device=machine.device).init_weights(std)
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -163,7 +145,7 @@ class FullySharded(_Shared):
 
 
 def build(config: ModelConfig, options: Options, way: str, processes: Processes, machine: Machine,
-          std: float, in_graphs: bool = False) -> tuple[Network, Parallel]:
+          std: float, in_graphs: bool = False) -> tuple[Network, Alone]:
     """The model with its initial weights, the same for any number of processes, and how they train it.
 
     way is 'ddp', 'fsdp' or 'hsdp', where there are several. std is the deviation of initial matrices. in_graphs: the

@@ -31,9 +31,9 @@ from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
 from training.optimizers import compile_optimizer, is_complete, run_eagerly
 from training.state import Run
+from watching.monitor import TooManySkipped
 
 REST_SECONDS = 2.0  # after a signal, a step that would take longer than this is given up at its next micro-batch
-MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
 
 
 class Abandoned(Exception):
@@ -163,7 +163,7 @@ def compiles_in_parts(args: argparse.Namespace, machine: Machine) -> bool:
 
     They are lent by the hour, beside few processor cores; a whole model compiles there for minutes, to be 1% faster.
     """
-    is_old = machine.device.type == "cuda" and machine.dtype == torch.float16
+    is_old = machine.backend.runs_ahead and machine.dtype == torch.float16
     return args.compile_mode == "blocks" or (args.compile_mode is None and is_old)
 
 
@@ -199,9 +199,11 @@ def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterato
     """Turns weights that must not be saved into an error with its cure, and waits for the save in flight."""
     try:
         yield
+    except TooManySkipped as error:
+        raise _diverged(str(error), recipe, checkpointer) from error
     except NotFinite as error:
         what = f"{error} is not finite after step {checkpointer.begun_step:,}"
-        raise diverged(what, recipe, checkpointer) from error
+        raise _diverged(what, recipe, checkpointer) from error
     finally:
         checkpointer.close()
         gc.unfreeze()  # what train.py froze before the first step
@@ -217,7 +219,7 @@ def saving_before_new_tokens(checkpointer: Checkpointer, processes: Processes) -
             raise checkpointer.save_before(error) from error
 
 
-def diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError:
+def _diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError:
     """The error (exit 6) of a run that cannot go on as it does."""
     last = checkpointer.last_good()
     there = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"

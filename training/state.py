@@ -20,7 +20,7 @@ from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
 from model import Options
 from training.decisions import Decisions
-from training.parallel import Parallel
+from training.parallel import Alone
 
 if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a Run itself
     from checkpoint.find import Found
@@ -135,7 +135,7 @@ class Run:
     model: Network
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    parallel: Parallel
+    parallel: Alone
     decisions: Decisions
     batches: data.Batches
     state: TrainState

@@ -15,7 +15,6 @@ from architectures.table import Network
 from common.errors import UserError
 from common.words import printable_text
 from generation.sampling import sample
-from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from ops.shards import let_go
 from tokens.corpus import Share
@@ -100,23 +99,6 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
     return sums
 
 
-def evaluate(model: Network, batches_of_each: Iterable[Iterable[data.Batch]], shares: Sequence[Share],
-             byte_lengths_V: torch.Tensor | None, autocast: Callable[[], contextlib.AbstractContextManager],
-             should_stop: Callable[[], bool], processes: Processes = ALONE) -> ValidationLoss | None:
-    """The mean loss over all targets of a corpus's batches; of a mixture the mean by weight over its shares.
-
-    batches_of_each has the batches of a corpus, or of each share: those of this process. None if should_stop(), whose
-    answer must be the same in all processes, said so in between.
-    """
-    found = []
-    for batches in batches_of_each:
-        sums = sum_losses(model, batches, byte_lengths_V, autocast, should_stop)
-        if sums is None:
-            return None
-        found.append(LossSums(*processes.total(list(astuple(sums)))))
-    return mean_by_weight(list(zip(shares, found, strict=True))) if shares else found[0].mean()
-
-
 class Validator:
     """Measures a run's model on its validation windows, always the same ones, and shows samples of its text."""
 
@@ -143,13 +125,17 @@ class Validator:
             return None
         run, setup = self._run, self._setup
         signals, machine, processes = setup.runtime.signals, setup.machine, setup.processes
-        most = self._num_windows(most_windows)
-        batches = (data.validation_batches(tokens, setup.config.seq_length, run.batch_size, num, processes)
-                   for tokens, num in zip(self._tokens, most, strict=True))
-        on_device = (((x.to(self._device), y.to(self._device)) for x, y in each) for each in batches)
+        measured: list[LossSums] = []
         with setup.out.phase("validating"), setup.runtime.clock.pause():
-            return evaluate(run.model, on_device, self._shares, self._byte_lengths_V, machine.autocast,
-                            lambda: run.decisions.agree_now("stop", signals.number is not None), processes)
+            for tokens, num in zip(self._tokens, self._num_windows(most_windows), strict=True):
+                batches = data.validation_batches(tokens, setup.config.seq_length, run.batch_size, num, processes)
+                on_device = ((x.to(self._device), y.to(self._device)) for x, y in batches)
+                sums = sum_losses(run.model, on_device, self._byte_lengths_V, machine.autocast,
+                                  lambda: run.decisions.agree_now("stop", signals.number is not None))
+                if sums is None:
+                    return None
+                measured.append(LossSums(*processes.total(list(astuple(sums)))))
+        return mean_by_weight(list(zip(self._shares, measured, strict=True))) if self._shares else measured[0].mean()
 
     def num_batches_left(self) -> int:
         """How many micro-batches all validations that are left have together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ from watching.trackers import Fields, Trackers
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
 PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 60.0, 5.0  # for trackers, at the end of a run
+MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
 WATCHED_SECONDS = 10  # of training, before anything is said about who waits for whom
 # The parts of a step's line for where there is no room for all of them.
 BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
@@ -39,27 +40,18 @@ def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> floa
     return tokens_per_second * config.flops_per_token / (peak * runtime.processes.world_size) if peak else None
 
 
-@dataclass(frozen=True)
-class Logged:
-    """A logged step. figures are by name those of all steps since the last one, and so are skipped and seconds."""
-
-    step: int
-    samples_seen: int
-    figures: dict[str, list[float]]
-    skipped: int  # those that were not counted before
-    skipped_in_a_row: int
-    batch_size: int  # the micro-batch in use
-    seconds: float
+class TooManySkipped(Exception):
+    """So many steps in a row were not finite that nothing is learned any more."""
 
 
 @dataclass(frozen=True)
-class _OnTheWay:
+class _Noted:
     """Figures of steps, [steps, names], which are on the host once the device has reached the mark."""
 
     names: list[str]
     numbers: torch.Tensor
     num_counted: int  # of the steps, whose skipped ones were counted before
-    step: int
+    step: int  # the last one
     samples_seen: int
     batch_size: int
     end: Mark
@@ -83,7 +75,7 @@ class Monitor:
         self._results: list[StepResult] = []  # since the last logged step
         self._num_counted = 0  # of them, by count_skipped
         self._skipped_in_a_row = 0
-        self._on_the_way: deque[_OnTheWay] = deque()  # oldest first
+        self._on_the_way: deque[_Noted] = deque()  # oldest first
         self._said: set[str] = set()
         self._recall(trackers.rows)
 
@@ -112,66 +104,62 @@ class Monitor:
         return step % self._recipe.log_interval == 0 or step in (1, self._recipe.total_steps)
 
     def add(self, result: StepResult) -> None:
-        """Takes the figures of the step just done, to be logged once arrived() has them; nobody waits for the device.
-        """
+        """Takes the figures of the step just done, for log() to record; nobody waits for the device."""
         self._results.append(result)
-        if not self.is_logged(self.state.step):
-            return
-        figures = [figure for result in self._results for figure in result.by_name().values()]
-        numbers = to_host(torch.stack(figures).view(len(self._results), -1))
-        self._on_the_way.append(_OnTheWay(list(result.by_name()), numbers, self._num_counted, self.state.step,
-                                          self.state.samples_seen, self._run.batch_size, self._clock.mark()))
-        self._results, self._num_counted = [], 0
+        if self.is_logged(self.state.step):
+            figures = [figure for each in self._results for figure in each.by_name().values()]
+            numbers = to_host(torch.stack(figures).view(len(self._results), -1))
+            self._on_the_way.append(_Noted(list(result.by_name()), numbers, self._num_counted, self.state.step,
+                                           self.state.samples_seen, self._run.batch_size, self._clock.mark()))
+            self._results, self._num_counted = [], 0
 
-    def count_skipped(self) -> int:
-        """How many steps since the last logged one were skipped that were not counted before; waits for the device."""
+    def count_skipped(self) -> None:
+        """Counts the skipped steps since the last logged one, before they are saved; waits for the device."""
         new, self._num_counted = self._results[self._num_counted:], len(self._results)
-        return int(sum(result.skipped.item() for result in new))
+        self.state.skipped_steps += int(sum(result.skipped.item() for result in new))
 
-    def arrived(self, at_once: bool) -> Iterator[Logged]:
-        """The steps that are to be logged now: all, but with CUDA those before the last step.
+    def log(self, at_once: bool = False) -> None:
+        """Prints and records what has arrived: all, but on a device that runs ahead the steps before the last one.
 
         Then the device has the next step to do while the host reads. at_once waits for all of them. It is the only
-        place in the loop where the host waits for the device.
+        place in the loop where the host waits for the device. Raises TooManySkipped.
         """
-        is_late = at_once or self._machine.device.type != "cuda"
+        is_late = at_once or not self._machine.backend.runs_ahead
         while self._on_the_way and (is_late or self._on_the_way[0].step < self.state.step):
             noted = self._on_the_way.popleft()
             with self._gauge.waiting("device"):
                 noted.end.wait()
+            seconds = self._clock.lap(noted.end)
             figures = dict(zip(noted.names, noted.numbers.T.tolist(), strict=True))
-            for skipped in figures["skipped"]:
-                self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-            yield Logged(noted.step, noted.samples_seen, figures, int(sum(figures["skipped"][noted.num_counted:])),
-                         self._skipped_in_a_row, noted.batch_size, self._clock.lap(noted.end))
+            skipped = figures.pop("skipped")
+            self.state.skipped_steps += int(sum(skipped[noted.num_counted:]))
+            for is_skipped in skipped:
+                self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_skipped else 0
+            self._log(noted, {name: values[-1] for name, values in figures.items()}, seconds / len(skipped))
+            self._watch(seconds, seconds / len(skipped), noted.batch_size)
+            self._read_curve(figures["loss"], noted.step)
+            self._last_logged = noted.step
+            if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
+                raise TooManySkipped(f"loss or gradient not finite in {self._skipped_in_a_row} steps in a row up to "
+                                     f"step {noted.step:,}; none was applied")
 
-    def log_step(self, logged: Logged) -> None:
-        """Prints and records the figures of the steps since the last logged one, and says what they show."""
-        num_steps = logged.step - self._last_logged
-        self._last_loss = logged.figures["loss"][-1]
-        self._log(logged, logged.seconds / num_steps)
-        self._watch(logged.seconds, logged.seconds / num_steps, logged.batch_size)
-        self._read_curve(logged)
-        self._last_logged = logged.step
-
-    def _log(self, logged: Logged, seconds: float) -> None:
+    def _log(self, noted: _Noted, figures: dict[str, float], seconds: float) -> None:
         """Prints the line of a logged step and records it; seconds are those of one step."""
-        step, recipe, T = logged.step, self._recipe, self._config.seq_length
-        lr = learning_rate_at(step, recipe)
+        step, recipe, T = noted.step, self._recipe, self._config.seq_length
+        lr, self._last_loss = learning_rate_at(step, recipe), figures["loss"]
         tokens_per_second = recipe.samples_per_step * T / seconds
         share, held = mfu(tokens_per_second, self._config, self._runtime), peak_memory(self._machine)
-        figures = {name: values[-1] for name, values in logged.figures.items() if name != "skipped"}
-        norm, extra = figures["grad_norm"], {name: figures[name] for name in list(figures)[2:]}
-        self._trackers.log(step, time=time.time(), lr=lr, **figures, tokens=logged.samples_seen * T, seconds=seconds,
+        self._trackers.log(step, time=time.time(), lr=lr, **figures, tokens=noted.samples_seen * T, seconds=seconds,
                            tokens_per_second=tokens_per_second, mfu=share, memory_bytes=held, gpu=self._gpu,
                            **self._gauge.last_reading())
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
-        epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
+        epoch = min(epochs, (noted.samples_seen - 1) // recipe.windows_per_epoch + 1)
         per_step = (time.perf_counter() - self._clock.began) / (step - self._first_step)
         said = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
-                "loss": f"loss {self._last_loss:.4f}", "lr": f"lr {lr:.2e}", "norm": f"norm {norm:.2f}",
-                **{name: f"{name} {value:.4g}" for name, value in extra.items()},
+                "loss": f"loss {figures.pop('loss'):.4f}", "lr": f"lr {lr:.2e}",
+                "norm": f"norm {figures.pop('grad_norm'):.2f}",
+                **{name: f"{name} {value:.4g}" for name, value in figures.items()},
                 "time": f"{seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
                 "mfu": f"mfu {percent(share)}", "memory": f"{held / 2**30:.1f} GiB",
                 "left": f"{duration(per_step * (recipe.total_steps - step))} left"}
@@ -185,11 +173,7 @@ class Monitor:
         """Prints a warning unless one of its kind was printed before."""
         if kind not in self._said:
             self._said.add(kind)
-            self.warn(message)
-
-    def warn(self, message: str) -> None:
-        """Prints a warning or a piece of advice, which is recorded as every warning is."""
-        self._out.warn(message)
+            self._out.warn(message)
 
     def _record_warning(self, message: str) -> None:
         """Records what was printed as a warning, by whichever part of the program, in whichever thread."""
@@ -207,7 +191,7 @@ class Monitor:
         micro_seconds = step_seconds * batch_size / self._recipe.samples_per_step
         is_short = micro_seconds < SHORT_MICRO_BATCH and gauge.trained > WATCHED_SECONDS
         is_idle = is_short and gauge.host_is_late if busy is None else busy < 50
-        if is_idle and self._machine.device.type == "cuda":
+        if is_idle and self._machine.backend.runs_ahead:
             sign = f"a micro-batch takes {1000 * micro_seconds:.1f} ms" if busy is None else (
                 f"it is busy {busy:.0f}% of the time")
             self.warn_once("batch", f"the GPU waits for the host: {sign}. Give more than --batch_size {batch_size}, or "
@@ -224,18 +208,17 @@ class Monitor:
                 if self._overfitting.add_validation(row["step"], val_loss):
                     self._said.add("overfitting")
 
-    def _read_curve(self, logged: Logged) -> None:
+    def _read_curve(self, losses: Sequence[float], last_step: int) -> None:
         """Says what the losses of the steps since the last logged one show."""
-        losses = logged.figures["loss"]
         self._overfitting.add_losses(losses)
         for step, loss in enumerate(losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
-                self.warn(spike)
+                self._out.warn(spike)
         peak = self._recipe.learning_rate
-        advice = self._curve.advice(peak, learning_rate_at(logged.step, self._recipe) / peak)
+        advice = self._curve.advice(peak, learning_rate_at(last_step, self._recipe) / peak)
         if advice:
             kind = advice.partition(":")[0]  # 'the loss explodes', for example
-            self.warn_once(kind, f"advice at step {logged.step:,}: {advice}")
+            self.warn_once(kind, f"advice at step {last_step:,}: {advice}")
 
     # ---- between steps
 

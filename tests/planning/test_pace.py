@@ -71,11 +71,11 @@ def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was
     assert max(steps_in(run.folder / "whole")) == horizon > 10
     assert re.search(r"^time        about 5\d s of 1 min, estimated: \d\d steps of 2\.5 s, ", text, re.MULTILINE)
 
-    log_step = Monitor.log_step
-    monkeypatch.setattr(Monitor, "log_step", lambda monitor, *rest: (
+    log_step = Monitor.add
+    monkeypatch.setattr(Monitor, "add", lambda monitor, *rest: (
         log_step(monitor, *rest), monitor.state.step == 7 and os.kill(os.getpid(), signal.SIGTERM)))
     assert run(*flags, out="parts")[0] == 128 + signal.SIGTERM
-    monkeypatch.setattr(Monitor, "log_step", log_step)
+    monkeypatch.setattr(Monitor, "add", log_step)
     monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=0.01))
     code, text = run(*flags, "--resume_from", "auto", out="parts")
     assert (code, planned(text)) == (0, horizon - 7)

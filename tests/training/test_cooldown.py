@@ -18,17 +18,17 @@ def killed(run, monkeypatch):
     """A function: as run, but the run is killed after the step; what it has saved until then stays."""
 
     def call(step: int, *flags: str, out: str):
-        log_step = Monitor.log_step
+        log_step = Monitor.add
 
         def dying(monitor, *rest):
             log_step(monitor, *rest)
             if monitor.state.step == step:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(Monitor, "log_step", dying)
+        monkeypatch.setattr(Monitor, "add", dying)
         with pytest.raises(KeyboardInterrupt):
             run(*flags, out=out)
-        monkeypatch.setattr(Monitor, "log_step", log_step)
+        monkeypatch.setattr(Monitor, "add", log_step)
 
     return call
 

@@ -81,11 +81,11 @@ def older(corpus, tmp_path, monkeypatch):
 
     def make(flags: list[str], config: str, decided: dict, settings: dict) -> None:
         assert train.main([*THEN, *flags, "--output_dir", "whole"]) == 0
-        log_step = Monitor.log_step
-        monkeypatch.setattr(Monitor, "log_step", lambda monitor, *rest: (
+        log_step = Monitor.add
+        monkeypatch.setattr(Monitor, "add", lambda monitor, *rest: (
             log_step(monitor, *rest), monitor.state.step == 9 and os.kill(os.getpid(), signal.SIGTERM)))
         assert train.main([*THEN, *flags, "--output_dir", "out"]) == 128 + signal.SIGTERM
-        monkeypatch.setattr(Monitor, "log_step", log_step)
+        monkeypatch.setattr(Monitor, "add", log_step)
         Path("out/config.toml").write_text(config)
         state, manifest = Path("out/checkpoint-9/trainer_state.json"), Path("out/checkpoint-9/manifest.json")
         fields = {**json.loads(state.read_text()), "settings": settings, "flags": {"given": GIVEN, "decided": decided}}

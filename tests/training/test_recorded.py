@@ -42,7 +42,7 @@ def made(corpus, tmp_path_factory):
     def make(*flags: str) -> Path:
         folder = tmp_path_factory.mktemp("runs")
         shutil.copytree(corpus, folder / DATA)
-        log_step = Monitor.log_step
+        log_step = Monitor.add
 
         def stopping(monitor, *rest):
             log_step(monitor, *rest)
@@ -52,7 +52,7 @@ def made(corpus, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             assert train.main([*flags, *COMMON, "--output_dir", "whole"]) == 0
-            patch.setattr(Monitor, "log_step", stopping)
+            patch.setattr(Monitor, "add", stopping)
             assert train.main([*flags, *COMMON, "--output_dir", "parts"]) == 128 + signal.SIGTERM
         return folder
 

@@ -93,15 +93,10 @@ def falling(step: int) -> float:
 def overfitting(run, monkeypatch):
     """A function: a run of 10 validations that overfits from the fourth on."""
     taken = iter(())
-    log_step = Monitor.log_step
-
-    def log(monitor, logged):
-        first = logged.step - len(logged.figures["loss"]) + 1
-        losses = [falling(step) for step in range(first, logged.step + 1)]
-        log_step(monitor, replace(logged, figures={**logged.figures, "loss": losses}))
-
-    monkeypatch.setattr(Monitor, "log_step", log)
-    monkeypatch.setattr("training.validation.evaluate", lambda *_: ValidationLoss(next(taken), None))
+    read_curve = Monitor._read_curve
+    monkeypatch.setattr(Monitor, "_read_curve", lambda monitor, losses, last: read_curve(
+        monitor, [falling(step) for step in range(last - len(losses) + 1, last + 1)], last))
+    monkeypatch.setattr("training.validation.Validator.measure", lambda *_: ValidationLoss(next(taken), None))
 
     def start(*flags, first=0, out="out"):
         nonlocal taken
@@ -267,21 +262,27 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         trackers: Any = SimpleNamespace(rows=[])
         return Monitor(run, trackers)
 
-    seen = []
+    for name in ("_log", "_watch", "_read_curve"):
+        monkeypatch.setattr(Monitor, name, lambda monitor, noted, *rest, name=name: name != "_log" or logged.append(
+            (noted.step, *rest[0].items(), monitor._skipped_in_a_row, state.skipped_steps)))
+    logged: list[tuple] = []
     on_gpu, on_cpu = monitor_on("cuda"), monitor_on("cpu")
     for step in (1, 2, 3, 4):
         state.step = step
         result = StepResult(*torch.tensor([step, 0.5, step == 2]), extra={"entropy": torch.tensor(2.0 * step)})
         for monitor in (on_gpu, on_cpu):
             monitor.add(result)
-        assert [logged.step for logged in on_cpu.arrived(at_once=False)] == [step]
+        on_cpu.log()
+        assert [row[0] for row in logged] == [step]
+        logged.clear()
         SlowMark.waited.clear()
-        seen.append([(logged.step, *logged.figures.items(), logged.skipped, logged.skipped_in_a_row, logged.batch_size)
-                     for logged in on_gpu.arrived(at_once=step == 4)])
-        assert len(set(SlowMark.waited)) == len(seen[-1])
-    figures = [(step, ("loss", [step]), ("grad_norm", [0.5]), ("skipped", [step == 2]), ("entropy", [2 * step]),
-                step == 2, step == 2, 7) for step in (1, 2, 3, 4)]
-    assert seen == [[], [figures[0]], [figures[1]], figures[2:]]
+        state.skipped_steps = 0
+        on_gpu.log(at_once=step == 4)
+        assert len(set(SlowMark.waited)) == len(logged)
+        figures = [(step, ("loss", step), ("grad_norm", 0.5), ("entropy", 2 * step), step == 2, step == 2)
+                   for step in (1, 2, 3, 4)]
+        assert logged == {1: [], 2: figures[:1], 3: figures[1:2], 4: figures[2:]}[step]
+        logged.clear()
 
 
 def test_whatever_a_step_gives_back_is_recorded_by_its_name(run, monkeypatch):
