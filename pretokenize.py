@@ -157,12 +157,12 @@ from common.words import printable, several, size
 from hub.download import fetch_dataset, with_tokenizer_here
 from pretokenization.blocks import LIMITS, Limits, Reading
 from pretokenization.commit import check_disk, commit, fingerprint_of, summarise
-from pretokenization.files import Source
+from pretokenization.files import Source, refuse_changed, unpacked
 from pretokenization.passes import Job, Text, encode_text
-from pretokenization.report import Report
+from pretokenization.report import Report, names_of
 from pretokenization.sources import demo_sources, find_sources, find_text_field
 from pretokenization.split import Split
-from pretokenization.store import WORK, Folder, Journal
+from pretokenization.store import TEXT, WORK, Folder, Journal
 from pretokenization.survey import keep_settled, settle_split
 from pretokenization.verify import peek, verify_folder
 from pretokenization.vocabulary import given_vocabulary, new_vocabulary, refuse_on_this_text
@@ -227,6 +227,10 @@ def begin(args: Namespace, folder: Folder, given: Vocabulary | None, signals: Si
     reading = Reading(text_field, args.document_separator, args.strict_utf8, args.min_document_chars, any_tokenizer,
                       limits)
     journal = folder.read_journal(fingerprint_of(args, sources, given))
+    with progress.phase("unpacking"), folder.writing():
+        sources = [unpacked(source, folder.work / f"{TEXT}{number}", signals.look)
+                   for number, source in enumerate(sources)]
+        refuse_changed(sources)
     return Job(args, Text(sources, reading), Split("not settled"), folder, journal, args.num_workers or num_cores(),
                signals, progress)
 
@@ -260,8 +264,7 @@ def spool_stdin(path: Path) -> None:
 def say_what_is_read(job: Job) -> None:
     """Names the files, and a flag that has no effect on them."""
     sources = job.text.sources
-    names = ", ".join(Path(source.shown).name for source in sources[:3]) + ", ..." * (len(sources) > 3)
-    job.progress.say(f"reading {names} ({several(len(sources), 'file')}, {size(job.text.file_bytes)})")
+    job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(job.text.file_bytes)})")
     if job.args.encoding and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: no text file and no .jsonl file is read")
 
@@ -271,7 +274,8 @@ def refuse_nothing(job: Job, report: Report) -> None:
     assert job.journal.encoded is not None
     train, val = job.journal.encoded["splits"]["train"], job.journal.encoded["splits"]["val"]
     is_sorted = bool(job.split.threshold)  # by the hashes of documents
-    if train["bytes"] + val["bytes"] < 2 or not (train["documents"] or (val["documents"] and is_sorted)):
+    has_documents = train["documents"] or (val["documents"] and is_sorted)
+    if train["bytes"] + val["bytes"] < 2 or not report.has_text or not has_documents:
         raise report.nothing_there()
     if not train["documents"]:
         raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would be for validation. Give a "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from common.words import printable, several
 from evaluation.scoring import Measurement, Scorer, TextEncoder, Window, number_in_words, perplexity_of, windows_of
 from pretokenization.blocks import Findings, Reading, parts_of
 from pretokenization.encodings import refuse_undecodable
-from pretokenization.files import Source, refuse_changed
+from pretokenization.files import Source, refuse_changed, unpacked
 from pretokenization.sources import blocks_of, documents_of, find_sources
 from tokens.tokenizer import vocabulary_of
 
@@ -86,25 +88,14 @@ class DocumentWindows:
         for block in blocks_of(0, self._source, self._reading):
             self._scorer.signals.look()
             _, contents = documents_of(block, [self._source], self._reading, self.found)
-            if self.found.undecodable:
-                self._refuse_undecodable(has_ended=False)
-            self._share_read = block.on_disk / max(1, self._source.num_bytes)
+            if self.found.first_replaced is not None:
+                refuse_undecodable(self._source, self.found.undecodable, self.found.first_replaced[0])
+            self._share_read = block.done / max(1, self._source.text_bytes)
             for document in contents:
                 parts += parts_of(document, self._reading)
                 if not block.is_part or block.last:
                     yield from self._windows_of_document(parts)
                     parts = []
-
-    def check_at_the_end(self) -> None:
-        """Raises UserError (exit 3) if what was read is not the text that was there before, or is not UTF-8."""
-        refuse_changed([self._source])
-        if self.found.undecodable:
-            self._refuse_undecodable(has_ended=True)
-
-    def _refuse_undecodable(self, has_ended: bool) -> None:
-        assert self.found.first_replaced is not None
-        first_byte, *_ = self.found.first_replaced
-        refuse_undecodable(self._source, self.found.undecodable, self.found.num_bytes, first_byte, has_ended)
 
     def share_done(self, num_scored: int) -> float:
         """The share of the file that is done, from the share of its bytes that is read and the tokens found in it."""
@@ -144,9 +135,11 @@ def measure_texts(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], re
     sources = find_sources(words, scorer.out.say, None, encoding)
     for source in sources:
         started = time.perf_counter()
-        windows = DocumentWindows(scorer, encoder, source, reading, stride)
-        nats = sum(score.log_probability for score in scorer.score_all(windows, source.shown, windows.share_done))
-        windows.check_at_the_end()
+        with tempfile.TemporaryDirectory() as folder:
+            source = unpacked(source, Path(folder) / "text", scorer.signals.look)
+            windows = DocumentWindows(scorer, encoder, source, reading, stride)
+            nats = sum(score.log_probability for score in scorer.score_all(windows, source.shown, windows.share_done))
+        refuse_changed([source])
         figures = windows.figures
         figures.nats = nats
         figures.seconds = time.perf_counter() - started

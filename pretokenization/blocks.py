@@ -2,7 +2,7 @@
 
 A block is a few megabytes of one source: whole lines of JSON, whole documents of a text file, rows of a table, or a
 part of a document whose end is kept for validation. Blocks depend on the text alone, never on which process reads them
-or on how many there are. Blocks of a plain file hold no text, only the place where it lies.
+or on how many there are. They hold no text, only the place where it lies; those of a table hold its rows.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.errors import Exit, UserError
 from common.words import size
-from pretokenization.files import Feed, Source
+from pretokenization.files import MARK, Source
 
 # GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
 # Latin letter, digit, kana or Chinese character and a punctuation mark (scripts without spaces need the latter).
@@ -70,8 +70,8 @@ class TextBlock:
     source: int  # the index of the source
     offset: int
     length: int
-    content: Any = None  # bytes, or a list of rows; None: the bytes lie in the file
-    on_disk: int = 0  # bytes of the source's file that are done with this block
+    rows: list[Any] | None = None  # of a table; None: the bytes lie in the file
+    done: int = 0  # bytes of the file that are done with this block
     is_part: bool = False
     first: bool = True  # of a part: the document begins with it
     last: bool = True  # of a part: the document ends with it
@@ -83,16 +83,15 @@ class Findings:
     """What reading one block brought up; places are relative to the block."""
 
     unit: str = "line"  # what the text is counted in: line or row
-    num_bytes: int = 0  # of a text file or of JSON lines, in its own encoding
     newlines: int = 0
     separators: int = 0
     replaced: int = 0
     undecodable: int = 0  # of those replaced: bytes that are not UTF-8, not half a character that JSON spells
-    valid: int = 0  # characters beyond ASCII that were valid, counted where others were not
     first_replaced: tuple[int, int, str] | None = None  # byte, line, why
     bad_lines: int = 0
     first_bad_line: tuple[int, str] | None = None  # line, why
     short_documents: int = 0
+    has_text: bool = False  # more than blanks
 
     def bad_line(self, number: int, why: str) -> None:
         """Counts a line of JSON, or a row, that holds no document."""
@@ -108,7 +107,6 @@ class Findings:
         number = text.count("\ufffd") - content.count("\ufffd".encode())
         self.replaced += number
         self.undecodable += number
-        self.valid += len(text) - len(text.encode("ascii", "ignore")) - text.count("\ufffd")
         return text
 
 
@@ -158,21 +156,31 @@ class Kind:
         raise NotImplementedError
 
 
-def end_after(feed: Feed, what: bytes, start: int, at: int, reading: Reading) -> int:
-    """Where the first what that begins from place at on ends, or the text; start is that of the document.
+def window(file: BinaryIO, start: int, length: int) -> bytes:
+    """Up to length bytes of a file from start on."""
+    file.seek(start)
+    return file.read(length)
 
-    Raises UserError (exit 3) if the document is too long to be held in memory.
+
+def after_mark(file: BinaryIO) -> int:
+    """Where the text begins: after the byte order mark, if there is one."""
+    return len(MARK) if window(file, 0, len(MARK)) == MARK else 0
+
+
+def end_after(file: BinaryIO, what: bytes, at: int, most: int, length: int) -> int:
+    """Where the first what that begins from place at on ends, searched length bytes at a time; else the text's end.
+
+    Or a place after most, where it is given up.
     """
-    length = reading.limits.window_bytes + len(what)
+    length += len(what)
     while True:
-        window = feed.window(at, length)
-        found = window.find(what)
+        content = window(file, at, length)
+        found = content.find(what)
         if found >= 0:
             return at + found + len(what)
-        if len(window) < length:
-            return at + len(window)
-        at += len(window) - len(what) + 1
-        refuse_long(feed.source, start, at - start, reading)
+        if len(content) < length or at > most:
+            return at + len(content)
+        at += len(content) - len(what) + 1
 
 
 def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) -> None:

@@ -56,7 +56,7 @@ def check_disk(job: Job, vocabulary: Vocabulary | None) -> None:
     args, folder = job.args, job.folder
     expected_ids = vocabulary.size if vocabulary else 0 if args.vocab_size == "auto" else args.vocab_size
     item_bytes = ITEM_BYTES[native_dtype(expected_ids)]
-    needed = int(job.text.file_bytes / BYTES_PER_TOKEN * item_bytes) + SPARE_BYTES
+    needed = int(job.text.num_bytes / BYTES_PER_TOKEN * item_bytes) + SPARE_BYTES
     free = shutil.disk_usage(folder.path).free
     if needed > free:
         raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {size(free)} are free, about {size(needed)} are "

@@ -1,14 +1,14 @@
-"""One input file: what is known of it, and its bytes from front to back, unpacked and decoded on the way."""
+"""One input file: what is known of it, and its text as UTF-8, unpacked and decoded once, into a file beside the output.
+"""
 
 from __future__ import annotations
 
 import bz2
 import codecs
 import lzma
-import os
 import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +27,7 @@ PACKINGS = {  # the first bytes of a packed file
 BOMB_RATIO = 100  # how many times its size a packed file may unpack to: text grows 2 to 20 times, logs 50 times
 BOMB_BYTES = 2**28  # an unpacked size below this does no harm, whatever the ratio
 PACKED_READ_BYTES = 2**13  # packed zeros of this size already unpack to 256 MB
-UNPACKED_READ_BYTES = 2**20
+READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,18 @@ class Source:
     kind: str = "text"  # a key of sources.KINDS; it is part of the fingerprint of a run
     encoding: str = ""  # Python's name of it; nothing: UTF-8
     origin: str = ""  # the repository of the hub that it came from, with the commit; nothing: a file of the user's
+    plain: Path | None = None  # the file that holds the text of a packed or encoded one
+    plain_bytes: int = 0
 
     @property
-    def is_stream(self) -> bool:
-        """True if the text can only be had from front to back: it is unpacked or decoded on the way."""
-        return bool(self.packing or self.encoding)
+    def text_path(self) -> Path:
+        """The file whose bytes are the text in UTF-8."""
+        return self.plain or self.path
+
+    @property
+    def text_bytes(self) -> int:
+        """The size of text_path."""
+        return self.plain_bytes if self.plain else self.num_bytes
 
 
 def refuse_changed(sources: Iterable[Source]) -> None:
@@ -67,173 +74,86 @@ def refuse_changed(sources: Iterable[Source]) -> None:
                                    "nothing writes to the file, or on a copy of it.")
 
 
-class Unpacked:
+def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
+    """The source with its text in the file at path, as UTF-8; a plain file stays as it is. look may raise to stop.
+
+    Raises UserError (exit 3) for a damaged archive, for one that unpacks to far too much, and for invalid bytes.
+    """
+    if not source.packing and not source.encoding:
+        return source
+    with path.open("wb") as file:
+        for piece in pieces_of(source):
+            look()
+            file.write(piece)
+    return replace(source, plain=path, plain_bytes=path.stat().st_size)
+
+
+def head_of(source: Source, num_bytes: int) -> bytes:
+    """The first bytes of the text in UTF-8."""
+    head = b""
+    for piece in pieces_of(source):
+        head += piece
+        if len(head) >= num_bytes:
+            break
+    return head[:num_bytes]
+
+
+def pieces_of(source: Source, bomb_bytes: int = BOMB_BYTES) -> Iterator[bytes]:
+    """The text of a file in UTF-8, piece by piece, unpacked and decoded strictly. Raises UserError as unpacked does."""
+    decoder = codecs.getincrementaldecoder(source.encoding)() if source.encoding else None
+    done = 0  # bytes unpacked
+    with source.path.open("rb") as file:
+        pieces = _unpacked(file, source) if source.packing else iter(lambda: file.read(READ_BYTES), b"")
+        while True:
+            try:
+                piece = next(pieces, b"")
+            except Exception as error:  # zstandard is optional, so its error is known by name only
+                is_damage = isinstance(error, EOFError | zlib.error | lzma.LZMAError) or (
+                    isinstance(error, OSError) and error.errno is None) or type(error).__name__ == "ZstdError"
+                if not is_damage:
+                    raise
+                why = printable(str(error))[:100] or type(error).__name__
+                raise UserError(Exit.DATA, f"{source.shown} is damaged: {source.packing} cannot unpack it beyond byte "
+                                           f"{done:,} of its text ({why}). Give a complete copy.") from error
+            done += len(piece)
+            if source.packing and done > max(bomb_bytes, BOMB_RATIO * source.num_bytes):
+                raise UserError(Exit.DATA, f"{source.shown} unpacks to more than {BOMB_RATIO} times its "
+                                           f"{size(source.num_bytes)}, as an archive bomb does. If it is text, unpack "
+                                           "it yourself and give the unpacked file.")
+            yield _decoded(decoder, piece, done - len(piece), source) if decoder else piece
+            if not piece:
+                return
+
+
+def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
     """The unpacked bytes of a packed file, which may hold several streams (or frames) one after the other.
 
     A truncated file and bytes that are no stream are errors. The standard library's own readers do not notice them:
     they take the first damaged stream of many, as pbzip2 writes them, for the end of the file.
     """
-
-    def __init__(self, file: BinaryIO, source: Source):
-        self._file = file
-        self._held = bytearray()
-        self._new_stream = self._decompressor_of(source)
-        self._stream = self._new_stream()
-        self._is_inside_stream = False
-
-    @staticmethod
-    def _decompressor_of(source: Source) -> Callable[[], Any]:
-        if source.packing == "gzip":
-            return lambda: zlib.decompressobj(31)
-        if source.packing == "bzip2":
-            return bz2.BZ2Decompressor
-        if source.packing == "xz":
-            return lzma.LZMADecompressor
-        zstandard = optional("zstandard", source.shown)
-        return lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
-
-    def read(self, length: int) -> bytes:
-        """Up to length bytes, and none at the end. Raises EOFError for a truncated file."""
-        while len(self._held) < length:
-            packed = self._file.read(PACKED_READ_BYTES)
-            if not packed:
-                if self._is_inside_stream:
-                    raise EOFError("the file is truncated")
-                break
-            self._unpack(packed)
-
-        result = bytes(self._held[:length])
-        del self._held[:length]
-        return result
-
-    def _unpack(self, packed: bytes) -> None:
-        while packed:
-            if not self._is_inside_stream:
-                packed = packed.lstrip(b"\0")  # gzip and xz may be padded with zeros between streams
-                if not packed:
-                    return
-            self._held += self._stream.decompress(packed)
-            if self._stream.eof:
-                packed = self._stream.unused_data
-                self._is_inside_stream = False
-                self._stream = self._new_stream()
-            else:
-                packed = b""
-                self._is_inside_stream = True
+    new_stream: dict[str, Callable[[], Any]] = {
+        "gzip": lambda: zlib.decompressobj(31), "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor,
+        "zstd": lambda: optional("zstandard", source.shown).ZstdDecompressor(max_window_size=2**31).decompressobj()}
+    stream, is_inside = new_stream[source.packing](), False
+    while packed := file.read(PACKED_READ_BYTES):
+        while packed := packed if is_inside else packed.lstrip(b"\0"):  # zeros may pad gzip and xz between streams
+            if piece := stream.decompress(packed):
+                yield piece
+            is_inside, packed = not stream.eof, stream.unused_data if stream.eof else b""
+            if not is_inside:
+                stream = new_stream[source.packing]()
+    if is_inside:
+        raise EOFError("the file is truncated")
 
 
-class Transcoded:
-    """The bytes of a stream in another encoding as UTF-8; they are decoded strictly."""
-
-    def __init__(self, stream: Any, source: Source):
-        self._stream = stream
-        self._source = source
-        self._decoder = codecs.getincrementaldecoder(source.encoding)()
-        self._num_read = 0
-        self._has_ended = False
-
-    def read(self, length: int) -> bytes:
-        """The text of up to length more bytes, and nothing at the end. Raises UserError (exit 3) for invalid bytes."""
-        content = b""
-        while not content and not self._has_ended:
-            raw = self._stream.read(length)
-            self._has_ended = not raw
-            try:
-                content = self._decoder.decode(raw, self._has_ended).encode()  # UTF-7 can spell half a character
-            except UnicodeError as error:
-                raise self._invalid(error, len(raw)) from error
-            self._num_read += len(raw)
-        return content
-
-    def _invalid(self, error: UnicodeError, num_new: int) -> UserError:
-        place, what = f"between byte {self._num_read:,} and {self._num_read + num_new:,}", ""
+def _decoded(decoder: codecs.IncrementalDecoder, piece: bytes, done: int, source: Source) -> bytes:
+    """The next bytes of a text in another encoding as UTF-8; no bytes are its end."""
+    try:
+        return decoder.decode(piece, not piece).encode()  # UTF-7 can spell half a character
+    except UnicodeError as error:
+        what = f" between byte {done:,} and {done + len(piece):,}"
         if isinstance(error, UnicodeDecodeError):  # its bytes begin with those of an unfinished character before
-            place = f"at byte {self._num_read + num_new - len(error.object) + error.start:,}"
-            what = f" 0x{error.object[error.start:error.end][:4].hex()} ({error.reason})"
-        return UserError(Exit.DATA, f"{self._source.shown} is not {self._source.encoding}:{what} {place} of its text. "
-                                    "Give the --encoding that it has, or correct the text.")
-
-
-class Feed:
-    """The text of a source as UTF-8 from front to back, unpacked and decoded, seen through a window that moves on.
-
-    A context manager. A plain file is read at any place; of a stream the bytes since forget() are held in memory.
-    """
-
-    def __init__(self, source: Source, bomb_bytes: int = BOMB_BYTES, bomb_ratio: int = BOMB_RATIO):
-        self.source = source
-        self.file: Any = source.path.open("rb", buffering=0)
-        self._stream: Any = Unpacked(self.file, source) if source.packing else None
-        if source.encoding:
-            self._stream = Transcoded(self._stream or self.file, source)
-        self._bomb_bytes = bomb_bytes
-        self._bomb_ratio = bomb_ratio
-        self._held = bytearray()
-        self._held_from = 0
-        self._has_ended = False
-
-    def __enter__(self) -> Feed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def window(self, start: int, length: int) -> bytes:
-        """Up to length bytes from start on, fewer at the end of the text. Bytes that forget() dropped are gone.
-
-        Raises UserError (exit 3) for a damaged archive, and for one that unpacks to far too much.
-        """
-        if self._stream is None:
-            if hasattr(os, "pread"):
-                return os.pread(self.file.fileno(), length, start)
-            self.file.seek(start)
-            return self.file.read(length)
-
-        while not self._has_ended and self._held_from + len(self._held) < start + length:
-            try:
-                block = self._stream.read(UNPACKED_READ_BYTES)
-            except (EOFError, zlib.error, lzma.LZMAError) as error:
-                raise self._damaged(error) from error
-            except Exception as error:  # zstandard is optional, so its error is known by name only
-                if isinstance(error, OSError) and error.errno is None:  # bzip2's
-                    raise self._damaged(error) from error
-                if type(error).__name__ != "ZstdError":
-                    raise
-                raise self._damaged(error) from error
-            self._held += block
-            self._has_ended = not block
-            self._refuse_bomb()
-        return bytes(self._held[start - self._held_from:start - self._held_from + length])
-
-    @property
-    def after_mark(self) -> int:
-        """Where the text begins: after the byte order mark, if there is one."""
-        return len(MARK) if self.window(0, len(MARK)) == MARK else 0
-
-    def forget(self, before: int) -> None:
-        """Drops all bytes before this place from memory."""
-        if self._stream is not None:
-            del self._held[:before - self._held_from]
-            self._held_from = before
-
-    def take(self, start: int, end: int) -> bytes | None:
-        """The bytes of a block; None for a plain file, which whoever needs the bytes reads itself."""
-        return None if self._stream is None else self.window(start, end - start)
-
-    @property
-    def on_disk(self) -> int:
-        """How many bytes of the file have been unpacked or decoded; 0 for a plain file."""
-        return self.file.tell() if self._stream is not None else 0
-
-    def _refuse_bomb(self) -> None:
-        num_bytes, most_bytes = self._held_from + len(self._held), self._bomb_ratio * self.source.num_bytes
-        if self.source.packing and num_bytes > max(self._bomb_bytes, most_bytes):
-            raise UserError(Exit.DATA, f"{self.source.shown} unpacks to more than {self._bomb_ratio} times its "
-                                       f"{size(self.source.num_bytes)}, as an archive bomb does. If it is text, unpack "
-                                       "it yourself and give the unpacked file.")
-
-    def _damaged(self, error: Exception) -> UserError:
-        done = self._held_from + len(self._held)
-        why = printable(str(error))[:100] or type(error).__name__
-        return UserError(Exit.DATA, f"{self.source.shown} is damaged: {self.source.packing} cannot unpack it beyond "
-                                    f"byte {done:,} of its text ({why}). Give a complete copy.")
+            what = (f" 0x{error.object[error.start:error.end][:4].hex()} ({error.reason}) at byte "
+                    f"{done + len(piece) - len(error.object) + error.start:,}")
+        raise UserError(Exit.DATA, f"{source.shown} is not {source.encoding}:{what} of its text. Give the --encoding "
+                                   "that it has, or correct the text.") from error

@@ -9,8 +9,8 @@ from typing import Any
 
 from common.errors import Exit, UserError
 from common.words import printable
-from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock, end_after
-from pretokenization.files import MARK, Feed, Source
+from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock, after_mark, end_after, refuse_long
+from pretokenization.files import MARK, Source, head_of
 
 MOST_FIELDS_NAMED = 8
 FIRST_LINE_BYTES = 2**24  # of a file, among which the first line is looked for
@@ -37,25 +37,24 @@ class JsonLines(Kind):
         return name.endswith(self.endings) and (is_packed or not name.endswith(".json"))
 
     def text_fields(self, source: Source) -> list[str]:
-        with Feed(source) as feed:
-            line = feed.window(0, FIRST_LINE_BYTES).removeprefix(MARK).partition(b"\n")[0]
         try:
-            fields = json.loads(line)
+            fields = json.loads(head_of(source, FIRST_LINE_BYTES).removeprefix(MARK).partition(b"\n")[0])
         except (ValueError, RecursionError):
             return []
         return [name for name, value in fields.items() if isinstance(value, str)] if isinstance(fields, dict) else []
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of whole lines."""
-        with Feed(source) as feed:
-            start = feed.after_mark
-            while feed.window(start, 1):
-                end = end_after(feed, b"\n", start, start + reading.limits.block_bytes - 1, reading)
-                if not feed.window(end - 1, 1):  # the file ended before the block was full
-                    end = start + len(feed.window(start, end - start))
-                yield TextBlock(index, start, end - start, feed.take(start, end), feed.on_disk or end)
+        limits = reading.limits
+        with source.text_path.open("rb") as file:
+            start = after_mark(file)
+            while start < source.text_bytes:
+                at = start + limits.block_bytes - 1
+                end = end_after(file, b"\n", at, at + limits.document_bytes, limits.window_bytes)
+                end = min(end, source.text_bytes)
+                refuse_long(source, start, end - at, reading)
+                yield TextBlock(index, start, end - start, None, end)
                 start = end
-                feed.forget(start)
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
@@ -64,7 +63,6 @@ class JsonLines(Kind):
         contents: list[bytes] = []
         decoder, name = json.JSONDecoder(), reading.text_field
         scan: Any = decoder.scan_once  # type: ignore[attr-defined]
-        found.num_bytes += len(content)
         found.newlines = content.count(b"\n")
         start = number = 0
         while start < len(content):

@@ -78,12 +78,11 @@ def damaged(source: Source, error: Exception) -> UserError:
 
 def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:
     """The rows of an opened ParquetFile in blocks."""
-    total = max(1, file.metadata.num_rows)
     num_rows, held, held_bytes = 0, [], 0
+    row_bytes = source.num_bytes / max(1, file.metadata.num_rows)
 
     def block() -> TextBlock:
-        done = source.num_bytes * num_rows // total
-        return TextBlock(index, num_rows - len(held), len(held), held, done)
+        return TextBlock(index, num_rows - len(held), len(held), held, int(num_rows * row_bytes))
 
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
         for value in batch.column(0).to_pylist():

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 50_000_000  # of text, from which on a faster engine is worth installing
 SAY_SECONDS = 5.0  # between lines of progress where there is no bar
-NO_ENDS = np.zeros(0, np.int64)
-NO_DOCUMENTS = np.zeros(0, DOCUMENT)
 
 
 class Meter:
@@ -79,13 +77,13 @@ class Text:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the files on the disk."""
+        """Bytes of the files as they were given, packed or not."""
         return sum(source.num_bytes for source in self.sources)
 
     @property
-    def is_single_document(self) -> bool:
-        """True for a text that is one document whatever it holds."""
-        return len(self.sources) == 1 and self.is_document_each
+    def num_bytes(self) -> int:
+        """Bytes of the text, as far as files tell: a table's are those of its file."""
+        return sum(source.text_bytes for source in self.sources)
 
     @property
     def is_document_each(self) -> bool:
@@ -98,12 +96,12 @@ class Text:
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
     def blocks(self, split: Split) -> Iterator[TextBlock]:
-        """All blocks, in order; on_disk counts from the first byte of the first file."""
+        """All blocks, in order; done counts from the first byte of the first file."""
         before = 0
         for index, source in enumerate(self.sources):
-            for block in blocks_of(index, source, self.reading, split.cut_of(index)):
-                yield replace(block, on_disk=before + block.on_disk)
-            before += source.num_bytes
+            for block in blocks_of(index, source, self.reading, split.cuts[index] if split.cuts else None):
+                yield replace(block, done=before + block.done)
+            before += source.text_bytes
 
 
 @dataclass
@@ -126,7 +124,7 @@ class Job:
 
     def meter(self, doing: str, bar: bool = False) -> Meter:
         """A meter of the bytes of this run's files."""
-        return Meter(self.progress, self.signals, doing, self.text.file_bytes, bar)
+        return Meter(self.progress, self.signals, doing, self.text.num_bytes, bar)
 
     def report(self, state: Mapping[str, Any] | None = None) -> Report:
         """A report on this run's text, or the one that an earlier run began."""
@@ -157,35 +155,6 @@ class Job:
             refuse_changed(sources)
 
 
-class CutDocument:
-    """A document that comes in parts, because the end of its file is for validation; it is not left out if it is long.
-
-    Its ids are held back until it is certain that it is neither blank nor too short.
-    """
-
-    def __init__(self, job: Job, block: TextBlock):
-        self.is_kept = bool(block.in_val) and len(job.text.sources) == 1  # the end of the only file may be blank
-        self.least = max(1, job.text.reading.min_chars)
-        self.characters = self.num_bytes = 0
-        self.is_blank = True
-        self.ids: list[np.ndarray] = []
-
-    def add(self, answer: Answer) -> list[np.ndarray]:
-        """Counts the next part. Returns the ids that need no longer be held back."""
-        self.characters += answer.characters
-        self.is_blank = self.is_blank and answer.is_blank
-        self.num_bytes += sum(int(documents["bytes"].sum()) for documents in answer.documents.values())
-        self.is_kept = self.is_kept or (not self.is_blank and self.characters >= self.least)
-        self.ids += answer.ids.values()
-        ids, self.ids = (self.ids, []) if self.is_kept else ([], self.ids)
-        return ids
-
-    @property
-    def record(self) -> np.ndarray:
-        """Its DOCUMENT record, in an array of one; of none if it is left out."""
-        return np.array([(0, self.num_bytes)] if self.is_kept and self.num_bytes else [], DOCUMENT)
-
-
 # ---------------------------------------------------------------- encoding
 
 
@@ -197,7 +166,7 @@ class Encoding:
         self.job = job
         self.num_blocks = state["blocks"]
         self.report = job.report(state.get("report"))
-        self.document: CutDocument | None = None
+        self.part_bytes = state.get("part_bytes", 0)  # of the document that comes in parts
         self.writers = {split: TokenWriter(job.folder.work, split, dtype, state["splits"].get(split))
                         for split in SPLITS}
         self.seen = {number for writer in self.writers.values() for number in writer.hashes().tolist()}
@@ -217,12 +186,13 @@ class Encoding:
         """Writes the ids of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
         self.report.add(block, answer.found)
         self.num_blocks += 1
-        if block.is_part:
-            self._add_part(block, answer)
-            return
         for split, ids in answer.ids.items():
             ends, documents = answer.ends[split], answer.documents[split]
-            if self.job.args.dedup:
+            if block.is_part:
+                self.part_bytes += int(documents["bytes"].sum())
+                documents = np.array([(0, self.part_bytes)] if block.last else [], DOCUMENT)
+                self.part_bytes *= not block.last
+            elif self.job.args.dedup:
                 keep = np.array([not (number in self.seen or self.seen.add(number))
                                  for number in documents["hash"].tolist()], bool)
                 self.num_duplicates += int((~keep).sum())
@@ -230,30 +200,19 @@ class Encoding:
                 ids, ends, documents = ids[np.repeat(keep, lengths)], np.cumsum(lengths[keep]), documents[keep]
             self.writers[split].add(ids, ends, documents)
 
-    def _add_part(self, block: TextBlock, answer: Answer) -> None:
-        writer = self.writers[SPLITS[bool(block.in_val)]]
-        document = self.document = CutDocument(self.job, block) if block.first else self.document
-        assert document is not None
-        for ids in document.add(answer):
-            writer.add(ids, NO_ENDS, NO_DOCUMENTS)
-        if block.last:
-            record = document.record
-            self.report.short_documents += not len(record)
-            writer.add(np.zeros(0, writer.dtype), np.zeros(len(record), np.int64), record)
-            self.document = None
-
     def record(self) -> None:
         """Puts how far the encoding has come into the journal."""
         self.job.journal.encoded = {
             "blocks": self.num_blocks,
             "splits": {split: writer.state for split, writer in self.writers.items()},
             "duplicates": self.num_duplicates,
+            "part_bytes": self.part_bytes,
             "report": self.report.state(),
         }
 
     def save_now_and_then(self) -> None:
-        """Every few seconds, between documents, syncs all that was written to the disk, and then the journal."""
-        if self.document is None and time.monotonic() - self.saved > self.job.text.reading.limits.journal_seconds:
+        """Every few seconds syncs all that was written to the disk, and then the journal."""
+        if time.monotonic() - self.saved > self.job.text.reading.limits.journal_seconds:
             for writer in self.writers.values():
                 writer.sync()
             self.record()
@@ -283,9 +242,8 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
                 if answer.difference:
                     raise Differs(answer.difference)
                 encoding.add(block, answer)
-                meter.at(block.on_disk)
+                meter.at(block.done)
                 encoding.save_now_and_then()
-        encoding.report.end_source()
         encoding.record()  # it reaches the disk with the commit
     finally:
         encoding.close()
@@ -300,7 +258,7 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
     progress, requested = job.progress, job.args.engine
     chosen = choose_engine(requested, vocabulary, progress.say)
     progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
-    if chosen == "tokenizers" and could_be_faster(requested, vocabulary) and job.text.file_bytes > LARGE_BYTES:
+    if chosen == "tokenizers" and could_be_faster(requested, vocabulary) and job.text.num_bytes > LARGE_BYTES:
         progress.say("python -m pip install gigatoken would make this about twenty times faster")
     with job.folder.writing(), job.reading("encoding"):
         try:

@@ -1,17 +1,16 @@
-"""What reading a text brought up: counted while it is read, judged at the end of each file, said at the end."""
+"""What reading a text brought up: counted while it is read, judged as it comes, said at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.words import printable, several
 from pretokenization.blocks import Findings, Reading, TextBlock
-from pretokenization.encodings import ALWAYS_REPLACED, advice, refuse_undecodable, sample_of_text
+from pretokenization.encodings import refuse_undecodable
 from pretokenization.files import Source
 
 
@@ -25,28 +24,25 @@ class Report:
     sources: Sequence[Source]
     reading: Reading
     has_fields: bool = True  # there is a source that --text_field applies to
+    has_text: bool = False
     replaced: int = 0
     first_replaced: str = ""
-    doubtful: list[tuple[int, int]] = field(default_factory=list)  # files hardly UTF-8: index, the first invalid byte
     bad_lines: int = 0
     first_bad_line: str = ""
     short_documents: int = 0
     separators: int = 0
     now_source: int = -1
-    now_bytes: int = 0
     now_lines: int = 0
     now_undecodable: int = 0
     now_first: int = 0
-    now_valid: int = 0
 
     def state(self) -> dict[str, Any]:
         """All that add() has counted, for a later resumed()."""
         return {key: value for key, value in vars(self).items() if key not in ("sources", "reading", "has_fields")}
 
     def resumed(self, state: Mapping[str, Any]) -> Report:
-        """This report, going on from the state of an earlier one, which another version may have written."""
-        known = {key.name for key in fields(self)} - {"sources", "reading", "has_fields"}
-        vars(self).update({key: value for key, value in state.items() if key in known})
+        """This report, going on from the state of an earlier one."""
+        vars(self).update(state)
         return self
 
     def add(self, block: TextBlock, found: Findings) -> None:
@@ -55,47 +51,28 @@ class Report:
         Raises UserError (exit 3) for bytes that are not UTF-8 if strict, and as soon as there are too many of them.
         """
         if block.source != self.now_source:
-            self.end_source()
-            self.now_source = block.source
-            self.now_bytes = self.now_lines = self.now_undecodable = self.now_valid = 0
-
-        name = self.sources[block.source].shown
+            self.now_source, self.now_lines, self.now_undecodable = block.source, 0, 0
+        source = self.sources[block.source]
         if found.first_replaced:
             byte, line, why = found.first_replaced
-            place = f"byte {byte:,}, {found.unit} {self.now_lines + line + 1:,} of {name}"
+            place = f"byte {byte:,}, {found.unit} {self.now_lines + line + 1:,} of {source.shown}"
             if self.reading.strict:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out --strict_utf8 "
                                            "to have such bytes replaced.")
             self.first_replaced = self.first_replaced or (f"{place}, {why}" if byte else place)
             self.now_first = self.now_first if self.now_undecodable else byte
-        if found.first_bad_line:
+        if found.first_bad_line and not self.first_bad_line:
             line, why = found.first_bad_line
-            place = f"{found.unit} {self.now_lines + line + 1:,} of {name}"
-            self.first_bad_line = self.first_bad_line or f"{place} {why}"
-
+            self.first_bad_line = f"{found.unit} {self.now_lines + line + 1:,} of {source.shown} {why}"
+        self.has_text |= found.has_text
         self.replaced += found.replaced
         self.bad_lines += found.bad_lines
         self.short_documents += found.short_documents
         self.separators += found.separators
-        self.now_bytes += found.num_bytes
         self.now_lines += found.newlines
-        self.now_valid += found.valid
-        if found.undecodable and found.num_bytes:
-            self.now_undecodable += found.undecodable
-            self._judge(has_ended=False)
-
-    def end_source(self) -> None:
-        """Judges the source that ends: in damaged UTF-8 most characters are valid, in other encodings hardly any."""
-        if self.now_source < 0 or not self.now_undecodable:
-            return
-        self._judge(has_ended=True)
-        if self.now_undecodable > max(ALWAYS_REPLACED, 4 * self.now_valid):
-            self.doubtful.append((self.now_source, self.now_first))
-        self.now_undecodable = 0  # it is judged once
-
-    def _judge(self, has_ended: bool) -> None:
-        refuse_undecodable(self.sources[self.now_source], self.now_undecodable, self.now_bytes, self.now_first,
-                           has_ended)
+        self.now_undecodable += found.undecodable
+        if found.undecodable:
+            refuse_undecodable(source, self.now_undecodable, self.now_first)
 
     def say(self, progress: Progress) -> None:
         """Prints what was replaced or skipped in the text, and which flags had no effect."""
@@ -103,11 +80,6 @@ class Report:
         if self.replaced:
             progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(self.replaced, 'place')}, the first: "
                           f"{self.first_replaced}")
-        if self.doubtful:
-            index, first_byte = self.doubtful[0]
-            more = f" and {several(len(self.doubtful) - 1, 'more file')}" * (len(self.doubtful) > 1)
-            progress.warn(f"{self.sources[index].shown}{more}: hardly any character beyond ASCII is valid UTF-8. "
-                          f"{advice(sample_of_text(self.sources[index], first_byte))}")
         if self.bad_lines:
             progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
                           f"{self.first_bad_line}")
@@ -121,11 +93,14 @@ class Report:
 
     def nothing_there(self) -> UserError:
         """The error for text without a document."""
-        names = ", ".join(Path(source.shown).name for source in self.sources[:3])
-        names += ", ..." * (len(self.sources) > 3)
         why = "Apart from blanks it holds less than 2 bytes. Give a file with text."
         if self.bad_lines:
             is_object = "its fields are" in self.first_bad_line or "column" in self.first_bad_line
             cure = "Give --text_field." if is_object else "Give a file with one JSON object on each line."
             why = f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. {cure}"
-        return UserError(Exit.DATA, f"there is nothing to train on in {names}. {why}")
+        return UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
+
+
+def names_of(sources: Sequence[Source]) -> str:
+    """The names of the first three files."""
+    return ", ".join(source.shown.rpartition("/")[2] for source in sources[:3]) + ", ..." * (len(sources) > 3)

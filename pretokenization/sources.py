@@ -11,15 +11,14 @@ import stat
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.words import printable, several, shell_word
 from hub.download import Fetched
-from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
+from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock, window
 from pretokenization.encodings import has_controls, refuse_encoding
-from pretokenization.files import PACKED_ENDINGS, PACKINGS, Feed, Source
+from pretokenization.files import PACKED_ENDINGS, PACKINGS, Source, head_of
 from pretokenization.json_lines import JsonLines
 from pretokenization.parquet import Parquet
 from pretokenization.text_files import TextFile
@@ -32,28 +31,18 @@ KINDS: dict[str, Kind] = {
 }
 HEAD_BYTES = 4096
 TOKENS = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens."
-NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do
-    (0, b"PK\x03\x04", "a zip archive", "Unpack it first: unzip {}"),
+NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do; other files are told by their control bytes
+    (0, b"PK\x03\x04", "a zip archive or an office document", "Unpack it, or save it as plain text, first."),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "Unpack it first: 7z x {}"),
-    (0, b"Rar!\x1a\x07", "a RAR archive", "Unpack it first: unrar x {}"),
     (257, b"ustar", "a tar archive", "Unpack it first: tar -xf {}"),
     (0, b"%PDF", "a PDF", "Extract its text first: pdftotext {}"),
     (0, b"{\\rtf", "rich text", "Save it as plain text first."),
-    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an office program", "Save it as plain text first."),
-    (0, b"\x89PNG\r\n", "a picture", "Give a text file."),
-    (0, b"\xff\xd8\xff", "a picture", "Give a text file."),
-    (0, b"GIF8", "a picture", "Give a text file."),
-    (0, b"\x7fELF", "a program", "Give a text file."),
-    (0, b"SQLite format 3\0", "a database", "Export its text as .jsonl first."),
     (0, b"ARROW1\0\0", "an Arrow file", "Convert it to Parquet first."),
-    (0, b"\x89HDF\r\n", "an HDF5 file", "Export its text as .jsonl first."),
-    (0, b"GGUF", "a model in GGUF", "Give the text, not the model."),
     (4, b'\0\0\0\0{"', "a model in safetensors", "Give the text, not the model."),
     (0, b"\x93NUMPY", "a numpy array", TOKENS),
 )
-OFFICE = (".docx", ".odt", ".epub", ".xlsx", ".pptx")  # zip archives by their first bytes
 USUAL_FIELDS = ("text", "content", "Text", "story", "document", "article", "page", "body", "markdown", "raw_content")
-EMPTY: Mapping[str, Sequence[Fetched]] = {}
+NO_DATASETS: Mapping[str, Sequence[Fetched]] = {}
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
@@ -62,34 +51,27 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 
 
 def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path | None, encoding: str = "",
-                 fetched: Mapping[str, Sequence[Fetched]] = EMPTY) -> list[Source]:
+                 fetched: Mapping[str, Sequence[Fetched]] = NO_DATASETS) -> list[Source]:
     """Files, folders and globs as files in the order given, sorted within each, none twice; '-' is the file stdin.
 
     encoding is that of all text, UTF-8 if it is empty. fetched holds the files of the words that name datasets of the
     hub. Raises UserError (exit 3) for a file that is missing or does not hold text.
     """
-    found: dict[str, Source] = {}
-    num_repeated = 0
-
-    def add(name: str, examined: Callable[[], Source]) -> None:
-        nonlocal num_repeated
-        key = name if name == "-" else os.path.realpath(name)
-        if key in found:
-            num_repeated += 1
-        else:
-            found[key] = examined()
-
+    named: list[tuple[Path, str, str]] = []  # path, name in messages, origin
     for word in words:
-        for file in fetched.get(word, ()):
-            add(str(file.path), partial(examine_fetched, file, encoding))
-        for name in files_of(word, say) if word not in fetched else ():
-            if name == "-" and stdin is not None:
-                add(name, partial(examine, stdin, "stdin", encoding, is_piped=True))
-            else:
-                add(name, partial(examine, Path(name), printable(name), encoding))
-    if num_repeated:
-        say(f"named more than once, read once: {several(num_repeated, 'file')}")
-    return list(found.values())
+        if word in fetched:
+            named += [(file.path, file.shown, file.origin) for file in fetched[word]]
+        elif word == "-" and stdin is not None:
+            named.append((stdin, "stdin", ""))
+        else:
+            named += [(Path(name), printable(name), "") for name in files_of(word, say)]
+    found: dict[str, tuple[Path, str, str]] = {}
+    for path, shown, origin in named:
+        found.setdefault(os.path.realpath(path), (path, shown, origin))
+    if len(named) > len(found):
+        say(f"named more than once, read once: {several(len(named) - len(found), 'file')}")
+    return [replace(examine(path, shown, encoding, path == stdin), origin=origin)
+            for path, shown, origin in found.values()]
 
 
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
@@ -178,30 +160,21 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         if not packing and path.name.endswith(".bz2") and raw.startswith(b"BZh"):
             packing = "bzip2"  # cut so short that its mark is
         source = replace(described(path, shown, status), packing=packing)
-        with Feed(source) as feed:
-            unpacked = feed.window(0, HEAD_BYTES)
+        head = head_of(source, HEAD_BYTES)
+        name = path.name.lower()
+        bare_name = os.path.splitext(name)[0] if packing and name.endswith(PACKED_ENDINGS) else name
+        look = FirstLook(shown, shell_word(str(path)), name, bare_name, is_piped, raw, head)
+        kind = next((kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(look)), "")
+        if not kind:
+            refuse_what_is_not_text(look)
+            refuse_encoding(shown, head, encoding)
+            source = replace(source, encoding=encoding)
+            look = replace(look, head=head_of(source, HEAD_BYTES))
+            refuse_controls(look)
+            kind = next(kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(look))
+        return replace(source, kind=kind)
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
-
-    name = path.name.lower()
-    bare_name = os.path.splitext(name)[0] if packing and name.endswith(PACKED_ENDINGS) else name
-    look = FirstLook(shown, shell_word(str(path)), name, bare_name, is_piped, raw, unpacked)
-    kind = next((kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(look)), "")
-    if not kind:
-        refuse_what_is_not_text(look, packing)
-        refuse_encoding(shown, unpacked, encoding)
-        if encoding:
-            source = replace(source, encoding=encoding)
-            with Feed(source) as feed:
-                look = replace(look, head=feed.window(0, HEAD_BYTES))
-        refuse_controls(look)
-        kind = next(kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(look))
-    return replace(source, kind=kind)
-
-
-def examine_fetched(file: Fetched, encoding: str) -> Source:
-    """A file of a dataset of the hub as a source, under its name there."""
-    return replace(examine(file.path, file.shown, encoding), origin=file.origin)
 
 
 def find_text_field(sources: Sequence[Source], requested: str, is_given: bool, say: Callable[[str], None]) -> str:
@@ -213,37 +186,30 @@ def find_text_field(sources: Sequence[Source], requested: str, is_given: bool, s
     if is_given or first is None:
         return requested
     fields = KINDS[first.kind].text_fields(first)
-    if requested in fields:
-        return requested
-    usual = [name for name in USUAL_FIELDS if name in fields] or fields
-    if not fields or (len(usual) > 1 and usual[0] not in USUAL_FIELDS):
+    usual = [name for name in (requested, *USUAL_FIELDS) if name in fields] or fields
+    if not usual or (len(usual) > 1 and usual == fields):
         there = printable(", ".join(fields))[:200] or "no field that holds text"
         raise UserError(Exit.DATA, f"{first.shown} has no field {requested!r}, it has {there}. Give --text_field.")
+    if usual[0] == requested:
+        return requested
     say(f"text        is in {printable(usual[0])!r} (--text_field names another)")
     return usual[0]
 
 
-def refuse_what_is_not_text(look: FirstLook, packing: str) -> None:
-    """Raises UserError (exit 3) for the first bytes of an archive, a model, a picture and the like."""
-    inner = next((inner for magic, inner in PACKINGS.items() if packing and look.head.startswith(magic)), "")
-    if inner:
-        raise UserError(Exit.DATA, f"{look.shown} is packed twice: there is {inner} inside its {packing}. Unpack it "
-                                   "once, and give the file that comes out.")
+def refuse_what_is_not_text(look: FirstLook) -> None:
+    """Raises UserError (exit 3) for the first bytes of an archive, a model and the like."""
+    if any(look.head.startswith(magic) for magic in PACKINGS) and look.head != look.raw:
+        raise UserError(Exit.DATA, f"{look.shown} is packed twice. Unpack it once, and give the file that comes out.")
     for at, magic, what, cure in NOT_TEXT:
         if look.head.startswith(magic, at):
-            if look.bare_name.endswith(OFFICE):
-                what, cure = f"an {os.path.splitext(look.bare_name)[1]} document", "Save it as plain text first."
             raise UserError(Exit.DATA, f"{look.shown} is {what}, not text. {cure.format(look.typed)}")
 
 
 def refuse_controls(look: FirstLook) -> None:
     """Raises UserError (exit 3) for what is full of control characters, as token files are."""
     if has_controls(look.head):
-        num_zeros = look.head.count(0)
-        zeros = f", {num_zeros:,} of them zero" * bool(num_zeros)
-        cure = TOKENS.format(look.typed) if look.raw == look.head else "Give a text file."
         raise UserError(Exit.DATA, f"{look.shown} is not text: its first {len(look.head):,} bytes are full of control "
-                                   f"characters{zeros}. {cure}")
+                                   f"characters. {TOKENS if look.raw == look.head else 'Give a text file.'}")
 
 
 # ---------------------------------------------------------------- reading
@@ -273,15 +239,14 @@ def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
     Raises UserError (exit 3) for a file that became shorter since the block was cut.
     """
     source = sources[block.source]
-    content = block.content
-    if content is None:
-        try:
-            with source.path.open("rb", buffering=0) as file:
-                file.seek(block.offset)
-                content = file.read(block.length)
-        except OSError as error:
-            raise unreadable(source, error) from error
-        if len(content) != block.length:
-            raise UserError(Exit.DATA, f"{source.shown} became shorter while it was read. Run the command again when "
-                                       "nothing writes to the file.")
+    if block.rows is not None:
+        return KINDS[source.kind].documents(block, block.rows, reading, found)
+    try:
+        with source.text_path.open("rb", buffering=0) as file:
+            content = window(file, block.offset, block.length)
+    except OSError as error:
+        raise unreadable(source, error) from error
+    if len(content) != block.length:
+        raise UserError(Exit.DATA, f"{source.shown} became shorter while it was read. Run the command again when "
+                                   "nothing writes to the file.")
     return KINDS[source.kind].documents(block, content, reading, found)

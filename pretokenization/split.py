@@ -29,10 +29,6 @@ class Split:
         """The split that a journal holds."""
         return Split(recorded["rule"], recorded["threshold"], tuple(recorded["cuts"]))
 
-    def cut_of(self, source: int) -> int | None:
-        """The byte of a source from which on it is kept for validation; None if its hash decides, or nothing is."""
-        return self.cuts[source] if self.cuts else None
-
 
 def default_fraction(num_bytes: int) -> float:
     """0.5% of the text; of a small one enough for 64 KiB, but a tenth at most."""

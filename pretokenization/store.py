@@ -25,6 +25,7 @@ from tokens.stream import DTYPES
 
 WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
 LOCK = ".pretokenize.lock"
+TEXT = "text-"  # files of unpacked text in the work folder, with the number of their source
 MARK = "metadata.json"  # it is written last, and makes the set complete
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never the file that a link points to
 SPLITS = ("train", "val")
@@ -144,6 +145,8 @@ class Folder:
         if IS_WINDOWS:  # where an open file cannot be deleted
             self.lock.close()
         with contextlib.suppress(OSError):
+            for path in self.work.glob(f"{TEXT}*"):
+                path.unlink()
             if not self.keep:
                 shutil.rmtree(self.work, ignore_errors=True)
             (self.path / LOCK).unlink(missing_ok=True)
@@ -181,11 +184,11 @@ class Folder:
                                           "or give another --output_dir; finished work is kept.") from error
 
     def sweep(self) -> None:
-        """Empties the work folder, except for what came through stdin."""
+        """Empties the work folder, except for text: what came through stdin, or was unpacked."""
         for entry in self.work.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
-            elif entry.name != "stdin":
+            elif not entry.name.startswith(("stdin", TEXT)):
                 entry.unlink()
 
     def stake(self) -> Stake:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pretokenization.files import Feed, Source
-from pretokenization.passes import CutDocument, Job, Meter
+from pretokenization.blocks import after_mark, window
+from pretokenization.files import Source
+from pretokenization.passes import Job
 from pretokenization.report import Report
 from pretokenization.split import (
     FEW_FILES,
@@ -19,7 +20,7 @@ from pretokenization.split import (
     split_of_few,
     split_of_one,
 )
-from pretokenization.store import DOCUMENT
+from pretokenization.store import DOCUMENT, SPLITS
 from pretokenization.workers import Reader, Task, Workers, is_heavy
 
 
@@ -85,28 +86,29 @@ def measure(job: Job) -> None:
     args, sources, fraction = job.args, job.text.sources, job.args.val_fraction
     sorts_documents = fraction is not None or args.dedup or args.min_document_chars
     job.split = split_by_hash(VAL_FRACTION if fraction is None else fraction)
-    if job.text.is_single_document:
-        with job.reading("measuring"):
-            num_bytes, last = unpacked_bytes(sources[0], job.meter("measured"))
-        job.split = split_of_one(num_bytes, fraction, last)
-    elif job.text.is_document_each and 1 < len(sources) < FEW_FILES and not sorts_documents:
-        with job.reading("measuring"):
-            sizes = [unpacked_bytes(source, job.meter("measured"))[0] for source in sources]
-        job.split = split_of_few(sizes) or job.split
+    if not job.text.is_document_each:
+        return
+    if len(sources) == 1:
+        num_bytes, last_character_bytes = sizes_of(sources[0])
+        job.split = split_of_one(num_bytes, fraction, last_character_bytes)
+    elif len(sources) < FEW_FILES and not sorts_documents:
+        split = split_of_few([sizes_of(source)[0] for source in sources]) or job.split
+        job.split = replace(split, cuts=tuple(None if is_blank(source) else cut
+                                              for source, cut in zip(sources, split.cuts, strict=False)))
 
 
-def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
-    """The bytes of a source's text, without a byte order mark, and those of its last character."""
-    with Feed(source) as feed:
-        mark = feed.after_mark
-        end = 0 if source.is_stream else max(0, source.num_bytes - 4)
-        tail = b""
-        while block := feed.window(end, 2**20):
-            end, tail = end + len(block), (tail + block)[-4:]
-            feed.forget(end)
-            meter.at(feed.on_disk)
-    last = next((back for back in range(1, len(tail)) if tail[-back] & 0xC0 != 0x80), 1)
-    return end - mark, last
+def sizes_of(source: Source) -> tuple[int, int]:
+    """The bytes of a source's text without a byte order mark, and those of its last character."""
+    with source.text_path.open("rb") as file:
+        num_bytes = source.text_bytes - after_mark(file)
+        tail = window(file, max(0, source.text_bytes - 4), 4)
+    return num_bytes, next((back for back in range(1, len(tail)) if tail[-back] & 0xC0 != 0x80), 1)
+
+
+def is_blank(source: Source) -> bool:
+    """True for a file without text, which is a document to leave out. Nearly always its first bytes tell."""
+    with source.text_path.open("rb") as file:
+        return not any(block.decode(errors="replace").strip() for block in iter(lambda: file.read(2**16), b""))
 
 
 # ---------------------------------------------------------------- passes over the text
@@ -114,28 +116,20 @@ def unpacked_bytes(source: Source, meter: Meter) -> tuple[int, int]:
 
 def survey(job: Job) -> Survey:
     """Reads all of the text once."""
-    found, document, records = Survey(job.report()), None, []
+    found, records, part_bytes = Survey(job.report()), [], {"train": 0, "val": 0}
     meter = job.meter("read")
     with Workers(job.num_workers, Reader, job.setup(Task.SURVEY), job.signals) as workers:
         for block, answer in workers.answers(job.text.blocks(job.split), is_heavy):
             found.report.add(block, answer.found)
-            meter.at(block.on_disk)
-            if not block.is_part:
+            meter.at(block.done)
+            if block.is_part:
+                split = SPLITS[bool(block.in_val)]
+                part_bytes[split] += int(answer.documents[split]["bytes"].sum())
+            else:
                 records += answer.documents.values()
-                continue
-            document = CutDocument(job, block) if block.first else document
-            assert document is not None
-            document.add(answer)
-            if block.last:
-                num_bytes = int(document.record["bytes"].sum())
-                found.num_bytes += num_bytes
-                found.train_bytes += 0 if block.in_val else num_bytes
-                found.report.short_documents += not num_bytes
-    found.report.end_source()
     found.documents = np.concatenate(records) if records else found.documents
-    hashed_bytes = int(found.documents["bytes"].sum())
-    found.num_bytes += hashed_bytes
-    found.train_bytes += hashed_bytes
+    found.train_bytes = int(found.documents["bytes"].sum()) + part_bytes["train"]
+    found.num_bytes = found.train_bytes + part_bytes["val"]
     if len(job.split.cuts) == 1:
         found.train_bytes = job.split.cuts[0] or found.num_bytes
     return found
@@ -147,6 +141,6 @@ def write_sample(job: Job, path: Path, share: float) -> int:
     setup = job.setup(Task.SAMPLE, share=share)
     with path.open("wb", buffering=2**22) as file, Workers(job.num_workers, Reader, setup, job.signals) as workers:
         for block, answer in workers.answers(job.text.blocks(job.split), is_heavy):
-            meter.at(block.on_disk)
+            meter.at(block.done)
             num_bytes += file.write(answer.text)
     return num_bytes

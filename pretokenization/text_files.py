@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from pretokenization.blocks import (
     Findings,
@@ -10,11 +11,15 @@ from pretokenization.blocks import (
     Kind,
     Reading,
     TextBlock,
+    after_mark,
     end_after,
     part_end,
     refuse_long,
+    window,
 )
-from pretokenization.files import Feed, Source
+from pretokenization.files import Source
+
+INSIDE_A_CHARACTER = bytes(range(0x80, 0xC0))
 
 
 class TextFile(Kind):
@@ -30,28 +35,26 @@ class TextFile(Kind):
         return reading.separator is None
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        with Feed(source) as feed:
+        with source.text_path.open("rb") as file:
+            start, end = after_mark(file), source.text_bytes
             if reading.separator is not None:
-                yield from separated_blocks(index, feed, reading, reading.separator.encode())
-            elif cut is not None:
-                yield from parts_of_source(index, feed, reading, cut)
-            else:
-                start = feed.after_mark
-                end = source.num_bytes
-                if source.is_stream:
-                    end = start + len(feed.window(start, reading.limits.document_bytes + 1))
+                yield from separated_blocks(index, source, file, reading, reading.separator.encode())
+            elif cut is None:
                 refuse_long(source, start, end - start, reading)
-                yield TextBlock(index, start, end - start, feed.take(start, end), feed.on_disk or end)
+                yield TextBlock(index, start, end - start, None, end)
+            else:
+                inside = window(file, start + cut, 2**16)  # forward to the next character
+                cut = min(end, start + cut + len(inside) - len(inside.lstrip(INSIDE_A_CHARACTER)))
+                yield from parts_between(index, file, reading, start, cut, in_val=False)
+                yield from parts_between(index, file, reading, cut, end, in_val=True)
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
-        found.num_bytes += len(content)
         found.newlines = content.count(b"\n")
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
             text = found.replace(content, error, block.offset, 0)
-
         texts = [text]
         if reading.separator is not None:
             texts = text.split(reading.separator)
@@ -60,45 +63,28 @@ class TextFile(Kind):
         return texts, [text.encode(errors="replace") for text in texts]
 
 
-def separated_blocks(index: int, feed: Feed, reading: Reading, separator: bytes) -> Iterator[TextBlock]:
+def separated_blocks(index: int, source: Source, file: BinaryIO, reading: Reading,
+                     separator: bytes) -> Iterator[TextBlock]:
     """Blocks of whole documents with the separators after them."""
-    block_bytes = reading.limits.block_bytes
-    start = feed.after_mark
-    while content := feed.window(start, block_bytes):
+    limits, start = reading.limits, after_mark(file)
+    while content := window(file, start, limits.block_bytes):
         end = start + len(content)
-        if feed.window(end, 1):
+        if end < source.text_bytes:
             end -= len(content.split(separator)[-1])  # the document that this block's aim cuts
         if end == start:  # it is longer than a block
-            end = end_after(feed, separator, start, start, reading)
-        yield TextBlock(index, start, end - start, feed.take(start, end), feed.on_disk or end)
+            end = end_after(file, separator, start, start + limits.document_bytes, limits.window_bytes)
+            refuse_long(source, start, end - start - len(separator), reading)
+        yield TextBlock(index, start, end - start, None, end)
         start = end
-        feed.forget(start)
 
 
-def parts_of_source(index: int, feed: Feed, reading: Reading, cut: int) -> Iterator[TextBlock]:
-    """A whole source as two documents, from byte cut on the one for validation: parts of them."""
-    part_bytes = reading.limits.part_bytes
-    begin = start = feed.after_mark
-    cut += begin
-    while True:
-        content = feed.window(start, part_bytes + 1)
-        while 0 < cut - start < len(content) and content[cut - start] & 0xC0 == 0x80:
-            cut += 1  # forward to the next character
-
-        in_val = start >= cut
-        aim = part_bytes if in_val else min(part_bytes, cut - start)
-        is_cut_here = aim < part_bytes or start + aim == cut
-        is_the_rest = len(content) <= part_bytes and not is_cut_here
-        if is_the_rest:
-            end = start + len(content)
-        else:
-            end = start + (aim if is_cut_here else part_end(content[:part_bytes], reading.places))
-
-        is_last = is_the_rest or is_cut_here
-        yield TextBlock(index, start, end - start, feed.take(start, end), feed.on_disk or end, True, start == begin,
-                        is_last, in_val)
-        if is_the_rest:
-            return
-        start = end
-        begin = start if is_cut_here else begin
-        feed.forget(start)
+def parts_between(index: int, file: BinaryIO, reading: Reading, begin: int, end: int,
+                  in_val: bool) -> Iterator[TextBlock]:
+    """The bytes of a file from begin to end as one document: parts of it."""
+    start, part_bytes = begin, reading.limits.part_bytes
+    while start < end:
+        stop = end
+        if end - start > part_bytes:
+            stop = start + part_end(window(file, start, part_bytes), reading.places)
+        yield TextBlock(index, start, stop - start, None, stop, True, start == begin, stop == end, in_val)
+        start = stop

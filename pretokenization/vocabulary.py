@@ -71,7 +71,7 @@ def refuse_on_this_text(job: Job, vocabulary: Vocabulary) -> None:
 def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
     """A tokenizer trained on a sample of the training part; it is then tokenizer.json in the work folder."""
     args, progress = job.args, job.progress
-    if known.num_bytes < 2:
+    if known.num_bytes < 2 or not known.report.has_text:
         raise known.report.nothing_there()
     train_bytes = known.train_bytes
     sample_bytes = min(train_bytes, args.train_sample_bytes)

@@ -1,6 +1,4 @@
 """Worker processes: how questions reach them and answers come back, in order; and what they do with a block of text.
-
-At the end: other work that a signal must be able to end.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -47,85 +45,91 @@ def context() -> Any:
 
 
 class Workers:
-    """Processes that answer questions; a single one is this process itself. A context manager."""
+    """Processes that answer questions; a single one is this process itself, unless it is fresh. A context manager.
 
-    def __init__(self, number: int, make: Callable[[Any], Any], setup: Any, signals: Signals):
+    A fresh process is not forked: a fork has the locks of a library's threads, but not the threads.
+    """
+
+    def __init__(self, number: int, make: Callable[[Any], Any], setup: Any, signals: Signals, is_fresh: bool = False):
         self.make = make
         self.setup = setup
         self.signals = signals
-        self.processes: list[Any] = []
-        self.pipes: list[Any] = []  # where answers come out
+        self.context = multiprocessing.get_context("spawn") if is_fresh else context()
+        self.processes: dict[Any, Any] = {}  # by the pipe where its answers come out
         self.to: dict[Any, Any] = {}  # where the questions for the worker that answers there go in
         try:
-            for _ in range(number if number > 1 else 0):
+            for _ in range(number if number > 1 or is_fresh else 0):
                 self._start()
         except BaseException:
             self.__exit__()
             raise
 
     def _start(self) -> None:
-        their_questions, questions = context().Pipe(duplex=False)
-        answers, their_answers = context().Pipe(duplex=False)  # two pipes are faster than one that goes both ways
-        not_theirs = [*self.pipes, *self.to.values(), questions, answers]
-        process = start_process(context(), _serve, their_questions, their_answers, self.make, self.setup, not_theirs)
+        their_questions, questions = self.context.Pipe(duplex=False)
+        answers, their_answers = self.context.Pipe(duplex=False)  # two pipes are faster than one that goes both ways
+        not_theirs = [*self.processes, *self.to.values(), questions, answers]
+        self.processes[answers] = start_process(self.context, _serve, their_questions, their_answers, self.make,
+                                                self.setup, not_theirs)
+        self.to[answers] = questions
         their_questions.close()
         their_answers.close()
-        self.pipes.append(answers)
-        self.to[answers] = questions
-        self.processes.append(process)
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in (*self.pipes, *self.to.values()):
+        for pipe in (*self.processes, *self.to.values()):
             pipe.close()
-        for process in self.processes:
+        for process in self.processes.values():
             process.terminate()
             process.join()
 
-    def answers(self, questions: Iterable[Any], is_heavy: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
+    def answers(self, questions: Iterable[Any], is_heavy: Callable[[Any], bool],
+                seconds: float = math.inf) -> Iterator[tuple[Any, Any]]:
         """The questions with their answers, in order; at most four for each worker are on their way.
 
         A heavy question goes to an idle worker only: if both ends of a pipe wrote at once, both would wait for ever.
-        Raises Stopped after a signal, UserError (exit 5) when a worker dies.
+        Ends after so many seconds. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
         """
-        if not self.pipes:
+        if not self.processes:
             worker = self.make(self.setup)
             for question in questions:
                 self.signals.look()
                 yield question, worker.answer(question)
             return
 
+        until = time.monotonic() + seconds
         waiting: dict[int, Any] = {}
         ready: dict[int, Any] = {}
-        load = dict.fromkeys(self.pipes, 0)
+        load = dict.fromkeys(self.processes, 0)
         source, sent, done = iter(questions), 0, 0
         question = next(source, None)
-        while question is not None or waiting:
-            # send
-            while question is not None and sent - done < ON_THE_WAY * len(self.pipes):
-                pipe, weight = min(load, key=lambda pipe: load[pipe]), LOAD if is_heavy(question) else 1
-                if load[pipe] + weight > LOAD:
-                    break
-                waiting[sent] = question
-                try:
+        while (question is not None or waiting) and time.monotonic() < until:
+            pipe = None
+            try:
+                # send
+                while question is not None and sent - done < ON_THE_WAY * len(load):
+                    pipe, weight = min(load, key=lambda pipe: load[pipe]), LOAD if is_heavy(question) else 1
+                    if load[pipe] + weight > LOAD:
+                        break
+                    waiting[sent] = question
                     self.to[pipe].send((sent, question))
-                except OSError as error:
-                    raise self._died(pipe) from error
-                load[pipe] += weight
-                sent, question = sent + 1, next(source, None)
+                    load[pipe] += weight
+                    sent, question = sent + 1, next(source, None)
 
-            # receive
-            for pipe in connection.wait([pipe for pipe in self.pipes if load[pipe]], 0.1):
-                try:
+                # receive
+                for pipe in connection.wait([pipe for pipe in load if load[pipe]], 0.1):
                     number, answer, error = pipe.recv()  # type: ignore[union-attr]
-                except (EOFError, OSError) as cause:
-                    raise self._died(pipe) from cause
-                if error is not None:
-                    _raise(error)
-                load[pipe] -= LOAD if is_heavy(waiting[number]) else 1
-                ready[number] = answer
+                    if error is not None:
+                        raise UserError(*error) if error[0] else RuntimeError(error[1])
+                    load[pipe] -= LOAD if is_heavy(waiting[number]) else 1
+                    ready[number] = answer
+            except (EOFError, OSError) as cause:
+                self.processes[pipe].join(5)
+                raise UserError(Exit.MACHINE, f"a worker process died (exit {self.processes[pipe].exitcode}); -9 means "
+                                              "that the system ended it for lack of memory. Run the command again with "
+                                              "fewer --num_workers or a smaller --train_sample_bytes; it continues "
+                                              "where it was.") from cause
 
             # hand out in order
             self.signals.look()
@@ -133,17 +137,12 @@ class Workers:
                 yield waiting.pop(done), ready.pop(done)
                 done += 1
 
-    def _died(self, pipe: Any) -> UserError:
-        process = self.processes[self.pipes.index(pipe)]
-        process.join(5)
-        return UserError(Exit.MACHINE, f"a worker process died (exit {process.exitcode}); -9 means that the system "
-                                       "ended it for lack of memory. Run the command again with fewer --num_workers; "
-                                       "it continues where it was.")
-
 
 def _serve(questions: Any, answers: Any, make: Callable[[Any], Any], setup: Any, not_ours: Sequence[Any]) -> None:
-    """A worker process: answers questions until their pipe is closed."""
-    _leave_signals_to_the_parent()
+    """A worker process: answers questions until their pipe is closed. Signals are the parent's, which ends it."""
+    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in not_ours:  # if this process held them open it would not end with the parent
         other.close()
     worker = None
@@ -153,8 +152,6 @@ def _serve(questions: Any, answers: Any, make: Callable[[Any], Any], setup: Any,
             try:
                 worker = worker or make(setup)
                 reply = number, worker.answer(question), None
-            except OSError as error:
-                reply = number, None, (Exit.MACHINE, f"{error}. Run the command again; it continues where it was.")
             except BaseException as error:  # a panic of a Rust library is no Exception
                 reply = number, None, _sendable(error)
             answers.send(reply)
@@ -162,26 +159,35 @@ def _serve(questions: Any, answers: Any, make: Callable[[Any], Any], setup: Any,
         pass
 
 
-def _leave_signals_to_the_parent() -> None:
-    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def _sendable(error: BaseException) -> tuple[Exit | None, str]:
     """An error as it goes through a pipe: the code and message of a UserError, the traceback of a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
+    if isinstance(error, OSError):
+        return Exit.MACHINE, f"{error}. Run the command again; it continues where it was."
     if isinstance(error, MemoryError):
         return Exit.MACHINE, "out of memory on the host. Use fewer --num_workers, or a smaller --train_sample_bytes."
-    return None, "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))
+    return None, f"in another process: {text.strip().splitlines()[-1]}\n{text}"
 
 
-def _raise(received: tuple[Exit | None, str]) -> NoReturn:
-    code, message = received
-    if code is None:
-        raise RuntimeError(f"in another process: {message.strip().splitlines()[-1]}\n{message}")
-    raise UserError(code, message)
+class _Caller:
+    """A worker whose questions are functions with their arguments."""
+
+    def __init__(self, setup: None):
+        pass
+
+    def answer(self, question: tuple[Callable[..., Any], Sequence[Any]]) -> Any:
+        return question[0](*question[1])
+
+
+def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:
+    """Runs work that cannot look for signals itself in a process, which can be ended and whose memory ends with it.
+
+    Returns what the work returns; None if it takes longer than these seconds. Raises Stopped after a signal.
+    """
+    with Workers(1, _Caller, None, signals, is_fresh=True) as workers:
+        return next((answer for _, answer in workers.answers([(work, arguments)], lambda _: True, seconds)), None)
 
 
 # ---------------------------------------------------------------- what a worker does with a block
@@ -216,9 +222,7 @@ class Answer:
 
     found: Findings
     documents: dict[str, np.ndarray] = field(default_factory=dict)
-    characters: int = 0  # of a part of a document
-    is_blank: bool = True  # of a part of a document
-    text: bytes = b""  # for SAMPLE and JOIN
+    text: bytes = b""  # for SAMPLE
     ids: dict[str, np.ndarray] = field(default_factory=dict)  # for ENCODE, by split, as are the ends of the documents
     ends: dict[str, np.ndarray] = field(default_factory=dict)
     difference: str = ""  # text for which the engine gave other ids than tokenizers
@@ -237,13 +241,12 @@ class Reader:
         """Reads a block and does the task."""
         setup, answer = self.setup, Answer(Findings())
         texts, contents = documents_of(block, setup.sources, setup.reading, answer.found)
-        if block.is_part:
-            answer.characters, answer.is_blank = len(texts[0]), texts[0].isspace() or not texts[0]
-        else:
-            least = max(1, setup.reading.min_chars)
-            contents = [content for text, content in zip(texts, contents, strict=True)
-                        if len(text) >= least and not text.isspace()]
+        least = max(1, setup.reading.min_chars)
+        is_text = [not text.isspace() and len(text) >= least for text in texts]
+        if not block.is_part:
+            contents = [content for content, is_kept in zip(contents, is_text, strict=True) if is_kept]
             answer.found.short_documents = len(texts) - len(contents)
+        answer.found.has_text = any(is_text)
 
         documents = np.zeros(len(contents), DOCUMENT)
         documents["bytes"] = [len(content) for content in contents]
@@ -323,45 +326,5 @@ def short_runs(content: bytes) -> bytes:
 
 
 def is_heavy(block: TextBlock) -> bool:
-    """True for a block that carries its text with it."""
-    return block.content is not None
-
-
-# ---------------------------------------------------------------- other work that a signal must be able to end
-
-
-def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:
-    """Runs work that cannot look for signals itself in a process, which can be ended and whose memory ends with it.
-
-    Returns what the work returns; None if it takes longer than these seconds. Raises Stopped after a signal.
-    """
-    began = time.monotonic()
-    fresh = multiprocessing.get_context("spawn")  # a fork has the locks of the library's threads, but not the threads
-    ours, theirs = fresh.Pipe()
-    process = start_process(fresh, _call, theirs, work, arguments)
-    theirs.close()
-    try:
-        while not ours.poll(0.1):
-            signals.look()
-            if time.monotonic() - began > seconds:
-                return None
-        result, error = ours.recv()
-    except (EOFError, OSError) as cause:
-        process.join(5)
-        raise UserError(Exit.MACHINE, f"a process died (exit {process.exitcode}); -9 means that the system ended it "
-                                      "for lack of memory. Lower --train_sample_bytes.") from cause
-    finally:
-        ours.close()
-        process.terminate()
-        process.join()
-    if error is not None:
-        _raise(error)
-    return result
-
-
-def _call(pipe: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    _leave_signals_to_the_parent()
-    try:
-        pipe.send((work(*arguments), None))
-    except BaseException as error:  # a panic of a Rust library is no Exception
-        pipe.send((None, _sendable(error)))
+    """True for a block that carries its rows with it."""
+    return block.rows is not None

@@ -665,15 +665,6 @@ def test_bytes_that_are_not_utf8_are_replaced_and_said_or_stop_the_run(num_worke
     assert documents("train")  # the old set is there
 
 
-def test_few_characters_that_are_all_in_another_encoding_are_said_with_the_flag(capsys, tokenizer_file):
-    write("a.txt", words(30_000).encode() + ("caf\u00e9 " * 50).encode("cp1252"))
-    run("a.txt", "--tokenizer_file", str(tokenizer_file))
-    said = capsys.readouterr().err
-    assert "50 places" in said
-    assert "hardly any character beyond ASCII is valid UTF-8" in said
-    assert "--encoding" in said
-
-
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [

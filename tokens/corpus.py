@@ -13,7 +13,7 @@ from common.errors import Exit, UserError
 from common.files import sha256_of
 from common.words import printable
 from tokens.files import find_splits
-from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise
+from tokens.layouts import LAYOUTS, Layout, Part, document_ends, native_dtype, recognise
 from tokens.metadata import SPLITS, Fields, Metadata, read_metadata
 from tokens.stream import TokenStream, scan
 from tokens.tokenizer import end_of_text_id, load_with_size
@@ -153,15 +153,11 @@ def open_tokens(place: Path, vocab_size: int) -> TokenSet:
     if opened.stream.length < 2:
         raise UserError(Exit.DATA, f"token file {printable(str(files[0]))} has 1 token, and measuring needs 2. Give "
                                    "another.")
-    ends, before = [], 0
-    for part in opened.stream.parts:
-        of_part = opened.layout.document_ends(part.path, part.length)
-        if of_part is not None:
-            ends.append(np.asarray(of_part).astype(np.int64) + before)
-        before += part.length
-    are_complete = len(ends) == len(opened.stream.parts)
+    only, ends = opened.stream.parts[0], None
+    if opened.layout.whose == LAYOUTS["native"].whose and len(opened.stream.parts) == 1:
+        ends = document_ends(only.path, only.length)
     tokenizer = folder / "tokenizer.json"
-    return TokenSet(opened.stream, np.concatenate(ends) if are_complete else None,
+    return TokenSet(opened.stream, None if ends is None else ends.astype(np.int64),
                     tokenizer if tokenizer.is_file() else None, () if metadata.is_ours else (opened.in_words,))
 
 
@@ -170,10 +166,7 @@ def open_tokens(place: Path, vocab_size: int) -> TokenSet:
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
     """The vocabulary's size and the end-of-text id, from the metadata, else the tokenizer, else --vocab_size."""
-    where = printable(str(metadata.path))
-    known_size = metadata.vocab_size
-    end_id = metadata.end_of_text_id
-
+    where, known_size, end_id = printable(str(metadata.path)), metadata.vocab_size, metadata.end_of_text_id
     if tokenizer_file is not None:
         tokenizer, num_ids = load_with_size(tokenizer_file)
         if known_size is not None and known_size < num_ids:
@@ -198,12 +191,16 @@ def _tokenizer_sha256(metadata: Metadata, tokenizer_file: Path | None) -> str | 
     if tokenizer_file is None:
         return None
     found, recorded = sha256_of(tokenizer_file), metadata.tokenizer_sha256
-    if recorded is not None and found != recorded:
-        raise UserError(Exit.DATA, f"tokenizer {printable(str(tokenizer_file))} is not the one with which the tokens "
-                                   f"were made: its sha256 is not the one in {printable(metadata.path.name)} "
-                                   f"({found[:12]}, recorded {recorded[:12]}). Its ids may mean other text. Give the "
-                                   "tokenizer.json that pretokenize.py wrote with the tokens.")
+    if recorded not in (None, found):
+        raise _another_sha256(f"tokenizer {printable(str(tokenizer_file))}", found, str(recorded), metadata,
+                              "is not the one with which the tokens were made", "Give the tokenizer.json that "
+                              "pretokenize.py wrote with the tokens.")
     return found
+
+
+def _another_sha256(name: str, found: str, recorded: str, metadata: Metadata, what: str, cure: str) -> UserError:
+    return UserError(Exit.DATA, f"{name} {what}: its sha256 is not the one in {printable(metadata.path.name)} "
+                                f"({found[:12]}, recorded {recorded[:12]}). {cure}")
 
 
 # ---------------------------------------------------------------- files
@@ -219,8 +216,7 @@ def _find_files(train: Path, val: Path | None, metadata: Metadata) -> tuple[list
         val_files = val_files or others
     elif not val_files and "val" in metadata.splits:  # the training files were named alone: those recorded beside them
         named = [train_files[0].with_name(name) for name in metadata.files_of("val") or ["val.bin"]]
-        are_there = all(path.is_file() and path not in train_files for path in named)
-        val_files = named if are_there else []
+        val_files = named if all(path.is_file() and path not in train_files for path in named) else []
     return train_files, val_files
 
 
@@ -228,11 +224,8 @@ def _files_in(place: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
     """The files of both splits that a file, a folder or a glob means: those our metadata names, else those found."""
     if not metadata.splits or not place.is_dir():
         return find_splits(place)
-    named = {split: list(metadata.files_of(split)) for split in SPLITS}
-    for split in SPLITS:
-        if not named[split] and (split in metadata.splits or split == "train"):
-            named[split] = [f"{split}.bin"]
-    return [place / name for name in named["train"]], [place / name for name in named["val"]]
+    train, val = ([place / name for name in metadata.files_of(split) or [f"{split}.bin"]] for split in SPLITS)
+    return train, val if "val" in metadata.splits else []
 
 
 # ---------------------------------------------------------------- what they hold
@@ -259,32 +252,33 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
     """
     assumed = native_dtype(vocab_size) if metadata.is_ours else "uint16" if vocab_size <= 2**16 else "int32"
     of_all, of_each = metadata.splits.get(split, {}), metadata.files_of(split)
-    records = [of_each.get(path.name, {}) if of_each else of_all for path in files]
-    found = [metadata.layout if metadata.layout and record else recognise(path)
-             for path, record in zip(files, records, strict=True)]
-    parts, digests = [], []
-    for path, record, layout in zip(files, records, found, strict=True):
-        if layout.whose != found[0].whose:
-            raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has {found[0].whose}, "
-                                       f"{printable(path.name)} {layout.whose}. One of them is damaged or belongs "
+    layout, parts, digests = None, [], []
+    for path in files:
+        record = of_each.get(path.name, {}) if of_each else of_all
+        found = metadata.layout if metadata.layout and record else recognise(path)
+        layout = layout or found
+        if found.whose != layout.whose:
+            raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has {layout.whose}, "
+                                       f"{printable(path.name)} {found.whose}. One of them is damaged or belongs "
                                        "elsewhere. Name the files with a narrower pattern.")
-        part = layout.read(path, metadata.dtype or assumed)
+        part = found.read(path, metadata.dtype or assumed)
         _check_length(path, part.length, record, metadata)
         parts.append(part)
         digests.append(_checked_sha256(part, record, metadata, vocab_size))
+    assert layout is not None
     stream = TokenStream(tuple(parts), vocab_size)
     if len(files) == len(of_each):
         _check_length(files[0], stream.length, of_all, metadata)
     if not metadata.is_ours and split == "train":
         _check_length(files[0], stream.length, metadata.fields, metadata)
     identity = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    return _Opened(stream, found[0], identity)
+    return _Opened(stream, layout, identity)
 
 
 def _check_length(path: Path, length: int, record: Fields, metadata: Metadata) -> None:
     """Raises UserError (exit 3) if another number of tokens is recorded."""
     expected = metadata.num_tokens(record)
-    if expected is not None and expected != length:
+    if expected not in (None, length):
         raise UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
                                    f"{printable(str(metadata.path))} says {expected:,}. Run pretokenize.py again.")
 
@@ -298,8 +292,7 @@ def _checked_sha256(part: Part, record: Fields, metadata: Metadata, vocab_size: 
     if recorded is not None and record.get("modified_ns") == part.path.stat().st_mtime_ns:
         return recorded
     found = scan(part, vocab_size)
-    if recorded is not None and found != recorded:
-        raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: its sha256 is not the one in "
-                                   f"{printable(metadata.path.name)} ({found[:12]}, recorded {recorded[:12]}), so its "
-                                   "tokens are not those that pretokenize.py wrote. Run pretokenize.py again.")
+    if recorded not in (None, found):
+        raise _another_sha256(f"token file {printable(str(part.path))}", found, str(recorded), metadata,
+                              "is not what pretokenize.py wrote", "Run pretokenize.py again.")
     return found

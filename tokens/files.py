@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import Exit, UserError
@@ -27,30 +26,29 @@ def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
     if place.is_dir():
         found = _only_set_in(place)
     elif not place.exists() and glob.has_magic(str(place)):
-        found = [Path(name) for name in glob.glob(str(place)) if name.endswith(SUFFIXES)]
-        found = [path for path in found if not _is_idle(path)]
+        names = [Path(name) for name in glob.glob(str(place)) if name.endswith(SUFFIXES)]
+        found = [path for path in names if not _is_idle(path)]
         if not found:
             raise UserError(Exit.DATA, f"{printable(str(place))} matches 0 files that end in "
                                        f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}. Check the pattern.")
     else:
         return [place], []
-    found.sort(key=str)
-    validation = [path for path in found if _is_for_validation(path)]
-    return [path for path in found if path not in validation], validation
+    validation = sorted(filter(_is_for_validation, found), key=str)
+    return sorted({*found} - {*validation}, key=str), validation
 
 
 def _only_set_in(folder: Path) -> list[Path]:
     """The files of the one set that a folder holds. Raises UserError (exit 3) for none and for several sets."""
-    shown = printable(str(folder))
     sets = _sets_in(folder)
-    if not sets:
-        there = sorted(printable(path.name) for path in folder.iterdir())
-        raise UserError(Exit.DATA, f"{shown} has no token files of a known name. Found {_listed(there)}. Give one "
-                                   "with --bin_file (to evaluate.py with --tokens), or run: python pretokenize.py TEXT")
-    if len(sets) > 1:
-        raise UserError(Exit.DATA, f"{shown} has {len(sets)} sets of token files. Found {_listed(list(sets))}. Choose "
-                                   "one with --bin_file and --val_bin_file (for evaluate.py with --tokens).")
-    return next(iter(sets.values()))
+    if len(sets) == 1:
+        return next(iter(sets.values()))
+    found = list(sets) or sorted(printable(path.name) for path in folder.iterdir())
+    shown = ", ".join(name[:60] for name in found[:4]) or "nothing"
+    shown += f" and {len(found) - 4:,} more" * (len(found) > 4)
+    what = f"{len(sets)} sets of token files" if sets else "no token files of a known name"
+    cure = ("Choose one with --bin_file and --val_bin_file (for evaluate.py with --tokens)." if sets else
+            "Give one with --bin_file (to evaluate.py with --tokens), or run: python pretokenize.py TEXT")
+    raise UserError(Exit.DATA, f"{printable(str(folder))} has {what}. Found {shown}. {cure}")
 
 
 def _sets_in(folder: Path) -> dict[str, list[Path]]:
@@ -80,18 +78,10 @@ def _sets_in(folder: Path) -> dict[str, list[Path]]:
 
 
 def _is_idle(path: Path) -> bool:
-    """True for an empty .ds that a worker of datatrove without input has left behind: that it has no tokens is right.
-    """
-    beside = (path.with_name(path.name + ending) for ending in (".metadata", ".index"))
-    return path.suffix == ".ds" and path.stat().st_size == 0 and any(file.exists() for file in beside)
+    """True for an empty .ds, which a worker of datatrove without input leaves behind."""
+    return path.suffix == ".ds" and path.stat().st_size == 0
 
 
 def _is_for_validation(path: Path) -> bool:
     named = _NAMED.fullmatch(path.name)
     return named[2] == "val" if named else bool(_VALIDATION.search(path.name))
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first four names, and how many more there are."""
-    more = f" and {len(names) - 4:,} more" if len(names) > 4 else ""
-    return (", ".join(name[:60] for name in names[:4]) or "nothing") + more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,7 @@ def read_metadata(path: Path) -> Fields:
     if not isinstance(fields, dict):
         raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
     if fields.get("format") == METADATA_FORMAT and fields.get("version") != METADATA_VERSION:
-        raise _invalid(path, f"version {_shown(fields.get('version'))} is unknown, this program reads "
-                             f"{METADATA_VERSION}")
+        raise _invalid(path, "version", fields.get("version"), f"{METADATA_VERSION}, which this program reads")
     return fields
 
 
@@ -87,9 +87,7 @@ class Metadata:
         if recorded is None:
             return None
         name = recorded.split(".")[-1] if isinstance(recorded, str) else ""  # numpy.uint16, say
-        if name not in ITEM_BYTES:
-            raise _invalid(self.path, f"dtype is {_shown(recorded)}, not one of {', '.join(ITEM_BYTES)}")
-        return name
+        return self._checked("dtype", recorded, name in ITEM_BYTES, f"one of {', '.join(ITEM_BYTES)}") and name
 
     @property
     def layout(self) -> Layout | None:
@@ -97,9 +95,8 @@ class Metadata:
         if not self.is_ours:
             return None
         name = self.fields.get("layout", "native")
-        if not isinstance(name, str) or name not in LAYOUTS:
-            raise _invalid(self.path, f"layout is {_shown(name)}, not one of {', '.join(LAYOUTS)}")
-        return LAYOUTS[name]
+        is_known = isinstance(name, str) and name in LAYOUTS
+        return LAYOUTS[self._checked("layout", name, is_known, f"one of {', '.join(LAYOUTS)}")]
 
     @property
     def splits(self) -> dict[str, Fields]:
@@ -107,11 +104,10 @@ class Metadata:
         if not self.is_ours:
             return {}
         splits = self.fields.get("splits")
-        if not isinstance(splits, dict):
-            raise _invalid(self.path, f"splits is {_shown(splits)}, not an object")
+        self._checked("splits", splits, isinstance(splits, dict), "an object")
+        assert isinstance(splits, dict)
         for name in SPLITS:
-            if not isinstance(splits.get(name, {}), dict):
-                raise _invalid(self.path, f"splits.{name} is {_shown(splits[name])}, not an object")
+            self._checked(f"splits.{name}", splits.get(name), isinstance(splits.get(name, {}), dict), "an object")
         return splits
 
     def num_tokens(self, record: Fields) -> int | None:
@@ -120,10 +116,9 @@ class Metadata:
 
     def sha256(self, record: Fields) -> str | None:
         """The sha256 in a record of a split or a file; None if it is missing."""
-        recorded = record.get("sha256")
-        if recorded is not None and not (isinstance(recorded, str) and re.fullmatch("[0-9a-f]{64}", recorded)):
-            raise _invalid(self.path, f"sha256 is {_shown(recorded)}, not 64 hexadecimal digits")
-        return recorded
+        found = record.get("sha256")
+        is_one = found is None or (isinstance(found, str) and bool(re.fullmatch("[0-9a-f]{64}", found)))
+        return self._checked("sha256", found, is_one, "64 hexadecimal digits")
 
     @property
     def tokenizer_sha256(self) -> str | None:
@@ -139,34 +134,32 @@ class Metadata:
         files = self.splits.get(split, {}).get("files")
         if files is None:
             return {}
-        if not isinstance(files, list) or not files:
-            raise _invalid(self.path, f"splits.{split}.files is {_shown(files)}, not a list of files")
+        self._checked(f"splits.{split}.files", files, isinstance(files, list) and bool(files), "a list of files")
         records: dict[str, Fields] = {}
         for at, record in enumerate(files):
             name = record.get("name") if isinstance(record, dict) else None
-            if not isinstance(name, str) or not re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name):
-                raise _invalid(self.path, f"splits.{split}.files[{at}].name is {_shown(name)}, not a name like "
-                                          f"{split}_000000.bin")
-            if name in records:
-                raise _invalid(self.path, f"splits.{split}.files names {name} twice")
-            records[name] = record
+            is_name = isinstance(name, str) and re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name)
+            self._checked(f"splits.{split}.files[{at}].name", name, bool(is_name) and name not in records,
+                          f"a name like {split}_000000.bin, which stands there once")
+            records[str(name)] = record
         return records
 
-    def _whole_number(self, fields: Fields, keys: tuple[str, ...], low: int, high: int) -> int | None:
+    def _whole_number(self, fields: Mapping[str, Any], keys: tuple[str, ...], low: int, high: int) -> int | None:
         """The value of the first key that is there, a whole number from low to high; None if there is none."""
         key = next((key for key in keys if fields.get(key) is not None), None)
         if key is None:
             return None
         value = fields[key]
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _invalid(self.path, f"{key} is {_shown(value)}, not a whole number from {low:,} to {high:,}")
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return self._checked(key, value, is_valid, f"a whole number from {low:,} to {high:,}")
+
+    def _checked(self, name: str, value: Any, is_valid: bool, expected: str) -> Any:
+        """The value. Raises UserError (exit 3) unless it is valid."""
+        if not is_valid:
+            raise _invalid(self.path, name, value, expected)
         return value
 
 
-def _shown(value: object) -> str:
-    """A value from a file as it may be printed: not long, and without control characters."""
-    return printable(repr(value))[:60]
-
-
-def _invalid(path: Path, why: str) -> UserError:
-    return UserError(Exit.DATA, f"metadata {printable(str(path))}: {why}. Run pretokenize.py again.")
+def _invalid(path: Path, name: str, value: object, expected: str) -> UserError:
+    return UserError(Exit.DATA, f"metadata {printable(str(path))}: {name} is {printable(repr(value))[:60]}, not "
+                                f"{expected}. Run pretokenize.py again.")

@@ -68,7 +68,8 @@ def test_blocks_cut_no_document_and_shards_are_one_stream(measure, documents, ex
 
 def test_documents_without_an_end_of_text_end_where_the_index_says(measure, documents, expected, tmp_path):
     ids = np.array([id for document in documents[0] for id in document])
-    write_megatron(tmp_path / "a.bin", ids, np.cumsum([len(document) for document in documents[0]]))
+    write_raw(tmp_path / "a.bin", ids)
+    np.cumsum([len(document) for document in documents[0]]).astype("<u8").tofile(tmp_path / "a.idx")
     [found] = measure(tmp_path / "a.bin")
     assert_same(found, expected)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretokenization.blocks import LIMITS, Findings, Limits, Reading
-from pretokenization.files import Source
+from pretokenization.files import Source, unpacked
 from pretokenization.report import Report
 from pretokenization.sources import blocks_of, documents_of, examine
 
@@ -78,8 +78,9 @@ def spelt_lines(texts: list[str]) -> str:
 
 
 def sources_of(*names: str) -> list[Source]:
-    """Files as the program sees them."""
-    return [examine(Path(name), name) for name in names]
+    """Files as the program sees them, unpacked."""
+    return [unpacked(examine(Path(name), name), Path(f".{number}.text"), lambda: None)
+            for number, name in enumerate(names)]
 
 
 def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS) -> tuple[list[str], Report]:
@@ -94,7 +95,6 @@ def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS) -
             assert [content.decode() for content in contents] == texts
             report.add(block, found)
             documents += texts
-    report.end_source()
     return documents, report
 
 

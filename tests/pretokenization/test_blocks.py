@@ -65,7 +65,6 @@ def test_bytes_that_are_not_utf8_are_replaced_counted_and_placed(named):
         assert found == [content.decode(errors="replace")]
         assert report.replaced == 3
         assert f"byte {12 + len(mark)}, line 2 of a.txt" in report.first_replaced
-        assert not report.doubtful
         with pytest.raises(UserError, match=rf"0xff .* at byte {12 + len(mark)}, line 2 of a\.txt") as caught:
             read("a.txt", reading=replace(reading, strict=True), limits=limits)
         assert caught.value.code == Exit.DATA

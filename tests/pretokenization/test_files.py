@@ -1,6 +1,5 @@
 """files.py: a packed file holds what the plain one does; a damaged one is named, and a bomb is refused."""
 
-import gzip
 import importlib
 import random
 import re
@@ -8,9 +7,7 @@ import re
 import pytest
 
 from common.errors import Exit, UserError
-from pretokenization.blocks import Limits, Reading
-from pretokenization.files import Feed
-from pretokenization.sources import blocks_of
+from pretokenization.files import pieces_of
 from tests.helpers.texts import ALPHABET, MARK, PACK, random_texts, read, sources_of, write
 
 
@@ -22,11 +19,9 @@ def test_a_packed_file_holds_what_the_plain_one_does_in_one_stream_or_many(endin
     assert expected == [content.decode()]
     cut = len(content) // 3
     whole, many = PACK[ending](content), b"".join(map(PACK[ending], (content[:cut], b"", content[cut:])))
-    for part_bytes in (2**20, 300):
-        limits = Limits(part_bytes=part_bytes)
-        for packed in (whole, many, PACK[ending](MARK + content)):
-            write(f"a.txt.{ending}", packed)
-            assert read(f"a.txt.{ending}", limits=limits)[0] == expected
+    for packed in (whole, many, PACK[ending](MARK + content)):
+        write(f"a.txt.{ending}", packed)
+        assert read(f"a.txt.{ending}")[0] == expected
     if ending in ("gz", "xz"):
         write(f"a.txt.{ending}", many + b"\0" * 8)
         assert read(f"a.txt.{ending}")[0] == expected
@@ -56,37 +51,15 @@ def test_a_packed_file_that_was_cut_or_changed_is_named(ending):
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_a_bomb_is_refused_long_before_it_fills_the_memory(ending):
+def test_a_bomb_is_refused_long_before_it_fills_the_disk(ending):
     write(f"bomb.txt.{ending}", PACK[ending](b"\n" * 2**24))
     [source] = sources_of(f"bomb.txt.{ending}")
-    with Feed(source, bomb_bytes=2**22) as feed:
-        assert len(feed.window(0, 2**21)) == 2**21
-        with pytest.raises(UserError, match=rf"bomb\.txt\.{ending} unpacks to more than 100 times") as caught:
-            feed.window(0, 2**24)
-        assert caught.value.code == Exit.DATA
-        assert len(feed._held) < 2**23
-    with Feed(source, bomb_bytes=2**22, bomb_ratio=2**30) as feed:
-        assert len(feed.window(0, 2**25)) == 2**24
-
-
-def test_a_packed_text_never_lies_in_memory_as_a_whole(monkeypatch):
-    inner, held = Feed.window, []
-
-    def window(feed: Feed, start: int, length: int) -> bytes:
-        result = inner(feed, start, length)
-        held.append(len(feed._held))
-        return result
-
-    monkeypatch.setattr(Feed, "window", window)
-    limits = Limits(part_bytes=5000, block_bytes=5000)
-    content = "".join(random_texts(random.Random(0), 3000)) * 30
-    length = len(content.encode())
-    write("a.txt.gz", gzip.compress(content.encode(), 1))
-    [source] = sources_of("a.txt.gz")
-    whole, separated = Reading(limits=limits), Reading(separator="\n", limits=limits)
-    for reading, cut in ((whole, length - 100), (separated, None)):
-        assert sum(block.length for block in blocks_of(0, source, reading, cut=cut)) == length
-    assert max(held) < 2**20 + 10_000 < length
+    seen = []
+    with pytest.raises(UserError, match=rf"bomb\.txt\.{ending} unpacks to more than 100 times") as caught:
+        seen.extend(map(len, pieces_of(source, bomb_bytes=2**22)))
+    assert caught.value.code == Exit.DATA
+    assert sum(seen) < 2**24
+    assert sum(map(len, pieces_of(source))) == 2**24
 
 
 def test_a_missing_optional_package_is_named_with_the_command(monkeypatch):

@@ -209,7 +209,6 @@ def test_what_was_piped_is_not_kept(jobs, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "num_workers", "stage"), [
-    ("one trained", "1", "measuring"),
     ("trained", "2", "reading"),
     ("trained", "1", "sampling"),
     ("one trained", "2", "sampling"),

@@ -119,7 +119,7 @@ def test_what_came_through_a_pipe_is_known_by_its_first_line(content, kind):
         ("a.jsonl.xz", lzma.compress(("text " * 20).encode("utf-16-le")), "--encoding utf-16-le"),
         ("a.json", b' [{"text": "x"}]', r"one JSON array, .*jq -c '\.\[\]' a\.json"),
         ("a.json.gz", gzip.compress(b'[\n{"text": "x"}]'), "one JSON array"),
-        ("a.zip", b"PK\x03\x04", r"unzip a\.zip"),
+        ("a.zip", b"PK\x03\x04", "zip archive"),
         ("two words.pdf", b"%PDF-1.4", r"pdftotext 'two words\.pdf'"),
         ("a.gz", gzip.compress(b"PK\x03\x04"), "a zip archive"),
         ("a.parquet", b"text", r"a\.parquet is not a Parquet file"),
@@ -168,7 +168,7 @@ class Csv(Kind):
         return look.bare_name.endswith(".csv")
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        yield TextBlock(index, 0, source.num_bytes, on_disk=source.num_bytes)
+        yield TextBlock(index, 0, source.num_bytes, done=source.num_bytes)
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
@@ -198,7 +198,7 @@ def test_the_command_that_mends_a_file_names_it_as_a_shell_reads_it(tmp_path):
 
 def from_the_hub(name: str, content: bytes) -> Source:
     write(name, content)
-    return sources.examine_fetched(Fetched(Path(name), name, "hf://datasets/someone/tales@0"), "")
+    return replace(examine(Path(name), name), origin="hf://datasets/someone/tales@0")
 
 
 @pytest.mark.parametrize(("line", "field"), [

@@ -36,7 +36,6 @@ def test_of_a_few_files_each_gives_its_end():
     assert split.cuts == (int(100_000 * (1 - fraction)), int(300_000 * (1 - fraction)), None, None,
                           int(600_000 * (1 - fraction)))
     assert split.rule == "the last 6.55% of each file"
-    assert split.cut_of(2) is None
     assert split_of_few([100, 200]) is None
 
 

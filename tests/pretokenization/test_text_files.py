@@ -8,7 +8,7 @@ import pytest
 from pretokenization import report as report_module
 from pretokenization.blocks import Findings, Limits, Reading
 from pretokenization.sources import blocks_of, documents_of
-from tests.helpers.texts import ALPHABET, MARK, lines, random_texts, read, sources_of, write
+from tests.helpers.texts import ALPHABET, MARK, random_texts, read, sources_of, write
 
 SIZES = [
     {},
@@ -62,14 +62,6 @@ def test_a_text_file_is_the_same_in_parts_of_any_size_and_may_be_cut_once(named)
             at = len(halves[False].encode())
             assert cut <= at < cut + 4
             assert len(encoded[:cut].decode(errors="ignore").encode()) in (cut, at - len(halves[False][-1].encode()))
-
-
-def test_plain_files_are_read_by_those_who_need_the_bytes():
-    write("a.jsonl", lines(["x"] * 100))
-    write("a.txt", "x" * 1000)
-    for name in ("a.jsonl", "a.txt"):
-        [source] = sources_of(name)
-        assert [block.content for block in blocks_of(0, source, Reading())] == [None]
 
 
 def test_any_bytes_at_all_are_read_as_one_decoding_of_them(monkeypatch):

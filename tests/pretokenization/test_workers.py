@@ -172,7 +172,7 @@ def test_workers_end_with_the_process_that_began_them():
 def begin_and_wait(pipe) -> None:
     with Workers(3, Doer, "", Signals()) as group:
         list(group.answers(range(10), lambda _: False))
-        pipe.send([process.pid for process in group.processes])
+        pipe.send([process.pid for process in group.processes.values()])
         time.sleep(60)
 
 
@@ -188,7 +188,7 @@ def test_a_child_gives_its_answer_its_error_or_its_death():
     signals = Signals()
     assert in_child(signals, divide, 1, 4) == 0.25
     assert len(in_child(signals, answer_much)) == 5_000_000
-    with pytest.raises(UserError, match=r"a process died \(exit -9\)") as caught:
+    with pytest.raises(UserError, match=r"worker process died \(exit -9\)") as caught:
         in_child(signals, die, signal.SIGKILL)
     assert caught.value.code == Exit.MACHINE
 
@@ -217,7 +217,7 @@ def test_workers_that_cannot_all_be_started_are_all_ended(monkeypatch):
         if started:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         start(workers)
-        started.extend(workers.processes)
+        started.extend(workers.processes.values())
 
     monkeypatch.setattr(Workers, "_start", limited)
     with pytest.raises(OSError, match="Too many open files"):
