@@ -131,7 +131,6 @@ def one_or_more(kind: ValueKind, adds_up: bool = False) -> ValueKind:
 
 
 SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
-WORDS = ValueKind(str, "a list of texts", "", (list,))  # a flag that may be given several times
 WRONG = (ValueError, LookupError)  # what a kind raises for text that it does not take
 
 
@@ -265,7 +264,8 @@ class Group:
 
         several = {"nargs": "+", "action": _AddingUp if kind.adds_up else _Values} if kind.has_several else {}
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else default)
-        self.group.add_argument(name, type=convert, default=default, metavar=kind.metavar, help=words, **several)
+        self.group.add_argument(name, type=convert, default=argparse.SUPPRESS, metavar=kind.metavar, help=words,
+                                **several)
         self._enter(name[2:], kind, default, row)
 
     def switch(self, name: str, default: bool | None, words: str, unset: str = "", hidden: bool = False,
@@ -274,9 +274,10 @@ class Group:
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else "on" if default else "off")
         action: Any = "store_true" if default is False else argparse.BooleanOptionalAction
         # Given the default, argparse before Python 3.13 would add it to the help text once more.
-        self.group.add_argument(name, action=action, default=None, help=words)
+        self.group.add_argument(name, action=action, default=None, help=words).default = argparse.SUPPRESS
         if default is False:  # a file may have turned it on
-            self.group.add_argument(f"--no-{name[2:]}", action="store_false", dest=name[2:], help=argparse.SUPPRESS)
+            self.group.add_argument(f"--no-{name[2:]}", action="store_false", dest=name[2:], help=argparse.SUPPRESS,
+                                    default=argparse.SUPPRESS)
         self._enter(name[2:], SWITCH, default, row)
 
     def old(self, name: str, kind: ValueKind, becomes: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
@@ -327,12 +328,12 @@ class Parser(argparse.ArgumentParser):
         Origin. Raises UserError (exit 2) with all problems.
         """
         self.problems = []
-        self._take_defaults()
         line, unknown = self.parse_known_intermixed_args(self._without_values(argv))
         self.problems += self._explain_unknown(unknown)
-        words = {name: value for name, value in vars(line).items() if name not in self.rows}
-        asked = Layer("the command line", {name: value for name, value in vars(line).items() if name in self.rows},
-                      {}, {})
+        asked = Layer("the command line", {}, {}, {})
+        words: dict[str, Any] = {}  # those of no flag
+        for name, value in vars(line).items():
+            (asked.given if name in self.rows else words)[name] = value
         self._in_new_words(asked)
         if path := asked.given.pop("config", None):
             asked = laid_over(self._checked(read_toml(Path(path))), asked, self.rows)
@@ -391,14 +392,6 @@ class Parser(argparse.ArgumentParser):
             words.append(word)
         return words
 
-    def _take_defaults(self) -> None:
-        """Takes the defaults from argparse, which then returns only what the line holds; flags that were declared to it
-        directly get a row."""
-        for action in self._actions:
-            if action.option_strings and action.default is not argparse.SUPPRESS:
-                self.rows.setdefault(action.dest, Row(action.default))
-                action.default = argparse.SUPPRESS
-
     def _checked(self, layer: Layer) -> Layer:
         """A layer of a file with the values that flags have. What the file has wrong is added to the problems.
 
@@ -431,15 +424,16 @@ class Parser(argparse.ArgumentParser):
 
     def _value_in_file(self, name: str, value: Any, place: str) -> Any:
         """The value of a flag in a file. Raises ValueError with what is wrong with the key or its value."""
-        kind = self.kinds.get(name, WORDS)
         what = printable(name).replace("\n", "\\n")[:SHOWN_CHARACTERS]
         if isinstance(value, dict):
             raise ValueError(f"{what} ({place}): is a table. Write flags at the top of the file, without tables.")
         if name in ON_THE_LINE_ALONE:
             raise ValueError(f"{what} ({place}): has no effect in a file. Give --{name} on the command line.")
         if name not in self.rows:
-            raise ValueError(f"{what} ({place}): no such flag. {self._suggest_for_file(name)}")
+            meant = self._suggest(f"--{name}").replace("Did you mean --", "Did you mean ")
+            raise ValueError(f"{what} ({place}): no such flag. {meant}")
 
+        kind = self.kinds[name]
         words = value if isinstance(value, list) else [value]
         is_type = isinstance(value, kind.types) and (not isinstance(value, bool) or bool in kind.types)
         if not is_type or (isinstance(value, list) and not all(isinstance(word, str) for word in value)) or (
@@ -454,13 +448,6 @@ class Parser(argparse.ArgumentParser):
             except WRONG:
                 raise ValueError(f"{what} ({place}) {_wrong_value('--' + name, kind, str(word))}") from None
         return parsed if isinstance(value, list) and not (kind.has_several and len(words) == 1) else parsed[0]
-
-    def _suggest_for_file(self, name: str) -> str:
-        """As _suggest, in the words of a file."""
-        turned_off = name[3:].replace("-", "_")
-        if name.startswith(("no-", "no_")) and self.kinds.get(turned_off) == SWITCH:
-            return f"Write {turned_off} = false."
-        return self._suggest(f"--{name}").replace("Did you mean --", "Did you mean ")
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for a problem it cannot go on after, for example a flag without its value."""
@@ -479,11 +466,9 @@ class Parser(argparse.ArgumentParser):
         """A problem for each word that argparse left over, except for the values of unknown flags."""
         from common.synonyms import explain_word  # a table that only errors need
 
-        problems = []
-        may_be_a_value = False
+        problems, may_be_a_value = [], False
         for word in words:
-            is_flag = word.startswith("-") and len(word) > 1
-            if is_flag:
+            if word.startswith("-") and len(word) > 1:
                 name = word.split("=")[0]
                 problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
             elif not may_be_a_value:
@@ -502,9 +487,7 @@ class Parser(argparse.ArgumentParser):
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
         if not near:
-            spelt = "--" + name.lstrip("-").replace("-", "_")
-            if spelt.startswith("--no_"):
-                spelt = "--no-" + spelt[5:]
+            spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
         return f"Did you mean {near[0]}?" if near else "See --help."
 

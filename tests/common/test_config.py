@@ -25,7 +25,6 @@ def parser() -> flags.Parser:
     group.switch("--compile", None, "compile", "on with CUDA")
     group.switch("--overwrite", False, "replace")
     group.switch("--debug", False, "traceback")
-    group.group.add_argument("--stop", action="append", type=str, help="ends")
     return made
 
 
@@ -51,18 +50,18 @@ def problems(*argv: str, **more) -> list[str]:
 
 
 def test_a_file_gives_flags_and_the_command_line_wins(toml):
-    toml('batch_size = 12\nlearning_rate = 1\nbias = false\nmode = "gpu"\nstop = ["a", "b"]\n[decided]\nepochs = 3\n')
+    toml('batch_size = 12\nlearning_rate = 1\nbias = false\nmode = "gpu"\n[decided]\nepochs = 3\n')
     args = read("--config", "my.toml")
-    assert (args.batch_size, args.bias, args.mode, args.stop, args.epochs) == (12, False, "gpu", ["a", "b"], 3)
+    assert (args.batch_size, args.bias, args.mode, args.epochs) == (12, False, "gpu", 3)
     assert isinstance(args.learning_rate, float)
-    args = read("--batch_size", "3", "--config", "my.toml", "--bias", "--stop", "c")
-    assert (args.batch_size, args.bias, args.mode, args.stop) == (3, True, "gpu", ["c"])
-    assert args.config.given == {"batch_size", "learning_rate", "bias", "mode", "stop"}
+    args = read("--batch_size", "3", "--config", "my.toml", "--bias")
+    assert (args.batch_size, args.bias, args.mode) == (3, True, "gpu")
+    assert args.config.given == {"batch_size", "learning_rate", "bias", "mode"}
 
 
 def test_without_a_file_everything_is_as_the_command_line_says():
     args = read("--data_dir", "d")
-    assert (args.data_dir, args.learning_rate, args.overwrite, args.stop) == ("d", 0.01, False, None)
+    assert (args.data_dir, args.learning_rate, args.overwrite) == ("d", 0.01, False)
     assert args.config.given == {"data_dir"}
 
 
@@ -95,9 +94,7 @@ def test_all_that_is_wrong_in_a_file_is_said_with_its_line(toml):
     ('bias = "yes"', "bias 'yes' (line 1 of my.toml): must be true or false, without quotes"),
     ('mode = "tpu"', "mode (line 1 of my.toml) 'tpu': must be one of auto, gpu"),
     ('data_dir = ""', "data_dir (line 1 of my.toml) '': must be text"),
-    ('stop = "a"', "stop 'a' (line 1 of my.toml): must be a list of texts"),
-    ("stop = [1]", "must be a list of texts"),
-    ("no_compile = true", "no_compile (line 1 of my.toml): no such flag. Write compile = false."),
+    ("no_compile = true", "no_compile (line 1 of my.toml): no such flag. Did you mean no-compile?"),
     ("lr = 1e-3", "lr (line 1 of my.toml): no such flag. Here it is called --learning_rate."),
     ("debug = true", "debug (line 1 of my.toml): has no effect in a file. Give --debug on the command line."),
     ('config = "x.toml"', "config (line 1 of my.toml): has no effect in a file"),
