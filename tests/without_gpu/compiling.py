@@ -1,21 +1,21 @@
-"""torch.compile for a card that is not there: the graphs it makes, their kernels, and what these cost when they run.
+"""torch.compile for a card that is not there: the graphs it makes, their kernels, and the memory that they take.
 
-What Inductor writes is run line by line on tensors that have no memory. Products and kernels compute nothing; what they
-read and write is counted, and when each buffer comes and goes is known, as PyTorch's allocator would see it.
+What Inductor writes is run line by line on tensors that have no memory. Products and kernels compute nothing, but when
+each buffer comes and goes is known, as PyTorch's allocator would see it.
 """
 
 import argparse
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ALLOCATES = ("empty", "new_empty", "detach", "lift_fresh", "set_", "resize_", "is_same_size", "sym_size", "sym_stride",
-             "sym_numel", "sym_storage_offset", "device")
+from ops.attention import for_all_heads
+
 PLACEHOLDERS = {  # what a generated file takes from C++, and what the file gets here in its place
     r"torch\._C\._dynamo\.guards\._empty_strided_cuda": "empty_strided_cuda_here",
     r"torch\._C\._dynamo\.guards\._reinterpret_tensor": "reinterpret_tensor_here",
@@ -67,17 +67,7 @@ class Compiler:
 
     def _keep_kernel(self, name: str, source: str, device_str: str = "cuda") -> Any:
         self.kernels[name] = source
-        names = re.search(rf"def {name}\(([^)]*)\)", source)
-        assert names
-        arguments = [word.strip().split(" ")[0] for word in names[1].split(",")]
-
-        def run(*values: Any, **kwargs: Any) -> None:
-            tensors = [(argument, value) for argument, value in zip(arguments, values, strict=False)
-                       if isinstance(value, torch.Tensor)]
-            self._ledger.note(name, sum(value.nbytes * (2 if argument.startswith("in_out") else 1)
-                                        for argument, value in tensors), 0)
-
-        return argparse.Namespace(run=run)
+        return argparse.Namespace(run=lambda *values, **kwargs: None)
 
     def _runnable(self, source: str) -> Callable[..., Any]:
         for pattern, ours in PLACEHOLDERS.items():
@@ -123,37 +113,20 @@ class OnTheHost(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-# ---------------------------------------------------------------- what is launched, and the memory
-
-
-class Launch(NamedTuple):
-    """A kernel, or one call of an eager operator; flops are those of matrix products and attention."""
-
-    name: str
-    num_bytes: int
-    flops: float
+# ---------------------------------------------------------------- the memory
 
 
 class Ledger(TorchDispatchMode):
-    """Notes launches, and the most bytes of tensors on the card that exist at a time.
+    """Notes the most bytes of tensors on the card that exist at a time, while it is entered.
 
-    While it is entered; nothing is compiled meanwhile, as torch.compile leaves code alone whose operations are watched.
+    Nothing is compiled meanwhile, as torch.compile leaves code alone whose operations are watched.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches: list[Launch] = []
-        self.peak = self.peak_at = 0
+        self.peak = 0
         self.made: set[tuple[torch.dtype, tuple[int, ...]]] = set()  # dtype and shape of what was allocated
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def clear(self) -> None:
-        """Forgets the launches and the peak; what exists stays."""
-        self.launches.clear()
-        self.peak = self.now()
-
-    def note(self, name: str, num_bytes: int, flops: float) -> None:
-        self.launches.append(Launch(name, num_bytes, flops))
 
     def now(self) -> int:
         """Bytes of all tensors on the card that exist."""
@@ -167,29 +140,18 @@ class Ledger(TorchDispatchMode):
         if x.device.type == "cuda" and (known is None or known[0].expired()):
             self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
             self.made.add((x.dtype, tuple(x.shape)))
-            if self.now() > self.peak:
-                self.peak, self.peak_at = self.now(), len(self.launches)
+            self.peak = max(self.peak, self.now())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from ops.loss import _head_in_8_bits, add_product_, head_in_kernels, overwrite_
+        from ops.loss import add_product_, overwrite_
 
-        kwargs = dict(kwargs or {})
-        # Their own buffers and launches count, too.
-        for own in (head_in_kernels, _head_in_8_bits, add_product_, overwrite_):
+        for own in (add_product_, overwrite_):  # their own buffers count, too
             if func is own._opoverload:
                 with self:
-                    return own._init_fn(*args, **kwargs)
-        name = func.__name__.split(".")[0]
-        found = scaled_product(*args, **kwargs) if name == "_scaled_mm" else func(*args, **kwargs)
-        read, made = list(tensors_in((args, kwargs))), list(tensors_in(found))
-        for x in made:
+                    return own._init_fn(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        for x in tensors_in(found):
             self.see(x)
-        if not (func.is_view or name.startswith(ALLOCATES)) and any(x.device.type == "cuda" for x in read + made):
-            written = tensors_in([value for argument, value in zip(func._schema.arguments, args, strict=False)
-                                  if argument.alias_info is not None and argument.alias_info.is_write])
-            fresh = [x for x in made if all(x is not y for y in read)]
-            seen = [x for x in read if not name.endswith("_like")]
-            self.note(name, sum(x.nbytes for x in (*seen, *fresh, *written)), flops_of(name, read, made))
         return found
 
 
@@ -204,24 +166,6 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(values.values()))
 
 
-def scaled_product(a_MK: torch.Tensor, b_KN: torch.Tensor, *rest: Any, out: torch.Tensor | None = None,
-                   **kwargs: Any) -> torch.Tensor:
-    """A product in 8 bits, into `out` where it is given: tensors without memory cannot do that."""
-    return torch.ops.aten._scaled_mm(a_MK, b_KN, *rest, **kwargs) if out is None else out
-
-
-def flops_of(name: str, read: list[torch.Tensor], made: list[torch.Tensor]) -> float:
-    """The floating-point operations of a matrix product, or of causal attention, which skips half; else 0."""
-    if name in ("mm", "addmm", "bmm", "_scaled_mm"):
-        a = read[1] if name == "addmm" else read[0]
-        return 2.0 * made[0].numel() * a.shape[-1]
-    if "attention" in name:
-        q = read[1] if "backward" in name else read[0]
-        B, H, T, K = q.shape
-        return 2.0 * B * H * T * T * K * (2.5 if "backward" in name else 1)
-    return 0.0
-
-
 # ---------------------------------------------------------------- attention
 
 
@@ -231,14 +175,10 @@ def fused_attention(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 
 def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    from ops.attention import for_all_heads
-
     k, v = for_all_heads(q, k), for_all_heads(q, v)
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, context.dropout, True)[0]
 
 
 def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    from ops.attention import for_all_heads
-
     k, v = for_all_heads(q, k), for_all_heads(q, v)
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, context.dropout, True)[0]

@@ -48,7 +48,7 @@ def pretend(card: Card) -> None:
     answer(torch.cuda, is_available=True, device_count=1, current_device=0, init=None, _lazy_init=None,
            is_initialized=True, get_device_properties=properties, get_device_capability=(major, minor),
            get_device_name=card.name, synchronize=None, set_device=None, _exchange_device=0, _maybe_exchange_device=0,
-           is_current_stream_capturing=False)
+           is_current_stream_capturing=False, Event=types.SimpleNamespace(record=lambda *stream: None))
     torch.cuda.is_bf16_supported = lambda including_emulation=True: major >= 8 or including_emulation
     for module in (torch.cuda, torch.cuda.random):
         answer(module, get_rng_state=states[0], set_rng_state=None, current_device=0, manual_seed=None,
