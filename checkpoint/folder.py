@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -35,16 +34,22 @@ def owned(output_dir: Path) -> Iterator[None]:
     A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
+    shown = f"--output_dir {printable(str(output_dir))}"
     try:
         is_new = not output_dir.exists()
+        check_place("--output_dir", output_dir)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        lock = _open_lock(output_dir / LOCK)
     except OSError as error:
-        raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))[:MOST_SHOWN]} cannot be read: "
-                                      f"{error.strerror}. Choose another folder.") from error
-    check_place("--output_dir", output_dir)
-    with _lock_file(output_dir) as handle:
-        _take_lock(handle, output_dir)
+        raise UserError(Exit.MACHINE, f"{shown[:MOST_SHOWN]} cannot be written: {error.strerror}. Choose a folder that "
+                                      "you may write to.") from error
+    with lock:
+        if not try_lock_if_there_are_any(lock.fileno()):
+            lock.seek(0)
+            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200)).strip()}). Wait "
+                                       "for it, or choose another folder.")
         try:
-            _sign(handle, output_dir)
+            _sign(lock, shown)
             sweep(output_dir)
             yield
         except UserError:
@@ -66,48 +71,30 @@ def check_place(flag: str, folder: Path) -> None:
                                          f"folder, {shell_word(str(folder.parent))}, or another one.")
 
 
-def _lock_file(output_dir: Path) -> TextIO:
-    """The open lock file, which is held for the whole run. No link is followed: signing it cuts its content."""
-    path, careful = output_dir / LOCK, getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | careful, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP and path.is_symlink():
-            raise _not_a_lock(output_dir, "a symbolic link") from error
-        raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))} cannot be written: "
-                                      f"{error.strerror}. Choose a folder that you may write to.") from error
-    what = "not a regular file"
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        if SIGNED.encode().startswith(os.read(handle, len(SIGNED))):  # a full disk may have cut it
+def _open_lock(path: Path) -> TextIO:
+    """The open lock file, which is held for the whole run. Raises OSError, and UserError (exit 5) for another file.
+
+    No link is followed, and nothing but a lock is taken: signing it cuts its content.
+    """
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = None if path.is_symlink() else os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | careful, 0o666)
+    if handle is not None:
+        is_regular = stat.S_ISREG(os.fstat(handle).st_mode)
+        if is_regular and SIGNED.encode().startswith(os.read(handle, len(SIGNED))):  # a full disk may have cut it
             return os.fdopen(handle, "a+", encoding="utf-8")
-        what = "a file with other content"  # a hard link, for example
-    os.close(handle)
-    raise _not_a_lock(output_dir, what)
+        os.close(handle)
+    raise UserError(Exit.MACHINE, f"{printable(str(path))}, where a run says that it uses the folder, is a link or "
+                                  "another file, and was left alone. Delete it, or choose another --output_dir.")
 
 
-def _not_a_lock(output_dir: Path, what: str) -> UserError:
-    return UserError(Exit.MACHINE, f"{printable(str(output_dir / LOCK))}, where a run says that it uses the folder, is "
-                                   f"{what} and was left alone. Delete it, or choose another --output_dir.")
-
-
-def _take_lock(handle: TextIO, output_dir: Path) -> None:
-    if not try_lock_if_there_are_any(handle.fileno()):
-        handle.seek(0)
-        holder = printable(handle.read(200)).strip()
-        raise UserError(Exit.BUSY, f"--output_dir {printable(str(output_dir))} is in use by another run ({holder}). "
-                                   "Wait for it, or choose another folder.")
-
-
-def _sign(handle: TextIO, output_dir: Path) -> None:
+def _sign(lock: TextIO, shown: str) -> None:
     """Writes into the lock file who holds it, which is also the proof that the disk takes writes."""
     try:
-        handle.truncate(0)
+        lock.truncate(0)
         # Past the buffer, which would keep the line if the disk is full, and fail again when the file is closed.
-        os.write(handle.fileno(), f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
     except OSError as error:
-        raise UserError(Exit.MACHINE, f"--output_dir {printable(str(output_dir))} cannot be written: "
-                                      f"{error.strerror}. Free some space.") from error
+        raise UserError(Exit.MACHINE, f"{shown} cannot be written: {error.strerror}. Free some space.") from error
 
 
 def sweep(output_dir: Path) -> None:

@@ -236,7 +236,9 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
         load_weights(folder, model)
         _check_finite(folder / WEIGHTS, model.named_parameters())
         with safe_open(folder / OPTIMIZER, framework="pt") as file:
-            states = _optimizer_state(file, model, schema)
+            _check_optimizer_state(file, model, schema)  # all of it, before any is used
+            states = {parameter: {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
+                      for name, parameter in model.named_parameters()}
             kept = ((f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
                     for key, tensor in states[parameter].items())
             _check_finite(folder / OPTIMIZER, kept)
@@ -245,15 +247,6 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
                                          "these flags; start a new run in another --output_dir.") from error
-
-
-def _optimizer_state(file: Any, model: Network, schema: StateSchema) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """The optimizer's state of every parameter. All of it is checked before any is used. Raises InvalidCheckpoint."""
-    _check_optimizer_state(file, model, schema)
-    states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        states[parameter] = {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
-    return states
 
 
 def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -142,32 +143,26 @@ def check_state(state: Mapping[str, Any]) -> None:
     if state.get("format") != STATE_FORMAT:
         raise InvalidCheckpoint(f"{STATE}: format is {shown(state.get('format'))}, not {STATE_FORMAT!r}")
     _check_version(STATE, state)
-    _check_counts(state)
-    best = state.get("best_val_loss")
-    if best is not None and not is_number(best):
-        raise InvalidCheckpoint(f"{STATE}: best_val_loss is {shown(best)}, not a finite number")
-    seconds = state.get("seconds", 0)
-    if not is_number(seconds) or seconds < 0:
-        raise InvalidCheckpoint(f"{STATE}: seconds is {shown(seconds)}, not a number of at least 0")
     for key in ("settings", "environment", "scaler"):
         if not isinstance(state.get(key, {}), dict):
             raise InvalidCheckpoint(f"{STATE}: {key} is {shown(state[key])}, not an object")
-    for key in ("batch_size", "eval_tokens"):
-        check_whole(STATE, f"settings.{key}", state.get("settings", {}).get(key, 1), 1, MAX_COUNT)
-    _check_scaler(state.get("scaler", {}))
-
-
-def _check_counts(state: Mapping[str, Any]) -> None:
     check_whole(STATE, "step", state.get("step"), 0, MAX_COUNT)
     check_whole(STATE, "samples_seen", state.get("samples_seen", 0), 0, MAX_COUNT)
     for key in ("skipped_steps", "best_step", "validated_step", "validations_without_gain"):
         check_whole(STATE, key, state.get(key, 0), 0, state["step"])
-
-
-def _check_scaler(scaler: Mapping[str, Any]) -> None:
-    """The state of fp16's loss scaler; it is empty without fp16."""
+    for key in ("batch_size", "eval_tokens"):
+        check_whole(STATE, f"settings.{key}", state.get("settings", {}).get(key, 1), 1, MAX_COUNT)
+    if state.get("best_val_loss") is not None:
+        _check_number("best_val_loss", state["best_val_loss"], -math.inf, math.inf)
+    _check_number("seconds", state.get("seconds", 0), 0, math.inf)
+    scaler = state.get("scaler", {})  # of fp16's loss scale; empty without fp16
     for key, low, high in SCALER if scaler else ():
-        value = scaler.get(key)
-        is_kind = isinstance(value, int) if high == MAX_COUNT else True
-        if not is_number(value) or not is_kind or not low <= value <= high:
-            raise InvalidCheckpoint(f"{STATE}: scaler.{key} is {shown(value)}, not a number from {low:g} to {high:g}")
+        if high == MAX_COUNT:
+            check_whole(STATE, f"scaler.{key}", scaler.get(key), low, high)
+        else:
+            _check_number(f"scaler.{key}", scaler.get(key), low, high)
+
+
+def _check_number(key: str, value: Any, low: float, high: float) -> None:
+    if not is_number(value) or not low <= value <= high:
+        raise InvalidCheckpoint(f"{STATE}: {key} is {shown(value)}, not a number from {low:g} to {high:g}")

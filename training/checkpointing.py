@@ -38,7 +38,6 @@ from training.state import Run
 from watching.trackers import sync_metrics
 
 SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too
-LARGEST_FIGURE = 1e9  # in metrics.jsonl, which somebody may have edited; no loss comes near it
 
 # ---------------------------------------------------------------- what saving will take
 
@@ -257,10 +256,9 @@ class Checkpointer:
     def add_earlier_validations(self, rows: Sequence[dict[str, Any]]) -> None:
         """Takes what metrics.jsonl kept of the run so far."""
         for row in rows:
-            loss, bits = (value if is_number(value) and abs(value) < LARGEST_FIGURE else None
-                          for value in (row.get("val_loss"), row.get("bits_per_byte")))
-            if loss is not None:
-                self.add_validation(row["step"], loss, bits)
+            if is_number(loss := row.get("val_loss")):
+                bits = row.get("bits_per_byte")
+                self.add_validation(row["step"], loss, bits if is_number(bits) else None)
 
     def _fields(self, stays: bool) -> dict[str, Any]:
         """What trainer_state.json holds besides its format, step and model."""

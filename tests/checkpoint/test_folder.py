@@ -40,17 +40,15 @@ def test_what_a_killed_resume_left_of_a_small_file_is_swept_and_nothing_of_the_u
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and pipes in folders")
-@pytest.mark.parametrize(("make", "what"), [
-    (lambda lock, mine: lock.symlink_to(mine), "a symbolic link"),
-    (lambda lock, mine: lock.symlink_to(lock.parent / "nowhere"), "a symbolic link"),
-    (lambda lock, mine: os.link(mine, lock), "a file with other content"),
-    (lambda lock, mine: os.mkfifo(lock), "not a regular file")])
-def test_a_lock_that_is_something_else_is_left_alone(tmp_path, make, what):
+@pytest.mark.parametrize("make", [
+    lambda lock, mine: lock.symlink_to(mine), lambda lock, mine: lock.symlink_to(lock.parent / "nowhere"),
+    lambda lock, mine: os.link(mine, lock), lambda lock, mine: os.mkfifo(lock)])
+def test_a_lock_that_is_something_else_is_left_alone(tmp_path, make):
     (mine := tmp_path / "thesis.txt").write_text("three years of work")
     (tmp_path / "out").mkdir()
     make(tmp_path / "out/.lock", mine)
-    said = rf"out/\.lock, where a run .* is {what} and was left alone. Delete it"
-    with refused(said) as caught, owned(tmp_path / "out"):
+    with refused(r"out/\.lock, where a run .* is a link or another file, and was left alone") as caught, owned(
+            tmp_path / "out"):
         pass
     assert caught.value.code == Exit.MACHINE
     assert mine.read_text() == "three years of work"

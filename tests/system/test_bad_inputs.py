@@ -813,10 +813,10 @@ def later(place: Path) -> None:
 
 
 LOCKS = [
-    ("a link to nowhere", "is a symbolic link", link("out/.lock", "nowhere")),
-    ("another name of a file", "is a file with other content and was left alone",
+    ("a link to nowhere", "is a link or another file", link("out/.lock", "nowhere")),
+    ("another name of a file", "is a link or another file, and was left alone",
      both(drop("out/.lock"), lambda place: os.link(place / "text.txt", place / "out/.lock"))),
-    ("a pipe", "is not a regular file", fifo("out/.lock")),
+    ("a pipe", "is a link or another file", fifo("out/.lock")),
     ("a folder", "cannot be written: Is a directory", folder("out/.lock")),
 ]
 BESTS = [
