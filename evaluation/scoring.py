@@ -1,4 +1,4 @@
-"""Windows of ids, and the log-probabilities that a model gives to them.
+"""The log-probability that a model gives to documents, and the figures made of it.
 
 Shapes: B batch, T window, C width, N scored tokens, V vocabulary.
 """
@@ -11,8 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +22,13 @@ from architectures.table import Network
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
-from common.words import duration
+from common.words import duration, several
 from tokens.tokenizer import opening_ids
 
 READ_AHEAD = 1024  # windows among which those of similar length are put together
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary
 PROGRESS_SECONDS = 5.0  # between lines of progress where there is no terminal
 PROGRESS_TOTAL = 1000  # parts of the progress bar
-
-
-# ---------------------------------------------------------------- ids
 
 
 @dataclass(frozen=True)
@@ -42,39 +38,31 @@ class TextEncoder:
     tokenizer: Tokenizer
     end_of_text_id: int | None
 
-    @cached_property
-    def start_id(self) -> int | None:
+    def start_ids(self) -> list[int]:
         """The id before a text: what the tokenizer itself puts there (Llama's), else the end of the one before."""
         opening = opening_ids(self.tokenizer)
-        return opening[-1] if opening else self.end_of_text_id
-
-    def encode(self, content: str) -> list[int]:
-        """The ids of a text, special tokens never among them; lone surrogates, which JSON can spell, become ?."""
-        content = content.encode("utf-8", "replace").decode("utf-8")
-        return self.tokenizer.encode(content, add_special_tokens=False).ids
+        return opening[-1:] if opening else [] if self.end_of_text_id is None else [self.end_of_text_id]
 
 
-class Ids(Protocol):
-    """A document's ids: a list, an array, or tokens that stay in their file."""
+class Document(NamedTuple):
+    """A document: all ids but the first are scored, and stand for so many bytes of text.
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, where: slice, /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Window:
-    """At most T + 1 ids, of which the last num_scored are predicted, each from those before it.
-
-    item is the number of the benchmark's item that it belongs to.
+    share_read is the share of its file that ends with it.
     """
 
-    ids: Sequence[int] | np.ndarray
+    ids: np.ndarray
+    num_bytes: int
+    share_read: float
+
+
+class Window(NamedTuple):
+    """At most T + 1 ids, of which the last num_scored are predicted, each from those before it."""
+
+    ids: np.ndarray
     num_scored: int
-    item: int = 0
 
 
-def windows_of(ids: Ids, seq_length: int, stride: int) -> Iterator[Window]:
+def windows_of(ids: np.ndarray, seq_length: int, stride: int) -> Iterator[Window]:
     """Windows that score each id except the first once: those of the first T + 1 together, then stride at a time."""
     num_done = 0
     end = min(seq_length, len(ids) - 1)
@@ -84,9 +72,8 @@ def windows_of(ids: Ids, seq_length: int, stride: int) -> Iterator[Window]:
         end = min(end + stride, len(ids) - 1)
 
 
-def batches_of(windows: Iterable[Window], tokens_per_batch: int) -> Iterator[list[Window]]:
+def batches_of(windows: Iterator[Window], tokens_per_batch: int) -> Iterator[list[Window]]:
     """Batches of windows of similar length, with at most tokens_per_batch tokens each, padding included."""
-    windows = iter(windows)
     while held := sorted(itertools.islice(windows, READ_AHEAD), key=lambda window: -len(window.ids)):
         while held:
             num_rows = max(1, tokens_per_batch // max(1, len(held[0].ids) - 1))
@@ -94,30 +81,50 @@ def batches_of(windows: Iterable[Window], tokens_per_batch: int) -> Iterator[lis
             held = held[num_rows:]
 
 
-# ---------------------------------------------------------------- scores
+@dataclass
+class Figures:
+    """The figures of some text: what was scored, its loss in nats, the time."""
+
+    nats: float = 0.0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    num_documents: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: Figures) -> None:
+        """Adds the figures of another text."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def fields(self) -> dict[str, Any]:
+        """The figures by their names in --json; null where there is no text to compute them from.
+
+        A loss of more than 700 nats, of which a float cannot hold the perplexity, counts as 700 there.
+        """
+        loss = self.nats / self.num_tokens if self.num_tokens else None
+        return {
+            "documents": self.num_documents, "tokens": self.num_tokens, "bytes": self.num_bytes, "nats_per_token": loss,
+            "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
+            "bits_per_byte": self.nats / math.log(2) / self.num_bytes if self.num_bytes else None,
+            "seconds": self.seconds, "tokens_per_second": self.num_tokens / self.seconds if self.seconds else None,
+        }
+
+    def lines(self, name: str) -> str:
+        """The figures as they are printed."""
+        fields = self.fields()
+        if not self.num_tokens:
+            return f"{name}\n  no token to score"
+        bits = "n/a" if fields["bits_per_byte"] is None else f"{fields['bits_per_byte']:.4f}"
+        size = f" of {several(self.num_bytes, 'byte')}" if self.num_bytes else ""
+        p = fields["perplexity"]
+        perplexity = f"{p:,.2f}" if p < 1000 else f"{p:,.0f}" if p < 1e6 else f"{p:.1e}"
+        return (f"{name}\n  loss {fields['nats_per_token']:.4f} nats per token | perplexity {perplexity} | bits per "
+                f"byte {bits}\n  {several(self.num_tokens, 'token')}{size} in {several(self.num_documents, 'document')}"
+                f" | {self.seconds:.1f} s | {fields['tokens_per_second']:,.0f} tok/s")
 
 
-def perplexity_of(nats_per_token: float) -> float:
-    """The perplexity, e^nats, of a mean loss; more than 700 nats, beyond which a float cannot hold it, count as 700."""
-    return math.exp(min(nats_per_token, 700.0))
-
-
-def number_in_words(number: float) -> str:
-    """A perplexity as it can be read aloud: '23.41', '51,236', '3.1e+09'."""
-    return f"{number:,.2f}" if number < 1000 else f"{number:,.0f}" if number < 1e6 else f"{number:.1e}"
-
-
-class Score(NamedTuple):
-    """What a model says of a window."""
-
-    window: Window
-    log_probability: float  # of all scored ids together, in nats
-    is_greedy: bool  # each scored id is the likeliest
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One measurement: its fields in --json, and its line on the screen."""
+class Measurement(NamedTuple):
+    """One measurement: its fields in --json, and its lines on the screen."""
 
     fields: dict[str, Any]
     line: str
@@ -133,38 +140,39 @@ class Scorer:
     out: Progress
     signals: Signals
 
-    @property
-    def seq_length(self) -> int:
-        """The model's window."""
-        return self.model.config.seq_length
+    def measure(self, documents: Iterable[Document], name: str, stride: int) -> Figures:
+        """The figures of all documents; progress is shown.
 
-    def score_all(self, windows: Iterable[Window], name: str, share_done: Callable[[int], float]) -> Iterator[Score]:
-        """The scores of all windows, not in their order; progress is shown.
-
-        share_done(num_scored) is the share of the work that is done once this number of tokens is scored. Raises
-        Stopped at a signal, and UserError (exit 5) if memory does not suffice.
+        Raises Stopped at a signal, and UserError: exit 5 if memory does not suffice, 6 for logits that are not finite.
         """
         started = shown = time.monotonic()
-        num_scored, nats = 0, 0.0
-        with self.out.phase(f"scoring {name}"):
-            for batch in batches_of(windows, self.tokens_per_batch):
-                self.signals.look()
-                for score in self._scores(batch):
-                    num_scored += score.window.num_scored
-                    nats -= score.log_probability
-                    yield score
+        figures, num_scored, share_read = Figures(), 0, 0.0
 
+        def windows() -> Iterator[Window]:
+            nonlocal share_read
+            for document in documents:
+                figures.num_documents += 1
+                figures.num_tokens += max(0, len(document.ids) - 1)
+                figures.num_bytes += document.num_bytes
+                share_read = document.share_read
+                yield from windows_of(document.ids, self.model.config.seq_length, stride)
+
+        with self.out.phase(f"scoring {name}"):
+            for batch in batches_of(windows(), self.tokens_per_batch):
+                self.signals.look()
+                figures.nats += self._nats(batch)
+                num_scored += sum(window.num_scored for window in batch)
                 now = time.monotonic()
                 if self.out.on_terminal or now - shown >= PROGRESS_SECONDS:
                     shown = now
-                    share = min(1.0, max(share_done(num_scored), 1e-6))
-                    left = f"{duration((now - started) * (1 / share - 1))} left"
-                    done, tokens = f"{name} | {share:.1%}", f"{num_scored:,} tokens"
-                    loss = f"{nats / max(1, num_scored):.4f} nats per token"
-                    self.out.at(int(PROGRESS_TOTAL * share), f"{done} | {tokens} | {loss} | {left}",
-                                [done, left, loss, tokens])
+                    share = max(share_read * num_scored / figures.num_tokens, 1e-6)
+                    fields = [f"{name} | {share:.1%}", f"{duration((now - started) * (1 / share - 1))} left",
+                              f"{figures.nats / num_scored:.4f} nats per token", f"{num_scored:,} tokens"]
+                    self.out.at(int(PROGRESS_TOTAL * share), " | ".join((fields[0], *reversed(fields[1:]))), fields)
+        figures.seconds = time.monotonic() - started
+        return figures
 
-    def _scores(self, batch: Sequence[Window]) -> list[Score]:
+    def _nats(self, batch: Sequence[Window]) -> float:
         try:
             return score_batch(self.model, batch, self.autocast)
         except torch.OutOfMemoryError as error:
@@ -174,10 +182,17 @@ class Scorer:
 
 @torch.inference_mode()
 def score_batch(model: Network, batch: Sequence[Window], autocast: Callable[[], contextlib.AbstractContextManager],
-                ) -> list[Score]:
-    """The score of each window, in their order. Raises UserError (exit 6) for logits that are not finite."""
+                ) -> float:
+    """The loss of all scored ids together, in nats. Raises UserError (exit 6) for logits that are not finite."""
     device = next(model.parameters()).device
-    ids_BT, is_scored_BT = padded(batch)
+    # Padding stands behind, where no scored id sees it.
+    longest = max(len(window.ids) for window in batch)
+    ids_BT = np.zeros((len(batch), longest), np.int64)
+    is_scored_BT = np.zeros((len(batch), longest - 1), bool)
+    for row, window in enumerate(batch):
+        length = len(window.ids)
+        ids_BT[row, :length] = window.ids
+        is_scored_BT[row, length - 1 - window.num_scored:length - 1] = True
     row_N, column_N = np.nonzero(is_scored_BT)
     targets_N = torch.from_numpy(ids_BT[row_N, column_N + 1]).to(device)
 
@@ -187,30 +202,9 @@ def score_batch(model: Network, batch: Sequence[Window], autocast: Callable[[], 
         x_NC = x_BTC[torch.from_numpy(row_N).to(device), torch.from_numpy(column_N).to(device)]
         for x, targets in zip(x_NC.split(LOGIT_ROWS), targets_N.split(LOGIT_ROWS), strict=True):
             logits = F.linear(x, model.head_weight)[:, :model.config.vocab_size].float()
-            nats = -F.cross_entropy(logits, targets, reduction="none")
-            is_missed = (logits.argmax(-1) != targets).float()
-            parts.append(torch.stack([nats, is_missed]))
-
-    nats_N, is_missed_N = torch.cat(parts, 1).cpu().double().numpy()
-    nats_B = np.bincount(row_N, nats_N, len(batch))
-    num_missed_B = np.bincount(row_N, is_missed_N, len(batch))
-    if not np.isfinite(nats_B).all():
+            parts.append(F.cross_entropy(logits, targets, reduction="none"))
+    nats = float(torch.cat(parts).cpu().double().sum())
+    if not math.isfinite(nats):
         raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
                                        "earlier checkpoint, or --no-use_amp.")
-    return [Score(window, float(nats), num_missed == 0)
-            for window, nats, num_missed in zip(batch, nats_B, num_missed_B.tolist(), strict=True)]
-
-
-def padded(batch: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of windows as int64 [B, T + 1], and which of the T predictions are scored, as bool [B, T].
-
-    Padding stands behind, where no scored id sees it. T is the longest window's.
-    """
-    longest = max(len(window.ids) for window in batch) - 1
-    ids_BT = np.zeros((len(batch), longest + 1), np.int64)
-    is_scored_BT = np.zeros((len(batch), longest), bool)
-    for row, window in enumerate(batch):
-        length = len(window.ids) - 1
-        ids_BT[row, :length + 1] = window.ids
-        is_scored_BT[row, length - window.num_scored:length] = True
-    return ids_BT, is_scored_BT
+    return nats

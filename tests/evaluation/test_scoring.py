@@ -6,7 +6,7 @@ import torch
 
 from common.errors import Exit, UserError
 from common.signals import Stopped
-from evaluation.scoring import Window, batches_of, windows_of
+from evaluation.scoring import Document, Window, batches_of, windows_of
 from tests.helpers.scoring import T, log_probabilities
 
 
@@ -24,37 +24,33 @@ def test_windows_score_each_id_once_with_the_promised_context(length, seq_length
 
 def test_batches_hold_every_window_once_and_no_more_tokens_than_they_may():
     rng = np.random.default_rng(0)
-    windows = [Window(range(rng.integers(2, 40)), 1, item) for item in range(3000)]
-    batches = list(batches_of(windows, 100))
-    assert sorted(window.item for batch in batches for window in batch) == list(range(3000))
+    windows = [Window(np.arange(rng.integers(2, 40)), number) for number in range(3000)]
+    batches = list(batches_of(iter(windows), 100))
+    assert sorted(window.num_scored for batch in batches for window in batch) == list(range(3000))
     for batch in batches:
         lengths = [len(window.ids) - 1 for window in batch]
         assert len(batch) == 1 or len(batch) * max(lengths) <= 100
 
 
-def test_scores_are_those_of_transformers_whatever_stands_in_the_same_batch(scorer, theirs):
+def test_the_loss_is_that_of_transformers_whatever_stands_in_the_same_batch(scorer, theirs):
     rng = np.random.default_rng(0)
-    windows = []
-    for item in range(20):
-        ids = rng.integers(1, 400, rng.integers(2, T + 2)).tolist()
-        windows.append(Window(ids, int(rng.integers(1, len(ids))), item))
-    scores = list(scorer.score_all(windows, "x", lambda num_scored: 0.5))
-    assert sorted(score.window.item for score in scores) == list(range(20))
-    for score in scores:
-        expected = log_probabilities(theirs, list(score.window.ids))[-score.window.num_scored:]
-        assert score.log_probability == pytest.approx(sum(nats for nats, _ in expected), rel=1e-5)
-        assert score.is_greedy == all(hit for _, hit in expected)
+    documents = [Document(rng.integers(1, 400, rng.integers(2, T + 2)), 1, 1.0) for _ in range(20)]
+    expected = [-sum(log_probabilities(theirs, document.ids.tolist())) for document in documents]
+    for chosen in ([3], range(20)):
+        found = scorer.measure([documents[number] for number in chosen], "x", T)
+        assert found.nats == pytest.approx(sum(expected[number] for number in chosen), rel=1e-5)
+        assert found.num_tokens == sum(len(documents[number].ids) - 1 for number in chosen)
 
 
 def test_a_signal_ends_the_scoring(scorer):
     scorer.signals.number = 15
     with pytest.raises(Stopped):
-        list(scorer.score_all([Window([1, 2], 1)], "x", lambda num_scored: 0.5))
+        scorer.measure([Document(np.array([1, 2]), 1, 1.0)], "x", 8)
 
 
 def test_logits_that_are_not_finite_end_it(scorer):
     with torch.no_grad():
         scorer.model.get_parameter("transformer.wpe.weight").fill_(torch.nan)
     with pytest.raises(UserError, match="not finite") as caught:
-        list(scorer.score_all([Window([1, 2], 1)], "x", lambda num_scored: 0.5))
+        scorer.measure([Document(np.array([1, 2]), 1, 1.0)], "x", 8)
     assert caught.value.code == Exit.DIVERGED

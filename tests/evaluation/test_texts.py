@@ -3,15 +3,13 @@
 import gzip
 import json
 import math
-import signal
 
 import pytest
 
-import evaluate
-import pretokenize
 from common.errors import UserError
 from common.signals import Stopped
-from evaluation.scoring import Scorer, TextEncoder
+from evaluation import texts
+from evaluation.scoring import TextEncoder
 from evaluation.texts import measure_texts
 from pretokenization.blocks import Limits, Reading
 from tests.helpers.scoring import T, log_probabilities
@@ -24,7 +22,7 @@ def measure(scorer, encoder):
     """A function: the fields of all results for these files."""
 
     def measure(*files, stride: int = T // 2, **reading) -> list[dict]:
-        results = measure_texts(scorer, encoder, list(map(str, files)), Reading(**reading), stride)
+        results = measure_texts(scorer, encoder, list(map(str, files)), stride, Reading(**reading))
         return [result.fields for result in results]
 
     return measure
@@ -38,7 +36,7 @@ def test_perplexity_is_that_of_transformers_on_the_same_windows(measure, theirs,
     assert len(ids) > 5 * T
     ends = [min(T + max(0, math.ceil((at - T) / stride)) * stride, len(ids) - 1) for at in range(1, len(ids))]
     of_window = {end: log_probabilities(theirs, ids[max(0, end - T):end + 1]) for end in set(ends)}
-    nats = -sum(of_window[end][at - max(0, end - T) - 1][0] for at, end in enumerate(ends, 1))
+    nats = -sum(of_window[end][at - max(0, end - T) - 1] for at, end in enumerate(ends, 1))
     found, = measure(tmp_path / "a.txt", stride=stride)
     assert found["tokens"] == len(ids) - 1
     assert found["bytes"] == len(content.encode())
@@ -78,7 +76,7 @@ def test_without_an_end_of_text_id_the_first_token_is_context_alone(scorer, toke
     fields["model"]["vocab"]["other"] = fields["model"]["vocab"].pop(END_OF_TEXT)
     encoder = TextEncoder(tokenizer.from_str(json.dumps(fields)), None)
     (tmp_path / "a.txt").write_text("the cat sat")
-    result, = measure_texts(scorer, encoder, [str(tmp_path / "a.txt")], Reading(), 8)
+    result, = measure_texts(scorer, encoder, [str(tmp_path / "a.txt")], 8)
     ids = tokenizer.encode("the cat sat").ids
     assert result.fields["tokens"] == len(ids) - 1
     assert result.fields["bytes"] == len("the cat sat") - len(tokenizer.decode(ids[:1]))
@@ -94,7 +92,7 @@ def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, cap
     assert "b.jsonl: skipped 2 lines without a document; the first one has no text in field 'text'" in said
 
 
-def test_text_in_another_encoding_is_refused_and_scored_with_its_name(measure, scorer, encoder, tmp_path):
+def test_text_in_another_encoding_is_refused(measure, tmp_path):
     content = in_language("Russian", 300)
     (tmp_path / "a.txt").write_bytes(content.encode("cp1251"))
     with pytest.raises(UserError, match=r"a\.txt is not UTF-8: .* cannot be decoded, from byte 0 on"):
@@ -102,33 +100,19 @@ def test_text_in_another_encoding_is_refused_and_scored_with_its_name(measure, s
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(content.encode("cp1251")))
     with pytest.raises(UserError, match=r"a\.txt\.gz is not UTF-8"):
         measure(tmp_path / "a.txt.gz")
-    (tmp_path / "b.txt").write_bytes(content.encode())
-    expected, = measure(tmp_path / "b.txt")
-    found, = measure_texts(scorer, encoder, [str(tmp_path / "a.txt")], Reading(), T // 2, "cp1251")
-    for name in ("bytes", "tokens", "nats_per_token"):
-        assert found.fields[name] == expected[name]
 
 
-def test_a_text_that_changes_while_it_is_scored_is_refused(measure, monkeypatch, tmp_path):
+def test_a_text_that_changes_while_it_is_read_is_refused(measure, monkeypatch, tmp_path):
     (tmp_path / "a.txt").write_text("the cat sat")
-    inner = Scorer.score_all
 
-    def score_all(scorer, *arguments):
+    def parts_of(content, reading):
         with (tmp_path / "a.txt").open("a") as file:
             file.write(" on the mat")
-        return inner(scorer, *arguments)
+        return [content]
 
-    monkeypatch.setattr(Scorer, "score_all", score_all)
+    monkeypatch.setattr(texts, "parts_of", parts_of)
     with pytest.raises(UserError, match=r"a\.txt changed while it was read: it had 11 bytes and now has 22"):
         measure(tmp_path / "a.txt")
-
-
-@pytest.mark.parametrize("typed", ["a\\\\n", r"\n\n", r"a\tb", "\\", r"\\n", "\n", "<|endoftext|>"])
-def test_a_separator_means_the_same_to_both_commands(typed):
-    flags = ["--document_separator", typed, "--encoding", "Windows-1251"]
-    ours, theirs = evaluate.read_flags(["--text", "a.txt", *flags]), pretokenize.read_flags(["a.txt", *flags])
-    assert ours.document_separator == theirs.document_separator
-    assert ours.encoding == theirs.encoding == "cp1251"
 
 
 def test_files_without_a_token_are_refused(measure, tmp_path):
@@ -140,17 +124,15 @@ def test_files_without_a_token_are_refused(measure, tmp_path):
 def test_a_signal_ends_it_between_two_parts_of_a_long_document(scorer, encoder, monkeypatch, tmp_path):
     """Encoding one document can take minutes; the reading's parts are a hundred bytes here."""
     (tmp_path / "long.txt").write_text("the cat sat on the mat " * 100)
-    encoded = []
-    encode = TextEncoder.encode
+    looks = []
 
-    def one_more(self, text):
-        encoded.append(text)
-        if len(encoded) == 3:
-            monkeypatch.setattr(scorer.signals, "number", signal.SIGINT)
-        return encode(self, text)
+    def look() -> None:
+        looks.append(True)
+        if len(looks) == 3:
+            raise Stopped
 
-    monkeypatch.setattr(TextEncoder, "encode", one_more)
+    monkeypatch.setattr(scorer.signals, "look", look)
     reading = Reading(limits=Limits(part_bytes=100))
     with pytest.raises(Stopped):
-        list(measure_texts(scorer, encoder, [str(tmp_path / "long.txt")], reading, T // 2))
-    assert len(encoded) == 3
+        list(measure_texts(scorer, encoder, [str(tmp_path / "long.txt")], T // 2, reading))
+    assert len(looks) == 3

@@ -11,7 +11,6 @@ from evaluation import token_files
 from evaluation.scoring import TextEncoder
 from evaluation.texts import measure_texts
 from evaluation.token_files import measure_tokens
-from pretokenization.blocks import Reading
 from tests.helpers.token_files import write_datatrove, write_llmc, write_megatron, write_npy, write_raw
 
 
@@ -32,7 +31,7 @@ def documents(texts, tokenizer):
 def expected(scorer, encoder, texts, tmp_path):
     """The figures of the same documents as text."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    [found] = measure_texts(scorer, encoder, [str(tmp_path / "a.jsonl")], Reading("text", None), 8)
+    [found] = measure_texts(scorer, encoder, [str(tmp_path / "a.jsonl")], 8)
     return found.fields
 
 
@@ -76,7 +75,7 @@ def test_documents_without_an_end_of_text_end_where_the_index_says(measure, docu
 
 def test_a_folder_of_ours_means_its_validation_tokens(measure, corpus_folder):
     [folder] = measure(corpus_folder)
-    [file] = measure(corpus_folder / "val.bin", corpus_folder)  # the same tokens, counted once
+    [file] = measure(corpus_folder / "val.bin")
     assert figures(folder) == figures(file)
     assert folder["tokens"] <= 100
     val, train, both = measure(corpus_folder / "val.bin", corpus_folder / "train.bin")
