@@ -43,16 +43,6 @@ def test_a_run_is_found_by_its_folder_or_one_of_its_checkpoints_and_goes_on_ther
     assert found.source == "runs/a/config.toml"
 
 
-@pytest.mark.parametrize(("asked", "folder"), [
-    ({"resume_from": "auto"}, "out"), ({"resume_from": "auto", "output_dir": "b"}, "b"),
-    ({"resume_from": "best"}, "out"), ({"resume_from": "last", "output_dir": "b"}, "b")])
-def test_auto_and_bare_names_mean_the_output_folder(place, asked, folder):
-    for name in ("out", "b"):
-        checkpoint(place / name, 5)
-        run_config(place / name, data_dir=name)
-    assert flags_for(**asked).given == {"data_dir": folder}
-
-
 def test_a_new_run_records_nothing_to_take(place):
     (place / "out").mkdir()
     run_config(place / "out", data_dir="d")  # it died before its first checkpoint
@@ -104,10 +94,3 @@ def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_and_the_run_in_its
     checkpoint(place / "runs/a", 5, flags={"decided": {"n_layer": 4}})
     (place / "runs/a/config.toml").touch()
     assert flags_for(resume_from="runs/a").decided == {"n_layer": 4, "output_dir": "runs/a"}
-
-
-def test_without_a_reader_of_toml_the_checkpoint_is_read(place, monkeypatch):
-    checkpoint(place / "out", 5, flags={"decided": {"n_layer": 4}})
-    run_config(place / "out", data_dir="d")
-    monkeypatch.setattr(recorded, "find_spec", lambda name: None)
-    assert flags_for(resume_from="auto").decided == {"n_layer": 4, "output_dir": "out"}

@@ -59,12 +59,6 @@ def test_a_file_gives_flags_and_the_command_line_wins(toml):
     assert args.config.given == {"batch_size", "learning_rate", "bias", "mode"}
 
 
-def test_without_a_file_everything_is_as_the_command_line_says():
-    args = read("--data_dir", "d")
-    assert (args.data_dir, args.learning_rate, args.overwrite) == ("d", 0.01, False)
-    assert args.config.given == {"data_dir"}
-
-
 def test_every_switch_of_a_file_can_be_turned_off_on_the_command_line(toml):
     toml("overwrite = true\ncompile = true\n")
     assert read("--config", "my.toml").overwrite is True
@@ -111,13 +105,6 @@ def test_what_a_file_has_wrong_is_said(toml, line, says):
     assert len(found) == 1
     assert says in found[0]
     assert found[0].isprintable()
-
-
-def test_a_file_that_cannot_be_read_is_named(toml, tmp_path):
-    assert problems("--config", "no.toml") == [
-        "--config no.toml: No such file or directory. Name a TOML file of flags."]
-    assert "--config ." in problems("--config", ".")[0]
-    assert problems("--config", "")[0].startswith("--config '': must be text")
 
 
 def test_files_of_windows_editors_are_read(toml):
@@ -171,11 +158,6 @@ def test_a_resumed_run_has_the_recorded_flags_where_the_command_line_is_silent()
 def test_a_flag_that_is_changed_takes_what_follows_from_it_along(words, expected):
     args = read(*words, recorded=recorded({"max_steps": 50}, epochs=2, learning_rate=0.1, min_lr=0.001))
     assert {name: getattr(args, name) for name in expected} == expected
-
-
-def test_what_somebody_gave_stays_when_the_flag_it_might_follow_from_is_changed():
-    args = read("--learning_rate", "0.05", recorded=recorded({"min_lr": 0.001, "learning_rate": 0.1}))
-    assert args.min_lr == 0.001
 
 
 def test_what_an_unreadable_record_says_is_left_out():

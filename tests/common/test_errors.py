@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common import errors
-from common.errors import Exit, Problems, UserError, guard, require, version_of
+from common.errors import Exit, Problems, UserError, guard, require
 from common.signals import STOPPING
 from tests.helpers.commands import ROOT, run_python
 
@@ -36,12 +36,6 @@ def keep_handlers(monkeypatch):
     for number, handler in before.items():
         signal.signal(number, handler)
     gc.enable()
-
-
-def test_a_command_that_is_done_goes_on_and_one_with_a_code_ends_with_it():
-    assert command("return 0").stdout == "went on\n"
-    done = command("return 6")
-    assert (done.returncode, done.stdout, done.stderr) == (6, "", "")
 
 
 def test_the_garbage_collector_works_in_main_and_rests_during_the_imports_that_follow():
@@ -127,12 +121,6 @@ def test_all_problems_are_reported_together_with_the_first_ones_exit_code():
 
 
 # ---------------------------------------------------------------- packages
-
-
-@pytest.mark.parametrize(("text", "version"), [("2.13.0+cpu", (2, 13, 0)), ("2.14.0a0+git1", (2, 14, 0)),
-                                               ("2.14rc1", (2, 14)), ("1.26", (1, 26)), ("2.15.0.dev2026", (2, 15, 0))])
-def test_a_version_is_its_numbers(text, version):
-    assert version_of(text) == version
 
 
 def test_a_package_that_is_missing_or_old_ends_with_5_and_the_pip_command(monkeypatch, capsys):

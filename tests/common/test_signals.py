@@ -5,17 +5,7 @@ import signal
 
 import pytest
 
-from common.signals import Signals
 from tests.helpers.commands import run_python
-
-
-def test_the_first_signal_is_remembered_and_the_handlers_come_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with Signals() as signals:
-        assert (signals.number, signals.name) == (None, "")
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert (signals.number, signals.name) == (signal.SIGTERM, "SIGTERM")
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_signal_leaves_at_once():
@@ -56,11 +46,6 @@ def test_the_first_signal_is_answered_while_the_main_thread_is_busy_and_the_seco
     assert done.stderr == (
         "SIGINT: stopping after step 3. Ctrl-C again ends it at once and loses the 2 steps since a.\n"
         "SIGTERM: ended at once. Lost: the 2 steps since a. Safe: a.\n")
-
-
-def test_another_signal_than_ctrl_c_is_not_answered_with_a_key():
-    done = run_python(PROMISE + "    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(0.3)")
-    assert done.stderr.endswith(". A second signal ends it at once and loses the 2 steps since a.\n")
 
 
 def test_a_command_that_ends_within_its_patience_says_nothing():

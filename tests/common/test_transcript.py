@@ -116,27 +116,3 @@ def test_it_has_what_libraries_log_and_gives_their_stream_back(tmp_path, monkeyp
     logger.warning("later")
     assert (tmp_path / "log.txt").read_text() == "====\nnot enough SMs\n"
     assert stream.getvalue() == "not enough SMs\nlater\n"
-
-
-def test_the_others_of_several_processes_keep_none(tmp_path, capsys):
-    with Transcript(is_silent=True) as transcript:
-        print("a line")
-        transcript.begin(tmp_path / "log.txt", "====", appends=False)
-    assert not (tmp_path / "log.txt").exists()
-    assert capsys.readouterr().out == "a line\n"
-
-
-def test_a_handler_whose_stream_cannot_be_set_is_left_alone():
-    class Handler(logging.StreamHandler):  # as dill's, which Hugging Face's datasets bring along
-        stream = property(lambda self: sys.stderr)  # type: ignore[assignment]
-
-        def __init__(self) -> None:
-            logging.Handler.__init__(self)
-
-    handler = Handler()
-    logging.getLogger("a library of a test").addHandler(handler)
-    try:
-        with Transcript():
-            assert handler.stream is sys.stderr
-    finally:
-        logging.getLogger("a library of a test").removeHandler(handler)

@@ -10,7 +10,7 @@ import pytest
 
 import train
 from common.config import read_toml
-from common.errors import Exit, UserError
+from common.errors import UserError
 from tests.helpers.training import metrics_of, same_tensors
 from watching.monitor import Monitor
 
@@ -145,38 +145,6 @@ def test_a_run_from_weights_goes_on_without_them(place):
     shutil.rmtree("first")
     assert train.main(["--resume_from", "tuned"]) == 0
     assert same_tensors(place / "tuned/checkpoint-4", place / "kept")
-
-
-def test_tokens_that_are_elsewhere_now_are_asked_for(stopped, place, monkeypatch):
-    stopped(FEW)
-    (place / "elsewhere").mkdir()
-    monkeypatch.chdir(place / "elsewhere")
-    with pytest.raises(UserError, match=r"does not exist\. Start in the folder in which the run was started, or give"):
-        train.main(["--resume_from", "../parts"])
-    assert train.main(["--resume_from", "../parts", "--data_dir", f"../{DATA}"]) == 0
-    assert same_runs("../whole", "../parts")
-
-
-def test_a_wrong_line_in_the_file_of_a_run_is_named(stopped):
-    stopped(FEW)
-    path = Path("parts/config.toml")
-    path.write_text(path.read_text().replace("batch_size = 4", "batch_size = 4.5"))
-    with pytest.raises(UserError) as caught:
-        train.main(["--resume_from", "parts"])
-    assert caught.value.code == Exit.FLAGS
-    assert "of parts/config.toml): must be auto or a whole number" in str(caught.value)
-
-
-def test_figures_that_somebody_edited_do_not_stop_a_resumed_run(stopped):
-    stopped(ALL)
-    rows = ['{"step": 1, "val_loss": "q"}', '{"step": 2, "val_loss": 2.0, "bits_per_byte": []}',
-            '{"step": 3, "val_loss": ' + "9" * 400 + "}", '{"step": 4, "val_loss": true}']
-    path = Path("parts/metrics.jsonl")
-    path.write_text("\n".join(rows) + "\n" + path.read_text())
-    assert train.main(["--resume_from", "parts"]) == 0
-    card = Path("parts/checkpoint-20/README.md").read_text()
-    assert "| 2 | 2.0000 | n/a |" in card
-    assert not any(f"| {step} |" in card for step in (1, 3, 4))
 
 
 def test_flags_that_are_gone_say_nothing_at_their_default_and_stop_the_run_at_another_value(stopped, capsys):
