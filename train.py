@@ -254,8 +254,7 @@ from planning.micro_batch import trial_command
 from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
 from planning.plan import say_first, say_rest
 from planning.schedules import learning_rate_at
-from planning.setup import choose_setup
-from planning.trial import answer_trial
+from planning.setup import answer_trial, choose_setup
 from training import recovery
 from training.checkpointing import Checkpointer
 from training.overfit_test import learn_by_heart

@@ -1,6 +1,6 @@
 """The micro-batch that really fits: found by trying (--batch_size auto), or smaller than what ran out of memory.
 
-Each trial is two steps in a child process (trial.py), where running out of memory harms nobody. What was measured is
+Each trial is two steps in a child process (setup.py), where running out of memory harms nobody. What was measured is
 remembered between runs.
 """
 

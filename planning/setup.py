@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import data
 from common.errors import Exit, UserError
+from common.flags import Flags, having
+from common.progress import Progress
+from common.signals import Signals
 from machine.device import Machine
-from machine.memory import available_ram, free_memory
-from machine.processes import Processes
+from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory
+from machine.processes import ALONE, Processes
 from model import Options
-from planning.inputs import Inputs
+from planning.check import compile_something
+from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
-from planning.micro_batch import find_micro_batch, trial_command, what_fits
+from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, trial_command, what_fits
 from planning.pace import Deadline
 from planning.plan import Plan, describe_finished
 from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
@@ -24,9 +30,10 @@ from training.checkpointing import SavingPlan, plan_saving
 from training.mirror import catch_up
 from training.optimizers import OPTIMIZERS
 from training.parallel import sequences_at_a_time
-from training.parts import Parts
+from training.parts import FAST, Parts
+from training.recovery import compile_run
 from training.starting import in_common
-from training.state import Runtime, Setup, TrainState
+from training.state import Run, Runtime, Setup, StepResult, TrainState
 
 
 def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadline, argv: Sequence[str],
@@ -103,3 +110,35 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
     if where == "ram" and processes.local_world_size > 1:
         return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
     return where, why
+
+
+# ---------------------------------------------------------------- a trial, in a child process of --batch_size auto
+
+
+def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Callable[..., Run],
+                 take_step: Callable[[Run], StepResult]) -> int:
+    """Prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if they are too many.
+
+    build_run and take_step are those of train.py.
+    """
+    out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
+    machine = choose_machine(args, out)
+    if args.check:
+        return compile_something(machine)
+    args = having(args, batch_size=batch_size, gradient_accumulation_steps=accumulation, dry_run=True, overfit=None,
+                  max_minutes=None, resume_from=None, cooldown_from=None)
+    inputs = choose_inputs(args, Session(out, signals, ALONE, contextlib.ExitStack()))
+    setup = choose_setup(inputs, Runtime.of(machine, ALONE, out, signals), FAST, Deadline(None, {}, 0.0), [])
+    assert setup
+    try:
+        run = build_run(setup, FAST, TrainState())
+        run.may_shrink = False
+        compile_run(run)
+        for _ in range(2):
+            take_step(run).loss.item()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return OUT_OF_MEMORY
+    print(peak_memory(machine))
+    return Exit.DONE

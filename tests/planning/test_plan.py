@@ -21,11 +21,12 @@ from planning.sizing import describe_misfit
 from tests.helpers.machines import CPU
 
 
-def test_a_dry_run_writes_nothing(run):
+def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
     code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5")
     assert code == 0
-    for key in ("step_seconds", "tokens_per_second", "peak_memory", "disk", "time", "cost"):
-        assert f"\n{key}: " in text
+    assert {"step_seconds:", "tokens_per_second:", "peak_memory:", "disk:", "time:", "cost:", "device", "precision",
+            "attention", "model", "memory", "step", "horizon", "schedule", "default"} <= {
+                line.split(" ")[0] for line in text.splitlines()}
     assert not (run.folder / "out").exists()
 
 
@@ -68,20 +69,10 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
     assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ m?s, \S+ epochs$", before, re.MULTILINE)
 
 
-def test_the_whole_plan_is_printed_where_it_is_asked_for(run):
-    keys = {"device", "precision", "attention", "model", "memory", "step", "horizon", "schedule", "default"}
-    _, text = run("--max_steps", "1", "--dry_run")
-    assert keys <= {line.split(" ")[0] for line in text.splitlines()}
-    _, text = run("--max_steps", "1", out="quiet")
-    assert not keys & {line.split(" ")[0] for line in text.partition("step 1/")[0].splitlines()}
-
-
 def test_a_corpus_too_small_for_the_model_is_said_with_the_size_that_fits(run):
     small = GPTConfig(50_257, 1024, *SIZES["gpt2_small"])
     assert describe_misfit(small, 10_000_000, 10).endswith("for 124.4M parameters. --model_size tiny fits it.")
     assert describe_misfit(small, 60_000_000, 10).endswith("--model_size mini fits it.")
-    _, text = run("--max_steps", "1", "--epochs", "2")
-    assert "warning: the corpus is small for this model" not in text  # it is read once, at most
     _, text = run("--epochs", "2", out="other")
     assert re.search(r"the corpus is small for this model: \d+ tokens, read 2\.0 times, for 7\.97K parameters", text)
     _, text = run("--resume_from", "auto", "--epochs", "2", out="other")
@@ -95,9 +86,6 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
     assert saved
     assert (f"--output_dir has 1.0 MiB free, and up to 14 checkpoints will take {saved[1]}. Free some space, or give "
             "a larger --checkpoint_interval.") in text
-    _, text = run("--epochs", "9", "--batch_size", "50", "--checkpoint_interval", "4", out="three")
-    assert "up to 7 checkpoints will take" in text
-    assert "Free some space.\n" in text
 
 
 @pytest.mark.parametrize(("way", "local_world_size", "words"), [
