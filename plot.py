@@ -32,7 +32,7 @@ from watching.history import BITS_OF, VAL_LOSS_OF, Curve, LoggedRun, XAxis, have
 from watching.page import page_of
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"  # one for each run; in capitals its validation
-PANELS = {"loss": "loss", "lr": "learning rate", "norm": "gradient norm", "speed": "tokens per second"}
+PANELS = {"lr": "learning rate", "grad_norm": "gradient norm", "speed": "tokens per second"}  # the small ones
 CHART_ROWS = 14
 
 # Apart in greyscale too, by lightness, by line and by marker.
@@ -47,7 +47,6 @@ LOOKS = {
     "axes.grid": True, "axes.axisbelow": True, "axes.edgecolor": "#555555", "grid.color": "#e6e6e6",
     "grid.linewidth": 0.7, "svg.fonttype": "none", "pdf.fonttype": 42,  # letters stay letters
 }
-MOST_FAINT_RUNS = 3  # whose curves are also drawn unsmoothed
 # Of the largest x: curves fall so steeply before it that limits of the y axis which include it show nothing else.
 STEEP = 0.05
 SPIKES = 0.02  # of the values may lie above the y axis, if they are far away
@@ -55,18 +54,6 @@ FEWEST_SMOOTHED = 20  # values of a curve that is smoothed by default
 
 
 # ---------------------------------------------------------------- flags
-
-
-def listed(names: Sequence[str]) -> flags.ValueKind:
-    """Some of the names, with commas between."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(text.split(","))
-        if not {*chosen} <= {*names} or len({*chosen}) < len(chosen):
-            raise ValueError(text)
-        return chosen
-
-    return flags.ValueKind(parse, f"some of {', '.join(names)}, with commas between", ",".join(names))
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -78,8 +65,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--names", flags.text("NAME,NAME,..."), None, "names of the runs; those of one name are its seeds, drawn as "
            "their mean and the band between them", "the words that name them")
     g = parser.group("what is drawn")
-    g.flag("--panels", listed(list(PANELS)), tuple(PANELS), "panels of the picture, the first one large",
-           ",".join(PANELS))
+    g.flag("--panels", flags.one_of("all", "loss"), "all", "loss: the loss alone, without learning rate, gradient norm "
+           "and tokens per second in small panels below it")
     g.flag("--x", flags.one_of("steps", "tokens", "hours"), "steps", "horizontal axis; hours are of training alone")
     g.flag("--y", flags.one_of("auto", "nats", "bits"), "auto", "loss in nats per token or in bits per byte; auto: "
            "bits where the runs have different vocabularies or validation texts")
@@ -129,12 +116,12 @@ def main(argv: Sequence[str]) -> int:
     if page is not None:
         curves = ""
         with contextlib.suppress(UserError):  # without matplotlib: curves made of characters
-            curves = picture_of(drawn, args.panels, "svg").decode()
+            curves = picture_of(drawn, args.panels == "all", "svg").decode()
         content = page_of(names, list(zip(words, runs, strict=True)), curves, "\n".join(drawn.text(100)))
         page.write(content)
         print(f"{printable(page.path)}: {names}, {size(len(content))}")
     if picture is not None:
-        picture.write(picture_of(drawn, args.panels, picture.ending))
+        picture.write(picture_of(drawn, args.panels == "all", picture.ending))
         print(f"{printable(picture.path)}: {names}{drawn.what_is_left_out()}")
     return Exit.DONE
 
@@ -161,7 +148,7 @@ def loss_in_bits(wish: str, runs: Sequence[LoggedRun]) -> bool:
 
 @dataclass(frozen=True)
 class Lines:
-    """A run as it is drawn: the training loss as logged and smoothed, validation, and the rest by name.
+    """The losses of a run as they are drawn: of training as logged and smoothed, and of validation.
 
     shares are the validation losses of a mixture's folders, by name.
     """
@@ -170,7 +157,6 @@ class Lines:
     raw: Curve
     training: Curve
     validation: Curve
-    others: dict[str, Curve]
     shares: dict[str, Curve]
 
     @property
@@ -199,8 +185,6 @@ class Drawing:
             shares = run.shares(BITS_OF if in_bits else VAL_LOSS_OF)
             lines.append(Lines(run, raw, Curve(raw.xs, smoothed(raw.ys, weight)) if weight else raw,
                                x_axis.over(run, run["val_loss"], factor),
-                               {name: x_axis.over(run, run["grad_norm" if name == "norm" else name])
-                                for name in PANELS if name != "loss"},
                                {name: x_axis.over(run, curve) for name, curve in shares.items()}))
         return Drawing(lines, x_axis, "bits per byte" if in_bits else "nats per token", loss_limits(lines))
 
@@ -310,7 +294,7 @@ def chart(title: str, drawing: Drawing, width: int) -> list[str]:
 # ---------------------------------------------------------------- as a picture
 
 
-def picture_of(drawing: Drawing, panels: Sequence[str], kind: str) -> bytes:
+def picture_of(drawing: Drawing, has_panels: bool, kind: str) -> bytes:
     """The picture as a file of this kind: png, svg or pdf. Raises UserError (exit 5) without matplotlib."""
     try:
         matplotlib = importlib.import_module("matplotlib")
@@ -323,61 +307,55 @@ def picture_of(drawing: Drawing, panels: Sequence[str], kind: str) -> bytes:
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     content = io.BytesIO()
     with matplotlib.rc_context({**LOOKS, "svg.hashsalt": "plot"}):
-        figure_of(drawing, panels).savefig(content, dpi=200, format=kind, metadata=metadata)
+        figure_of(drawing, has_panels).savefig(content, dpi=200, format=kind, metadata=metadata)
     return content.getvalue()
 
 
-def figure_of(drawing: Drawing, panels: Sequence[str]) -> Any:
-    """The first panel large, the others small in a row below it."""
-    num_small = len(panels) - 1
-    figure = sys.modules["matplotlib.figure"].Figure((6.4, 5.6 if num_small else 4.0), layout="constrained")
-    grid = figure.add_gridspec(1 + bool(num_small), num_small or 1, height_ratios=(2.6, 1)[:1 + bool(num_small)])
-    for number, name in enumerate(panels):
-        axes = figure.add_subplot(grid[1, number - 1] if number else grid[0, :])
-        draw_panel(axes, name, drawing)
-        if number:
-            axes.set_title(PANELS[name])
-        else:
-            axes.legend(loc="lower right" if name == "speed" else "upper right")
-            axes.set_ylabel(axes.get_ylabel() or PANELS[name])
-        draw_scales(axes, drawing.x_axis.label, most=4 if number else 8)
-    return figure
-
-
-def draw_panel(axes: Any, name: str, drawing: Drawing) -> None:
-    """One panel: the loss, or the learning rate, gradient norm or tokens per second of every run."""
+def figure_of(drawing: Drawing, has_panels: bool) -> Any:
+    """The losses large, the panels small in a row below them."""
     seeds: dict[str, list[Lines]] = {}
     for run in drawing.lines:
         seeds.setdefault(run.run.name, []).append(run)
-    if name == "loss":
-        for number, runs in enumerate(seeds.values()):
-            draw_loss(axes, number, runs, drawing)
-        axes.set(ylim=drawing.limits, ylabel=f"loss, {drawing.unit}")
-        return
+    figure = sys.modules["matplotlib.figure"].Figure((6.4, 5.6 if has_panels else 4.0), layout="constrained")
+    grid = figure.add_gridspec(1 + has_panels, len(PANELS), height_ratios=(2.6, 1)[:1 + has_panels])
+    axes = figure.add_subplot(grid[0, :])
+    for number, runs in enumerate(seeds.values()):
+        draw_loss(axes, number, runs, drawing)
+    axes.set(ylim=drawing.limits, ylabel=f"loss, {drawing.unit}")
+    axes.legend(loc="upper right")
+    draw_scales(axes, drawing.x_axis.label, most=8)
+    for place, name in enumerate(PANELS if has_panels else ()):
+        draw_panel(figure.add_subplot(grid[1, place]), name, seeds, drawing)
+    return figure
+
+
+def draw_panel(axes: Any, name: str, seeds: dict[str, list[Lines]], drawing: Drawing) -> None:
+    """The learning rate, gradient norm or tokens per second of every run."""
+    values = [1.0]
     for number, runs in enumerate(seeds.values()):
         for run in runs:
-            curve = run.others[name]
+            curve = drawing.x_axis.over(run.run, run.run[name])
             axes.plot(curve.xs, curve.ys, color=COLORS[number % len(COLORS)], linestyle=LINES[number % len(LINES)],
-                      linewidth=1.0, label=run.run.name if run is runs[0] else None)
-    values = sorted(y for run in drawing.lines for y in run.others[name].ys) or [1.0]
+                      linewidth=1.0)
+            values += curve.ys
+    values = sorted(values[1:] or values)
     usual = values[int((1 - SPIKES) * (len(values) - 1))]
-    axes.set_ylim(0, 1.1 * (min(values[-1], 2 * usual) if name == "norm" else values[-1]) or 1.0)
+    axes.set_ylim(0, 1.1 * (min(values[-1], 2 * usual) if name == "grad_norm" else values[-1]) or 1.0)
+    axes.set_title(PANELS[name])
+    draw_scales(axes, drawing.x_axis.label, most=4)
 
 
 def draw_loss(axes: Any, number: int, runs: Sequence[Lines], drawing: Drawing) -> None:
-    """The losses of one name: training thinly, as logged faintly behind it; of validation the mean, and the best of it.
-
-    Between several seeds lies a band.
-    """
+    """The losses of one name: of training, unless there are several seeds; of validation the mean, the best, a band."""
     alone = len(drawing.lines) == 1
     color, line = COLORS[number % len(COLORS)], LINES[number % len(LINES)]
-    for run in runs:
-        if run.training is not run.raw and len(drawing.lines) <= MOST_FAINT_RUNS:
+    if len(runs) == 1:
+        (run,) = runs
+        if alone and run.training is not run.raw:
             axes.plot(run.raw.xs, run.raw.ys, color=color, alpha=FAINT, linewidth=0.7,
                       rasterized=len(run.raw.xs) > MOST_VECTORS)
-        if len(runs) == 1:
-            axes.plot(run.training.xs, run.training.ys, color=color, linewidth=1.5 if alone else 1.0, linestyle=line,
-                      label="training" + ", smoothed" * (run.training is not run.raw) if alone else None)
+        axes.plot(run.training.xs, run.training.ys, color=color, linewidth=1.5 if alone else 1.0, linestyle=line,
+                  label="training" + ", smoothed" * (run.training is not run.raw) if alone else None)
 
     validation, low, high = mean_and_band([run.validation for run in runs])
     color = COLORS[1] if alone else color
