@@ -181,17 +181,6 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
     assert not (tmp_path / "it-went-off").exists()
 
 
-@pytest.mark.parametrize(("file", "why"), [
-    (None, "holds no checkpoint. Train one first: python train.py"), ("ckpt.pt", "holds ckpt.pt, a pickle"),
-    ("pytorch_model.bin", "holds pytorch_model.bin, a pickle"),
-    ("model.safetensors", "has model.safetensors but no config.json, which says what model it is")])
-def test_a_folder_without_checkpoints_says_what_it_holds(tmp_path, file, why):
-    if file:
-        (tmp_path / file).write_bytes(b"")
-    with refused(why):
-        resolve(tmp_path, no_warning)
-
-
 # ---------------------------------------------------------------- resuming
 
 

@@ -13,12 +13,12 @@ from tests.helpers.checkpoints import edit, names_in, refused
 
 
 def test_prune_keeps_the_last_rolling_the_staying_and_the_protected(sound, tmp_path):
-    for step in (1, 2, 3, 4, 5, 6, 10):
+    for step in (1, 2, 3, 4, 5, 6, 10, 12):  # the last a damaged one, which a resumed run passed over
         shutil.copytree(sound / "checkpoint-900", tmp_path / f"checkpoint-{step}")
         edit(tmp_path / f"checkpoint-{step}" / "trainer_state.json", stays=step in (2, 6))
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("damaged")
     prune(tmp_path, 10, 2, {1})
-    assert sorted(steps_in(tmp_path)) == [1, 2, 3, 5, 6, 10]
+    assert sorted(steps_in(tmp_path)) == [1, 2, 3, 5, 6, 10, 12]
     assert not list(tmp_path.glob(".*"))
     for path in steps_in(tmp_path).values():
         assert names_in(path) == names_in(sound / "checkpoint-900")

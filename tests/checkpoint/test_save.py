@@ -108,17 +108,6 @@ def test_a_snapshot_is_a_copy_that_training_does_not_change(make_model):
         model.load_state_dict({name: before[name] for name in live.model})
 
 
-def test_where_memory_cannot_be_pinned_the_copy_is_a_plain_one(monkeypatch):
-    cuda = a_cuda(monkeypatch, refuses=True)
-    snapshot = Snapshot()
-    snapshot.reserve(1000, pinned=True)
-    assert [name for name, *_ in cuda] == ["cudaHostRegister"]
-    tensors = Tensors({"a": torch.arange(5.0)}, {"b": torch.ones(3)})
-    assert torch.equal(snapshot.take(tensors).model["a"], torch.arange(5.0))
-    snapshot.close()
-    assert len(cuda) == 1
-
-
 def test_pinned_memory_is_as_large_as_the_copy_and_given_back(monkeypatch):
     cuda, empty = a_cuda(monkeypatch), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **kwargs: (

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoint.load import load_model, open_model
 from checkpoint.tensors import stored_tensors
-from common.errors import Exit, InvalidCheckpoint
+from common.errors import Exit
 from common.names import INDEX, WEIGHTS
 from tests.helpers.checkpoints import cut_into_shards, refused
 
@@ -61,12 +61,6 @@ def test_the_shards_that_transformers_writes_open(tmp_path):
     with torch.no_grad():
         expected = theirs(ids).logits
         assert (load_model(tmp_path, CPU).eval()(ids) - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-def test_one_file_is_taken_before_an_index_as_transformers_does(make_model, write_folder, tmp_path):
-    folder = write_folder(tmp_path / "hf", make_model())
-    (folder / INDEX).write_text("{}")
-    assert stored_tensors(folder).keys() == load_file(folder / WEIGHTS).keys()
 
 
 def test_nothing_of_the_weights_is_copied_before_it_is_asked_for(shards, monkeypatch):
@@ -127,24 +121,8 @@ def test_what_is_missing_or_damaged_of_several_files_is_named(shards):
         open_model(shards[0].parent)
 
 
-def test_more_than_three_problems_are_counted(shards):
-    change_map(shards[0].parent, lambda held: held.update(dict.fromkeys(held, shards[0].name)))
-    with pytest.raises(InvalidCheckpoint, match=r"; and [0-9]+ more$") as caught:
-        stored_tensors(shards[0].parent)
-    assert str(caught.value).count(";") == 3
-
-
 def test_a_pointer_of_git_lfs_is_told_from_damage(shards):
     name = "model-00002-of-00003.safetensors"
     (shards[0].parent / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n")
     with refused(f"{name} is not the weights but a pointer of Git LFS to them. Run in that folder: git lfs pull"):
         open_model(shards[0].parent)
-
-
-def test_a_pickle_is_never_opened(shards):
-    folder, name = shards[0].parent, "pytorch_model.bin"
-    for file in [*shards, folder / INDEX]:
-        file.unlink()
-    (folder / name).write_text("x")
-    with refused(f"its weights are a pickle .{name}., which can run code and is never opened. Give a checkpoint"):
-        open_model(folder)

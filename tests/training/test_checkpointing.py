@@ -1,7 +1,6 @@
 """When and from where a run saves, and what stays."""
 
 import re
-import shutil
 import time
 
 import train
@@ -13,7 +12,6 @@ from checkpoint.tensors import write_tensors
 from checkpoint.verify import verify
 from common.errors import Exit
 from model import GPTConfig
-from tests.helpers.checkpoints import flip
 from tests.helpers.training import metrics_of, recipe, same_tensors
 from training.checkpointing import SPARE_BYTES, plan_saving
 from training.validation import ValidationLoss
@@ -150,19 +148,6 @@ def test_the_plan_counts_the_checkpoints_that_are_there_at_once(run, monkeypatch
     assert max(most) <= int(re.search(r"^disk .* for (\d+) checkpoints;", text, re.M)[1])  # type: ignore[index]
     stays = [verify(path)["stays"] for path in steps_in(run.folder / "out").values()]
     assert sum(stays) == 5
-
-
-def test_what_a_damaged_checkpoint_is_newer_than_is_not_deleted_for_it(run):
-    """A run that passed over a damaged checkpoint saves ones with smaller steps: they are the newest it has."""
-    flags = ("--checkpoint_every_steps", "3", "--eval_interval", "99", "--keep_checkpoints", "1", "--epochs", "9")
-    assert run(*flags, "--max_steps", "12", "--keep_checkpoints", "9")[0] == 0
-    for step in (6, 12):
-        shutil.rmtree(run.folder / f"out/checkpoint-{step}")
-    flip(run.folder / "out/checkpoint-9/model.safetensors")
-    code, text = run(*flags, "--max_steps", "8", "--checkpoint_every_steps", "2", "--resume_from", "auto")
-    assert code == 0
-    assert "checkpoint-9 is damaged and was skipped" in text
-    assert list(steps_in(run.folder / "out")) == [9, 8, 6]
 
 
 def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypatch):

@@ -212,19 +212,6 @@ def test_a_folder_that_is_gone_is_said_once_not_made_anew_and_used_again_when_it
     assert list(steps_in(mirror.root)) == [2, 1]
 
 
-def test_a_disk_that_fails_is_said_once_and_at_the_end_what_is_missing(mirror, numbered, monkeypatch, capsys):
-    def failing(*rest):
-        raise OSError(28, os.strerror(28))
-
-    numbered(1)
-    monkeypatch.setattr(room, "copy_checkpoint", failing)
-    for _ in range(2):
-        copied(mirror, 1)
-    assert capsys.readouterr().err.count(f"warning: --mirror_to {mirror.root}: No space left on device. Look") == 1
-    mirror.finish()
-    assert "lacks checkpoint-1: No space left" in capsys.readouterr().err
-
-
 def test_a_mirror_that_another_run_has_taken_is_left_to_it(mirror, numbered, capsys):
     write_mark(mirror.root, {"output_dir": "out", "taken_by": "elsewhere, pid 1"})
     numbered(1)
