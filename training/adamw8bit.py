@@ -97,7 +97,7 @@ class AdamW8bit(torch.optim.Optimizer):
         rates = [(rate, 1 - rate * group["weight_decay"])
                  for group, rate in zip(self._in_8_bits, self._rates, strict=True) for _ in group["params"]]
         self._update(parameters, [p.grad for p in parameters], [self.state[p] for p in parameters], rates, self._betas,
-                     self._place, self._unscaled if self.grad_scale is None else self.grad_scale, stays, self._piece)
+                     (self._place, self._unscaled if self.grad_scale is None else self.grad_scale, stays), self._piece)
 
 
 def split(group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,13 +121,14 @@ def new_state(parameter: torch.Tensor) -> State:
 
 
 def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], states: Sequence[State],
-               rates: Sequence[tuple[torch.Tensor, torch.Tensor]], betas: tuple[float, float], place: torch.Tensor,
-               grad_scale: torch.Tensor, stays: torch.Tensor | None, piece: int) -> None:
+               rates: Sequence[tuple[torch.Tensor, torch.Tensor]], betas: tuple[float, float],
+               decided: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], piece: int) -> None:
     """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, of at most `piece` elements at a time.
 
-    rates are, for each weight, the learning rate and the factor of the decay, fp32 []. Where stays, bool [], is true
-    nothing changes.
+    rates are, for each weight, the learning rate and the factor of the decay, fp32 []. decided are the places in a
+    block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or None: where it is true nothing changes.
     """
+    place, grad_scale, stays = decided
     for weight, gradient, state, (rate, decay) in zip(weights, gradients, states, rates, strict=True):
         count = state["step"] + 1
         turn = (place + count % PERIOD * BY_STEP) % 1 * LARGEST_TURN
@@ -137,22 +138,25 @@ def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor
         flat = [weight.view(-1), gradient.reshape(-1), *(state[name].view(-1) for name in CODES)]
         pieces = [*(tensor.split(piece) for tensor in flat), *(state[name].split(piece // BLOCK) for name in SCALES)]
         for w, g, m_codes, v_codes, m_scales, v_scales in zip(*pieces, strict=True):
-            update_piece(w, g, m_codes, v_codes, m_scales, v_scales, betas, turn, step_size, root, decay, grad_scale,
-                         stays)
+            update_piece(w, g / grad_scale, (m_codes, m_scales), (v_codes, v_scales), betas,
+                         (turn, step_size, root, decay), stays)
         store(state["step"], count, stays)
 
 
-def update_piece(weight: torch.Tensor, gradient: torch.Tensor, m_codes: torch.Tensor, v_codes: torch.Tensor,
-                 m_scales: torch.Tensor, v_scales: torch.Tensor, betas: tuple[float, float], turn: torch.Tensor,
-                 step_size: torch.Tensor, root: torch.Tensor, decay: torch.Tensor, grad_scale: torch.Tensor,
-                 stays: torch.Tensor | None) -> None:
-    """One step on flat tensors; turn, [BLOCK], is added to codes before they are rounded down.
+def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torch.Tensor, torch.Tensor],
+                 second: tuple[torch.Tensor, torch.Tensor], betas: tuple[float, float],
+                 factors: tuple[torch.Tensor, ...], stays: torch.Tensor | None) -> None:
+    """One step on flat tensors, of the codes and scales of both moments.
+
+    factors are turn, [BLOCK], which is added to codes before they are rounded down, and of the step, the root and the
+    decay, [] each.
 
     Written for the eager CPU, where each pass over a piece counts: factors of a block are joined before they are
     applied, temporary tensors are used again.
     """
-    beta1, beta2 = betas
-    g = gradient.view(-1, BLOCK) / grad_scale
+    (beta1, beta2), (m_codes, m_scales), (v_codes, v_scales) = betas, first, second
+    turn, step_size, root, decay = factors
+    g = gradient.view(-1, BLOCK)
     m = m_codes.view(-1, BLOCK).float()
     m.mul_(m.abs()).mul_((m_scales / SIGNED**2)[:, None]).lerp_(g, 1 - beta1)
     v = v_codes.view(-1, BLOCK).float()

@@ -72,20 +72,22 @@ class Muon(torch.optim.Optimizer):
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             self._update(
                 parameters, [parameter.grad for parameter in parameters if parameter.grad is not None],
-                [self.state[parameter]["momentum_buffer"] for parameter in parameters], group["rows"], rate,
-                group["weight_decay"], self._finite if self.found_inf is None else self.found_inf,
-                self._unscaled if self.grad_scale is None else self.grad_scale, self._dtype)
+                [self.state[parameter]["momentum_buffer"] for parameter in parameters], group["rows"],
+                (rate, group["weight_decay"]), (self._finite if self.found_inf is None else self.found_inf,
+                                                self._unscaled if self.grad_scale is None else self.grad_scale),
+                self._dtype)
 
 
 def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor],
-                    rows: Sequence[Rows], rate: torch.Tensor, weight_decay: float, found_inf: torch.Tensor,
-                    grad_scale: torch.Tensor, dtype: torch.dtype) -> None:
+                    rows: Sequence[Rows], rates: tuple[torch.Tensor, float], decided: tuple[torch.Tensor, torch.Tensor],
+                    dtype: torch.dtype) -> None:
     """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
 
-    rate, found_inf and grad_scale are fp32 []. Where found_inf is 1 weights and momenta stay as they are. Where several
-    processes train, each makes its share of the matrices orthogonal; of weights that are divided among them each
-    updates its rows, for which momenta are gathered in dtype.
+    rates are the learning rate, fp32 [], and the weight decay; decided are found_inf and grad_scale, fp32 [] each.
+    Where found_inf is 1 weights and momenta stay as they are. Where several processes train, each makes its share of
+    the matrices orthogonal; of sharded weights each updates its rows, for which momenta are gathered in dtype.
     """
+    (rate, weight_decay), (found_inf, grad_scale) = rates, decided
     stays = found_inf > 0
     for some in some_at_a_time(weights):
         directions = []

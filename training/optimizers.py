@@ -21,10 +21,8 @@ from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import StateTensor
 from common.errors import Exit, UserError
 from machine.device import Machine
-from training import adamw8bit
+from training.adamw8bit import BLOCK, AdamW8bit
 from training.muon import Muon
-
-AdamW = Callable[..., torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,22 @@ class Rule:
 class OptimizerKind:
     """What the program must know of an optimizer.
 
-    build takes the groups of parameters, the learning rate, the betas, AdamW's class, and the dtype of Muon's products.
-    hidden_rule and other_rule are the names in RULES of what updates the matrices inside blocks, and all else.
+    hidden_rule and other_rule are the names in RULES of what updates the matrices inside blocks, and all else. make
+    takes what build does, but of AdamW what makes it for some groups.
     """
 
     name: str
     words: str  # for the plan
-    build: Callable[..., torch.optim.Optimizer]
     hidden_rule: str
     other_rule: str
+    make: Callable[..., torch.optim.Optimizer]
+
+    def build(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
+              adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, dtype: torch.dtype = torch.float32,
+              ) -> torch.optim.Optimizer:
+        """The optimizer of these groups. AdamW (Loshchilov and Hutter 2019) is fused; dtype is of Muon's products."""
+        fused = partial(adamw, lr=learning_rate, betas=betas, fused=True)
+        return self.make(groups, learning_rate, betas, fused, dtype)
 
     def memory_bytes(self, config: ModelConfig) -> float:
         """Bytes of state per parameter of a model; more of its parameters are hidden the larger it is."""
@@ -107,12 +112,8 @@ def _state_of_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
     return {"step": StateTensor((), torch.float32), "exp_avg": moment, "exp_avg_sq": moment}
 
 
-def _state_of_muon(parameter: torch.Tensor) -> dict[str, StateTensor]:
-    return {"momentum_buffer": StateTensor(tuple(parameter.shape), torch.float32)}
-
-
 def _state_of_adamw8bit(parameter: torch.Tensor) -> dict[str, StateTensor]:
-    shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // adamw8bit.BLOCK,), torch.float32)
+    shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // BLOCK,), torch.float32)
     return {"step": StateTensor((), torch.float32),
             "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,
             "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
@@ -120,8 +121,8 @@ def _state_of_adamw8bit(parameter: torch.Tensor) -> dict[str, StateTensor]:
 
 RULES: Mapping[str, Rule] = {
     "adamw": Rule(_state_of_adamw, bytes_per_element=8),  # two moments in fp32
-    "adamw8bit": Rule(_state_of_adamw8bit, bytes_per_element=2 * (1 + 4 / adamw8bit.BLOCK)),
-    "muon": Rule(_state_of_muon, bytes_per_element=4),
+    "adamw8bit": Rule(_state_of_adamw8bit, bytes_per_element=2 * (1 + 4 / BLOCK)),
+    "muon": Rule(lambda p: {"momentum_buffer": StateTensor(tuple(p.shape), torch.float32)}, bytes_per_element=4),
 }
 
 
@@ -139,12 +140,6 @@ def compile_optimizer(optimizer: Any) -> None:
     optimizer.found_inf = None
     for parameter in set(optimizer.state) - had_state:
         del optimizer.state[parameter]
-
-
-def run_eagerly(optimizer: Any) -> None:
-    """Undoes compile_optimizer."""
-    if hasattr(optimizer, "run_eagerly"):
-        optimizer.run_eagerly()
 
 
 # ---------------------------------------------------------------- which one
@@ -201,30 +196,10 @@ def dtype_of_products(machine: Machine) -> torch.dtype:
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
-def build_adamw(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
-                adamw: AdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) by PyTorch's fused kernel."""
-    return adamw(groups, learning_rate, betas, fused=True)
-
-
-def build_muon(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
-               adamw: AdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """Muon for hidden matrices, whose products are in dtype; the fused AdamW for the rest."""
-    return Muon(groups, learning_rate, partial(build_adamw, learning_rate=learning_rate, betas=betas, adamw=adamw),
-                dtype)
-
-
-def build_adamw8bit(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
-                    adamw: AdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """AdamW with moments in 8 bits for matrices and embeddings; the fused AdamW for vectors."""
-    return adamw8bit.AdamW8bit(groups, learning_rate, betas,
-                               partial(build_adamw, learning_rate=learning_rate, betas=betas, adamw=adamw))
-
-
 OPTIMIZERS = {
-    "adamw": OptimizerKind("adamw", "AdamW", build_adamw, hidden_rule="adamw", other_rule="adamw"),
-    "muon": OptimizerKind("muon", "Muon for matrices inside blocks, AdamW for all else", build_muon,
-                          hidden_rule="muon", other_rule="adamw"),
-    "adamw8bit": OptimizerKind("adamw8bit", "AdamW, moments in 8 bits", build_adamw8bit,
-                               hidden_rule="adamw8bit", other_rule="adamw8bit"),
+    "adamw": OptimizerKind("adamw", "AdamW", "adamw", "adamw", lambda groups, rate, betas, adamw, dtype: adamw(groups)),
+    "muon": OptimizerKind("muon", "Muon for matrices inside blocks, AdamW for all else", "muon", "adamw",
+                          lambda groups, rate, betas, adamw, dtype: Muon(groups, rate, adamw, dtype)),
+    "adamw8bit": OptimizerKind("adamw8bit", "AdamW, moments in 8 bits", "adamw8bit", "adamw8bit",
+                               lambda groups, rate, betas, adamw, dtype: AdamW8bit(groups, rate, betas, adamw)),
 }

@@ -19,7 +19,6 @@ from common.words import duration, several
 from ops.loss import IGNORED
 from planning.recipe import Recipe
 from training.state import Run, StepResult
-from watching.monitor import MOST_SKIPPED_IN_A_ROW
 
 WARMUP_STEPS = 20
 LOOK_STEPS = 10  # between two looks at the loss, or one pass over the batches where that takes more
@@ -47,25 +46,18 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     Raises UserError (exit 6) with what to look at if the loss does not get there, and if it does because the network
     sees the tokens that it is to predict.
     """
-    setup, state, recipe = run.setup, run.state, run.setup.recipe
-    num, out, began = setup.args.overfit, setup.out, time.monotonic()
+    setup, state, recipe, out = run.setup, run.state, run.setup.recipe, run.setup.out
+    num, began = setup.args.overfit, time.monotonic()
     setup.runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
-    rows = [torch.cat([inputs, targets[:, -1:]], 1).cpu().numpy() for inputs, targets in (
-        run.batches.get(first, 0) for first in range(0, num * recipe.samples_per_step, run.batch_size))]
-    windows = np.concatenate(rows)
-    if (windows == windows[0, 0]).all():
-        raise UserError(Exit.DATA, f"--overfit: all {windows.size:,} tokens of the batches are the id {windows[0, 0]}, "
-                                   "which anything learns. Look at the token files: python pretokenize.py --verify "
-                                   "--peek --output_dir DIR")
-    near = least_loss(windows) + NEAR
+    near = _near(run, num * recipe.samples_per_step)
     most_steps = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num)
     out.say(f"overfit     {several(num, 'batch')} of {recipe.samples_per_step * setup.config.seq_length:,} tokens, at "
             f"learning rate {recipe.learning_rate:.2e}, without dropout; at most {several(most_steps, 'step')}; near "
             f"zero is {near:.3f}, by chance it is {math.log(setup.config.vocab_size):.3f}; nothing is written")
     weights = [parameter.detach().to("cpu", copy=True) for parameter in run.model.parameters()]
 
-    results, losses = [], []  # since the last look; of the last pass
-    first, last, skipped_in_a_row = math.nan, math.inf, 0
+    results: list[StepResult] = []  # since the last look
+    first, last, look = math.nan, math.inf, num * -(-LOOK_STEPS // num)
     out.bar(most_steps, 0, "step")
     while state.step < most_steps and last > near:
         for group in run.optimizer.param_groups:
@@ -73,17 +65,14 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
         results.append(take_step(run))
         state.step += 1
         state.samples_seen += recipe.samples_per_step
-        if state.step % (num * -(-LOOK_STEPS // num)) and state.step < most_steps:
+        if state.step % look and state.step < most_steps:
             continue
-        losses = torch.stack([result.loss for result in results]).tolist()[-num:]
-        is_skipped = all(torch.stack([result.skipped for result in results]).tolist())
-        skipped_in_a_row = skipped_in_a_row + len(results) if is_skipped else 0
-        last = sum(losses) / len(losses)
+        last = torch.stack([result.loss for result in results[-num:]]).mean().item()
         first = last if math.isnan(first) else first
+        if all(result.skipped.item() for result in results):
+            raise _failed(num, f"loss or gradient not finite in {len(results)} steps in a row up to step "
+                               f"{state.step:,}; none was applied. {_cure(recipe)}")
         results.clear()
-        if skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
-            raise UserError(Exit.DIVERGED, f"--overfit {num}: loss or gradient not finite in {skipped_in_a_row} steps "
-                                           f"in a row up to step {state.step:,}; none was applied. {_cure(recipe)}")
         out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
     out.end_bar()
 
@@ -92,12 +81,11 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     others = f" and {several(len(still) - 1, 'other')}" if still[1:] else ""
     unchanged = f"{still[0]}{others} never changed: no gradient gets there." if still else ""
     if last > near:
-        raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss did not come near {near:.4f}: {first:.4f} at first, "
-                                       f"{last:.4f} after {several(state.step, 'step')}. "
-                                       f"{_cure(recipe, unchanged)}")
+        raise _failed(num, f"the loss did not come near {near:.4f}: {first:.4f} at first, {last:.4f} after "
+                           f"{several(state.step, 'step')}. {_cure(recipe, unchanged)}")
     if leak := seen_future(run, run.batches.get(0, 0)):
-        raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss came down to {last:.4f}, but the network sees the "
-                                       f"tokens that it is to predict: {leak} Look at the mask of its attention.")
+        raise _failed(num, f"the loss came down to {last:.4f}, but the network sees the tokens that it is to predict: "
+                           f"{leak} Look at the mask of its attention.")
     if still:
         out.warn(unchanged)
     out.say(f"overfit     learned: loss {last:.4f} after {several(state.step, 'step')}, "
@@ -105,13 +93,27 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     return Exit.DONE
 
 
+def _near(run: Run, num_samples: int) -> float:
+    """The loss that is near enough to the least possible one. Raises UserError (exit 3) for a batch of one id."""
+    batches = (run.batches.get(first, 0) for first in range(0, num_samples, run.batch_size))
+    windows = torch.cat([torch.cat([inputs, targets[:, -1:]], 1) for inputs, targets in batches]).cpu().numpy()
+    if (windows == windows[0, 0]).all():
+        raise UserError(Exit.DATA, f"--overfit: all {windows.size:,} tokens of the batches are the id {windows[0, 0]}, "
+                                   "which anything learns. Look at the token files: python pretokenize.py --verify "
+                                   "DIR --peek 3")
+    return least_loss(windows) + NEAR
+
+
+def _failed(num: int, why: str) -> UserError:
+    return UserError(Exit.DIVERGED, f"--overfit {num}: {why}")
+
+
 def _cure(recipe: Recipe, unchanged: str = "") -> str:
     if recipe.learning_rate < LOW_RATE * recipe.usual_learning_rate:
         return (f"--learning_rate {recipe.learning_rate:g} is far below the default of this run, "
                 f"{recipe.usual_learning_rate:.2g}. Drop the flag.")
-    return unchanged or (
-        f"Try half the --learning_rate ({recipe.learning_rate / 2:.2g}), then --no-use_amp, fewer batches, and "
-        "more --max_steps if it still falls.")
+    return unchanged or (f"Try half the --learning_rate ({recipe.learning_rate / 2:.2g}), then --no-use_amp, fewer "
+                         "batches, and more --max_steps if it still falls.")
 
 
 def seen_future(run: Run, batch: data.Batch) -> str:

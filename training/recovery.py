@@ -29,7 +29,7 @@ from planning.micro_batch import divisors, remember_too_many
 from planning.recipe import Recipe
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
-from training.optimizers import compile_optimizer, is_complete, run_eagerly
+from training.optimizers import compile_optimizer, is_complete
 from training.state import Run
 from watching.monitor import TooManySkipped
 
@@ -149,7 +149,8 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
 
 def _fall_back_to_eager(run: Run, error: Exception) -> None:
     torch.compiler.reset()
-    run_eagerly(run.optimizer)
+    if hasattr(run.optimizer, "run_eagerly"):
+        run.optimizer.run_eagerly()  # type: ignore[attr-defined]
     for module in run.model.modules():
         module._compiled_call_impl = None  # what module.compile() set; there is no public way back
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
