@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from common.flags import having
+from common.flags import Args, having
 from common.names import CONFIG, INDEX, WEIGHTS
 from common.progress import Progress
 from common.waiting import in_thread
@@ -69,8 +69,8 @@ def fetch(request: Request, patterns: Sequence[str], out: Progress, look: Callab
 # ---------------------------------------------------------------- models
 
 
-def with_models_here(args: Namespace, flags: Sequence[str], out: Progress,
-                     look: Callable[[], None] = lambda: None) -> Namespace:
+def with_models_here(args: Args, flags: Sequence[str], out: Progress,
+                     look: Callable[[], None] = lambda: None) -> Args:
     """The flags, with a folder of the library's cache for each hf:// that one of these flags names.
 
     Raises UserError: exit 4 for a name without a model, exit 5 for what keeps it from being fetched.

@@ -3,6 +3,7 @@
 import re
 from argparse import Namespace
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ GPU = Machine(torch.device("cuda"), "", "", torch.bfloat16, "", True, "", ())
 XL = GPTConfig(50_257, 1024, *SIZES["gpt2_xl"])
 
 
-def flags(**given):
+def flags(**given) -> Any:
     return Namespace(**{"model_parallel": "auto", "optimizer": "auto", "batch_size": None,
                         "gradient_accumulation_steps": 8, **given})
 
