@@ -40,6 +40,7 @@ def calls(monkeypatch, tmp_path):
 
 def test_outside_an_environment_one_is_made_and_used(calls, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert demo.interpreter_in(Path("a"), "nt") == Path("a/Scripts/python.exe")
     assert demo.main() == 0
     assert calls[1] == [sys.executable, "-m", "venv", str(tmp_path / ".venv")]
     python = str(demo.interpreter_in(tmp_path / ".venv"))
@@ -58,11 +59,6 @@ def test_where_all_packages_are_nothing_is_made_and_a_read_only_folder_stays_as_
     assert [words[1] for words in calls[1:]] == [
         str(tmp_path / name) for name in ("pretokenize.py", "train.py", "generate.py")]
     assert calls.folders == [tmp_path, *[tmp_path / "mine"] * 3]
-
-
-def test_an_interpreter_is_where_each_system_has_it():
-    assert demo.interpreter_in(Path("a"), "nt") == Path("a/Scripts/python.exe")
-    assert demo.interpreter_in(Path("a"), "posix") == Path("a/bin/python")
 
 
 @pytest.mark.parametrize(("fails", "constraint"), [("show", ["-c", "constraints.txt"]), ("nothing", [])])

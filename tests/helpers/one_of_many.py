@@ -1,37 +1,27 @@
-"""A training step of one of several processes that are not there: what it holds, and what it would send.
+"""A training step of one of several processes that are not there: what it holds.
 
-PyTorch's fake backend lets one process believe that it is one of many; a collective does nothing. The same
-measurements are taken of real processes (python -m tests.helpers.one_of_many, under torchrun).
+PyTorch's fake backend lets one process believe that it is one of many; a collective does nothing.
 """
 
 import contextlib
 import gc
-import json
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
-from architectures.table import ARCHITECTURES, ModelConfig
+from architectures.table import ModelConfig
 from machine import device
-from machine.processes import ALONE, Processes, of_environment
+from machine.processes import ALONE, Processes
 from model import Options
 from tests.helpers.training import run_of
 from train import try_step
 from training.optimizers import OPTIMIZERS, parameter_groups
 from training.parallel import build
-
-KINDS = {"allgather": "all_gather", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-         "allreduce": "all_reduce", "all_reduce": "all_reduce", "broadcast": "broadcast"}
 
 
 @dataclass(frozen=True)
@@ -45,23 +35,6 @@ class Step:
     accumulation: int = 1
     batch_size: int = 1
     recompute: bool = False
-
-
-class Collectives(TorchDispatchMode):
-    """Bytes of all collectives while inside, as a program gives them: all that is reduced, gathered or scattered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_bytes: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        namespace, name = func.name().split("::")
-        kind = next((kind for word, kind in KINDS.items() if word in name), None)
-        done = func(*args, **(kwargs or {}))
-        if "c10d" in namespace and kind:
-            tensors = [part for part in tree_flatten((args, kwargs, done))[0] if isinstance(part, torch.Tensor)]
-            self.num_bytes[kind] += max(part.numel() * part.element_size() for part in tensors)
-        return done
 
 
 @contextlib.contextmanager
@@ -126,34 +99,3 @@ def held_bytes(config: ModelConfig, step: Step, machines: int = 1) -> int:
         train, held, _ = allocated(lambda: stepper(config, step, processes))
         _, _, passing = allocated(train)
     return held + passing
-
-
-def sent_bytes(config: ModelConfig, step: Step, processes: Processes) -> dict[str, int]:
-    """The bytes of each kind of collective in a step."""
-    train = stepper(config, step, processes)
-    with Collectives() as found:
-        train()
-    return dict(found.num_bytes)
-
-
-def config_of(arch: str) -> ModelConfig:
-    """A tiny model some of whose matrices 4 processes cannot divide evenly."""
-    return ARCHITECTURES[arch].sized((3, 4, 64) if arch == "gpt2" else (2, 6, 108), 300, 18)
-
-
-def main(file: str, cases: str) -> None:
-    """Measures real processes, that torchrun has started: writes the bytes of each case, (arch, fields of a Step).
-
-    Two of them are a machine.
-    """
-    here = of_environment()
-    dist.init_process_group("gloo")
-    processes = replace(here, local_rank=here.rank % 2, local_world_size=2)
-    found = [sent_bytes(config_of(arch), Step(**fields), processes) for arch, fields in json.loads(cases)]
-    if processes.is_first:
-        Path(file).write_text(json.dumps(found))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

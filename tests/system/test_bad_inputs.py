@@ -227,7 +227,6 @@ def npy(descr: str, shape: str) -> bytes:
 RUSSIAN = ("\u0443\u0442\u0440\u043e \u0431\u044b\u043b\u043e \u044f\u0441\u043d\u043e\u0435, \u0438 "
            "\u0433\u043e\u0440\u043e\u0434 \u0441\u043f\u0430\u043b\n")
 WORDS = b"the cat sat on the mat and the dog ran to the sea\n" * 40
-SAFETENSORS_BOMB = (2**60).to_bytes(8, "little") + b"{}"
 VOCABULARY = json.dumps({f"w{i}": i for i in range(300)})
 NO_IDS = json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
                      "pre_tokenizer": None, "post_processor": None, "decoder": None,
@@ -238,25 +237,14 @@ HUGE_IDS = NO_IDS.replace('"cat": 0', '"cat": 4294967295').replace('"no"', '"cat
 
 TRAIN_FLAGS = [
     ("a batch size that is not a number", "--batch_size nan", "--batch_size 'nan': must be auto or a whole number"),
-    ("a batch size of zero", "--batch_size 0", "--batch_size '0': must be auto or a whole number from 1 to"),
-    ("a learning rate that is not a number", "--learning_rate nan", "must be a number above 0 and at most 10"),
     ("steps beyond 2^31", "--max_steps 99999999999999999999", "--max_steps '99999999999999999999'"),
-    ("dropout of everything", "--dropout 1", "--dropout '1': must be a number of at least 0 and below 1"),
-    ("a negative seed", "--seed -1", "--seed '-1': must be a whole number"),
     ("a name that is no size", "--model_size gpt3", "--model_size 'gpt3': must be one of tiny, mini"),
     ("a place where tokens cannot live", "--preload disk", "--preload 'disk': must be one of"),
-    ("an empty folder name", "--data_dir ''", "--data_dir '': must be text that is not empty"),
     ("a flag without its value", "--batch_size", "--batch_size: expected one argument"),
     ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Did you mean --learning_rate?"),
-    ("a word without a flag", "corpus.txt", "'corpus.txt': unexpected argument"),
-    ("a width that the heads do not divide", "--n_head 5", "--n_embd: is not a multiple of --n_head"),
     ("a min_lr above the peak", "--learning_rate 1e-4 --min_lr 1e-3", "--min_lr: is above --learning_rate"),
-    ("a min_lr above the default peak", "--min_lr 0.5", "--min_lr 0.5: is above the peak"),
     ("a warm-up longer than the run", "--warmup_steps 4", "--warmup_steps: ends after --max_steps"),
-    ("a warm-up longer than the epochs", "--max_steps 9999 --warmup_steps 500 --epochs 1", "the run has"),
     ("overwriting what is to be resumed", "--overwrite --resume_from auto", "--overwrite: not with"),
-    ("a schedule's end without a schedule", "--min_lr 0 --no-use_lr_scheduler", "--min_lr: has no effect"),
-    ("an unknown schedule", "--lr_schedule cosin", "--lr_schedule 'cosin': must be one of linear, cosine, wsd"),
     ("a share without a decay", "--decay_share 0.3", "--cooldown: has no effect without --lr_schedule wsd"),
     ("a cooldown's steps without one", "--cooldown_steps 5", "--cooldown: has no effect without"),
     ("two ends of a cooldown", "--cooldown_from out --max_steps 9", "--max_steps: not with --cooldown_from"),
@@ -269,57 +257,30 @@ TRAIN_FLAGS = [
 
 MIXTURES = [  # of the flag --data_dir alone
     ("a weight of zero", "corpus:0 other:1", "corpus:0: the weight must be a number above 0"),
-    ("a weight that is not a number", "corpus:nan other:1", "corpus:nan: the weight must be a number above 0"),
-    ("one folder with a weight", "corpus:0.7", "corpus:0.7: a single folder has nothing to be weighed against"),
-    ("one folder twice", "corpus:1 corpus/:2", "corpus and corpus/ are the same folder"),
     ("a weight for one of two folders", "corpus:0.7 other", "corpus has a weight, other has none"),
     ("files for several folders", "corpus other --bin_file corpus/train.bin", "--bin_file: not with several folders"),
 ]
 
 TOKENS = [
     ("an odd number of bytes", "has 1,999 bytes, not a positive multiple of 2", cut("corpus/train.bin", 1999)),
-    ("fewer tokens than recorded", "holds 900 tokens, metadata corpus/metadata.json says 1,000",
-     cut("corpus/train.bin", 1800)),
     ("no tokens", "has 0 bytes", cut("corpus/train.bin", 0)),
-    ("no token file", "train.bin is missing", drop("corpus/train.bin")),
-    ("a folder for a token file", "is not a file", folder("corpus/train.bin")),
-    ("a token file nobody may read", "Permission denied", forbid("corpus/train.bin")),
     ("an id beyond the vocabulary, deep inside", "id 400 at position 777 is outside the vocabulary of 400",
      ids("corpus/train.bin", 777, 400)),
-    ("tokens of another type, of the same number", "outside the vocabulary", both(
-        put(META, "dtype", "int32"), put(META, "splits.train.tokens", 500), put(META, "splits.train.sha256", GONE))),
 ]
 
 METADATA = [
     ("an empty file", "is not JSON", write(META, "")),
-    ("a file cut in its middle", "is not JSON", cut(META, 60)),
     ("a list", "holds no JSON object", write(META, "[1]")),
-    ("bytes that are not UTF-8", "is not JSON", write(META, b'{"a": "\xff"}')),
     ("lists in lists without end", "is not JSON", write(META, deep("list"))),
     ("a gigabyte", "has 1,073,741,824 bytes", sparse(META)),
-    ("a pipe", "regular file", fifo(META)),
     ("an unknown version", "version 99 is unknown", put(META, "version", 99)),
-    ("a vocabulary in text", "vocab_size is '400', not a whole number", put(META, "vocab_size", "400")),
-    ("a vocabulary smaller than the tokenizer's", "metadata corpus/metadata.json says 300",
-     put(META, "vocab_size", 300)),
-    ("an end-of-text id beyond the vocabulary", "end_of_text_id is 400", put(META, "end_of_text_id", 400)),
-    ("an unknown type", "dtype is 'int64', not one of int16", put(META, "dtype", "int64")),
-    ("an unknown layout", "layout is 'zip'", put(META, "layout", "zip")),
-    ("splits that are a list", "splits is ", put(META, "splits", [])),
-    ("tokens in text", "tokens is 'x'", put(META, "splits.train.tokens", "x")),
     ("a file outside its folder", "splits.train.files[0].name is '../../secret.bin'",
      put(META, "splits.train.files", [{"name": "../../secret.bin"}])),
-    ("a file by its absolute path", "name is '/etc/passwd'",
-     put(META, "splits.train.files", [{"name": "/etc/passwd"}])),
 ]
 
 TOKENIZERS = [
     ("an empty file", "is not JSON", ""),
-    ("a file cut in its middle", "is not JSON", '{"version": "1.0", "mod'),
     ("an object of nothing", "is not a tokenizer.json", "{}"),
-    ("a list", "is not a tokenizer.json", "[1, 2]"),
-    ("a model of an unknown kind", "is not a tokenizer.json", '{"version": "1.0", "model": {"type": "no"}}'),
-    ("bytes that are not UTF-8", "is not JSON", b"\x0a\x07\xff\xfe"),
     ("lists in lists without end", "is not JSON", deep("list")),
     ("a vocabulary without merges", "is a vocabulary without merges", VOCABULARY),
     ("an id of 2^32 - 1", "has 4,294,967,296 ids", HUGE_IDS),
@@ -328,103 +289,52 @@ TOKENIZERS = [
 BIN_FILES = [
     ("a missing token file", "--bin_file none.bin --vocab_size 400", "none.bin is missing", both()),
     ("a pattern that matches nothing", "--bin_file '*.none' --vocab_size 400", "matches 0 files", both()),
-    ("a pattern that matches nothing, without a vocabulary", "--bin_file 'x*.bin'", "x*.bin matches 0 files", both()),
-    ("a missing token file, without a vocabulary", "--bin_file none.bin", "none.bin is missing", both()),
     ("tokens without a vocabulary", "--bin_file corpus/train.bin", "comes without its vocabulary", both()),
     ("a single token", "--bin_file one.bin --vocab_size 400", "the corpus has 1 token,", write("one.bin", b"\1\0")),
     ("an llm.c header that says too much", "--bin_file x.bin --vocab_size 400", "Its header says 1,000,000,000 tokens",
      write("x.bin", llmc(10**9))),
-    ("an llm.c header of another version", "--bin_file x.bin --vocab_size 400", "begins with 20240520 and 7",
-     write("x.bin", llmc(100, 7))),
     ("a .npy of objects, which are pickles", "--bin_file x.npy --vocab_size 400", "is a damaged .npy",
      write("x.npy", npy("'|O'", "(100,)"))),
-    ("a .npy whose header is code", "--bin_file x.npy --vocab_size 400", "is a damaged .npy",
-     write("x.npy", npy("__import__('os').getcwd()", "(100,)"))),
-    ("a .npy of 10^30 tokens", "--bin_file x.npy --vocab_size 400", "is a damaged .npy",
-     write("x.npy", npy("'<u2'", f"({10**30},)"))),
     ("Megatron's index beside another file", "--bin_file x.bin --vocab_size 400", "Its header says 1 sequences",
      both(write("x.bin", bytes(200)), write("x.idx", b"MMIDIDX\0\0" + bytes([1] + [0] * 7 + [8, 1] + [0] * 7 + [2]
                                                                             + [0] * 7)))),
-    ("a tokenizer that is not there", "--bin_file corpus/train.bin --tokenizer_file none.json",
-     "tokenizer none.json: No such file", both()),
-    ("metadata that is not there", "--bin_file corpus/train.bin --metadata_file none.json",
-     "metadata none.json: No such file", both()),
 ]
 
 RESUMED = [
     ("a checkpoint that is not there", "none", "none does not exist", both()),
-    ("a folder without checkpoints", "corpus", "corpus holds no checkpoint", both()),
     ("a pickle", "ckpt.pt", "a pickle", write("ckpt.pt", b"\x80\x02}q\x00.")),
     ("llm.c's checkpoint", "model.bin", "model.bin is a file",
      write("model.bin", np.array([20240326, 3] + [0] * 254, "<i4").tobytes())),
-    ("a text file", "text.txt", "text.txt is a file", both()),
     ("a pipe", "pipe", "neither a file nor a folder", fifo("pipe")),
-    ("a nanoGPT folder", "nano", "ckpt.pt", write("nano/ckpt.pt", b"PK\x03\x04" + bytes(99))),
     ("a model without training state", "gpt2", "Only a checkpoint of train.py can be resumed", both()),
     ("one flipped bit", HERE, "model.safetensors does not have the manifest's sha256",
      change(WEIGHTS, lambda held: held[:-9] + bytes([held[-9] ^ 1]) + held[-8:])),
-    ("weights cut short", HERE, "the manifest says", cut(WEIGHTS, 5000)),
-    ("no optimizer state", HERE, "optimizer.safetensors: No such file", drop(OPTIMIZER)),
     ("no manifest", HERE, "no manifest.json", drop(f"{HERE}/manifest.json")),
-    ("an empty manifest", HERE, "manifest.json cannot be read", write(f"{HERE}/manifest.json", "")),
-    ("a manifest of another version", HERE, "version 9, this program reads 1",
-     put(f"{HERE}/manifest.json", "version", 9)),
-    ("a manifest without its files", HERE, "does not list the files of a checkpoint",
-     put(f"{HERE}/manifest.json", "files", {})),
     ("a manifest that leaves its folder", HERE, "does not name a file of this folder",
      put(f"{HERE}/manifest.json", "files", {name: {} for name in ("../../text.txt", "model.safetensors",
                                                                   "optimizer.safetensors", "trainer_state.json")})),
-    ("a device for a model card", HERE, "README.md is not a regular file", both(
-        link(f"{HERE}/README.md", "/dev/zero"), lambda place: (place / HERE / "manifest.json").write_text(re.sub(
-            r'("README.md": {\s*"bytes": )\d+', r"\g<1>0", (place / HERE / "manifest.json").read_text())))),
     ("all checkpoints damaged", "out", "no sound checkpoint in out", cut(WEIGHTS, 5000)),
-    ("a state that is no JSON", HERE, "trainer_state.json cannot be read", sealed(write(STATE, "x"))),
     ("a state of another program", HERE, "trainer_state.json: format is 'x'", state("format", "x")),
-    ("a step in text", HERE, "step is 'x', not a whole number", state("step", "x")),
     ("a step other than the folder's", HERE, "step is 3", state("step", 3)),
-    ("10^30 samples", HERE, "samples_seen is 1000000000", state("samples_seen", 10**30)),
-    ("a best loss in text", HERE, "best_val_loss is 'nan'", state("best_val_loss", "nan")),
-    ("a validated step of the future", HERE, "validated_step is 1000", state("validated_step", 10**15)),
-    ("no model in the state", HERE, "lacks model or data", state("model", GONE)),
-    ("a loss scale of zero", f"{HERE} --use_amp --amp_dtype fp16", "scaler", state("scaler", {
-        "scale": 0.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0})),
     ("a model of other layers", f"{HERE} --n_layer 3", "n_layer is 2 in the checkpoint and 3 here", both()),
     ("a wider vocabulary", HERE, "vocab_size is 400 in the checkpoint and 500 here", put(META, "vocab_size", 500)),
     ("a tensor too few", HERE, f"{QKV} is missing", sealed(tensors(WEIGHTS, lambda held: held.pop(QKV)))),
-    ("a tensor too many", HERE, "more is not part of this model",
-     sealed(tensors(WEIGHTS, lambda held: held.update(more=np.zeros(3, "f4"))))),
     ("a tensor of another shape", HERE, f"{QKV} has shape [96, 5]",
      sealed(tensors(WEIGHTS, lambda held: held.update({QKV: np.zeros((5, 96), "f4")})))),
-    ("a header of 2^60 bytes", HERE, "model.safetensors cannot be read", sealed(write(WEIGHTS, SAFETENSORS_BOMB))),
-    ("the optimizer of a smaller model", HERE, f"exp_avg.{QKV} has shape",
-     sealed(tensors(OPTIMIZER, lambda held: held.update({f"exp_avg.{QKV}": np.zeros((3, 3), "f4")})))),
     ("an optimizer without a moment", HERE, f"exp_avg_sq.{QKV} is missing",
      sealed(tensors(OPTIMIZER, lambda held: held.pop(f"exp_avg_sq.{QKV}")))),
-    ("a random-number generator of three bytes", HERE, "rng.cpu",
-     sealed(tensors(OPTIMIZER, lambda held: held.update({"rng.cpu": np.zeros(3, "u1")})))),
 ]
 
 
 FLAG_FILES = [
-    ("no file of flags", "--config none.toml: No such file", both()),
-    ("a gigabyte of flags", "--config x.toml: it has 1,073,741,824 bytes", sparse("x.toml")),
-    ("a file of flags nobody may read", "--config x.toml: Permission denied",
-     both(write("x.toml", "seed = 1"), forbid("x.toml"))),
-    ("flags in YAML", "x.toml is not TOML: Expected '='", write("x.toml", "seed: 1\n")),
     ("text without quotes", "x.toml is not TOML: Invalid value (at line 1", write("x.toml", "data_dir = corpus")),
-    ("a key twice", "x.toml is not TOML: Cannot overwrite a value", write("x.toml", "seed = 1\nseed = 2\n")),
     ("an unknown key", "lerning_rate (line 2 of x.toml): no such flag. Did you mean learning_rate?",
      write("x.toml", "seed = 1\nlerning_rate = 1e-3\n")),
     ("a key of another program", "block_size (line 1 of x.toml): no such flag. Here it is called --seq_length.",
      write("x.toml", "block_size = 256")),
-    ("a learning rate that is not a number", "learning_rate (line 1 of x.toml) 'nan': must be a number above 0",
-     write("x.toml", "learning_rate = nan")),
     ("a key that drives a terminal", "no such flag", write("x.toml", '"\\u001b[2J\\n" = 1')),
-    ("a section of flags", "model (line 2 of x.toml): is a table", write("x.toml", "seed = 1\n[model]\nn_layer = 2\n")),
     ("a flag in a file that only the line may have", "debug (line 1 of x.toml): has no effect in a file",
      write("x.toml", "debug = true")),
-    ("two flags of a file that cannot be together", "--min_lr: is above --learning_rate (min_lr: line 2 of x.toml)",
-     write("x.toml", "learning_rate = 1e-4\nmin_lr = 1e-3\n")),
 ]
 
 
@@ -436,8 +346,6 @@ def train_rows() -> list[Row]:
           for what, words, says in MIXTURES),
         Row("train.py mixes: a folder that is not there", f"{BIN} --data_dir corpus:1 other:2", data,
             "--data_dir other does not exist"),
-        Row("train.py mixes: a comma between folders", f"{BIN} --data_dir corpus:1,other:2", data,
-            "Several folders have blanks between them"),
         Row("train.py mixes: two tokenizers", f"{BIN} --data_dir corpus:1 other:2", data,
             "corpus and other were made with different tokenizers", both(
                 twin("corpus", "other"), put("other/metadata.json", "tokenizer", GONE),
@@ -456,8 +364,6 @@ def train_rows() -> list[Row]:
         *(Row(f"train.py: {what}", f"{BIN} {flags}", data, says, setup) for what, flags, says, setup in BIN_FILES),
         *(Row(f"train.py --config: {what}", f"{TRAIN} --config {'none.toml' if 'none' in says else 'x.toml'}",
               Exit.FLAGS, says, setup) for what, says, setup in FLAG_FILES),
-        Row("train.py resumes: a config.toml that is no TOML", "train.py --resume_from out", Exit.FLAGS,
-            "out/config.toml is not TOML: Invalid value (at line 1", write("out/config.toml", "data_dir = corpus")),
         Row("train.py resumes: a config.toml with a wrong value", "train.py --resume_from out", Exit.FLAGS,
             "n_layer 2.5 (line 1 of out/config.toml): must be a whole number",
             write("out/config.toml", "n_layer = 2.5")),
@@ -466,10 +372,7 @@ def train_rows() -> list[Row]:
         *(Row(f"train.py resumes: {what}", f"{RESUME} {flags}", Exit.CHECKPOINT, says, setup)
           for what, flags, says, setup in RESUMED),
         Row("train.py: no data folder", f"{BIN} --data_dir none", data, "--data_dir none does not exist"),
-        Row("train.py: a file for a data folder", f"{BIN} --data_dir text.txt", data, "is not a folder"),
         Row("train.py: a data folder without metadata", TRAIN, data, "has no metadata.json", drop(META)),
-        Row("train.py: tokenizer.json is a gigabyte", TRAIN, data, "has 1,073,741,824 bytes",
-            sparse("corpus/tokenizer.json")),
         Row("train.py resumes: other tokens", f"{RESUME} {HERE}", data, "on other tokens",
             both(ids("corpus/train.bin", 5, 7), put(META, "splits.train.sha256", GONE))),
         Row("train.py resumes: another tokenizer", f"{RESUME} {HERE}", data, "with another tokenizer",
@@ -479,8 +382,6 @@ def train_rows() -> list[Row]:
         Row("train.py: output_dir is a file", f"{TRAIN} --output_dir text.txt", machine, "--output_dir text.txt"),
         Row("train.py: output_dir is a link to nowhere", f"{TRAIN} --output_dir l", machine, "--output_dir l",
             link("l", "nowhere/x")),
-        Row("train.py: output_dir is forbidden", f"{TRAIN} --output_dir no", machine, "--output_dir no",
-            both(folder("no"), forbid("no"))),
         Row("train.py: output_dir is another run's", f"{TRAIN} --output_dir busy", Exit.BUSY, "is in use",
             hold("busy/.lock")),
     ]
@@ -490,21 +391,13 @@ def train_rows() -> list[Row]:
 
 PRETOKENIZE_FLAGS = [
     ("no text", "", "FILE: none given"),
-    ("a vocabulary below the bytes", "text.txt --vocab_size 256", "--vocab_size '256': must be auto or"),
-    ("all for validation", "text.txt --val_fraction 1",
-     "--val_fraction '1': must be a number of at least 0 and below 1"),
-    ("no workers", "text.txt --num_workers 0", "--num_workers '0'"),
     ("a misspelt flag", "text.txt --vocabsize 300", "Did you mean --vocab_size?"),
     ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
-    ("a corpus beside text", "text.txt --corpus tinystories", "--corpus: takes no FILE beside it"),
     ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: is a model"),
     ("an empty name", "''", "FILE '': must be text"),
     ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: impossible with"),
-    ("a separator of nothing", "text.txt --document_separator ''", "--document_separator ''"),
     ("an encoding that is none", "text.txt --encoding klingon",
      "--encoding 'klingon': must be an encoding that Python knows, such as cp1251"),
-    ("an encoding that is not of text", "text.txt --encoding base64", "--encoding 'base64': must be"),
-    ("strictness twice", "text.txt --encoding cp1251 --strict_utf8", "--strict_utf8: impossible with --encoding"),
     ("six wrong flags", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers 0 --peek 0 --engine 9",
      "and 2 more: "),
 ]
@@ -512,46 +405,15 @@ PRETOKENIZE_FLAGS = [
 CORPORA = [
     ("a missing file", "none.txt", "none.txt: No such file", both()),
     ("a pattern that matches nothing", "'*.none'", "matches no file", both()),
-    ("a folder without text", "corpus", "corpus holds no .txt", both()),
-    ("a folder nobody may read", "no", "Permission denied", both(folder("no"), forbid("no"))),
-    ("a pipe", "pipe", "regular file", fifo("pipe")),
-    ("a device", "/dev/zero", "regular file", both()),
     ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
-    ("a file nobody may read", "text.txt", "Permission denied", forbid("text.txt")),
     ("an empty file", "x.txt", "nothing to train on in x.txt", write("x.txt", "")),
-    ("an empty standard input", "-", "nothing to train on in stdin", both()),
-    ("a blank file", "x.txt", "nothing to train on in x.txt", write("x.txt", " \n\t\n" * 99)),
     ("UTF-16 with a mark", "x.txt", "x.txt is UTF-16", write("x.txt", "the cat".encode("utf-16"))),
-    ("UTF-16 without a mark", "x.txt", "x.txt is UTF-16-LE", write("x.txt", WORDS.decode().encode("utf-16-le"))),
-    ("UTF-16 with the flag of the other order", "x.txt --encoding utf-16-le", "is UTF-16-BE, not UTF-16-LE",
-     write("x.txt", WORDS.decode().encode("utf-16-be"))),
     ("text in cp1251", "x.txt", "x.txt is not UTF-8:", write("x.txt", (RUSSIAN * 9).encode("cp1251"))),
-    ("text in cp1251 after a long English beginning", "x.txt", "cannot be decoded, from byte 2,000 on",
-     write("x.txt", WORDS + (RUSSIAN * 9).encode("cp1251"))),
-    ("UTF-8 with the flag of another encoding", "x.txt --encoding cp1251",
-     "x.txt is UTF-8, and --encoding cp1251 would garble it", write("x.txt", RUSSIAN)),
-    ("bytes that the encoding does not have", "x.txt --encoding cp1252", "x.txt is not cp1252: 0x81 (character maps to",
-     write("x.txt", WORDS + b"\x81")),
-    ("a file packed twice", "x.txt.gz", "is packed twice: there is gzip inside its gzip",
-     write("x.txt.gz", packed("gz", packed("gz", WORDS)))),
     ("token ids", "corpus/train.bin", "If it holds tokens: train.py takes it with --bin_file", both()),
-    ("document ends", "corpus/train.idx corpus/val.idx text.txt --overwrite", "corpus/train.idx",
-     write("corpus/train.idx", np.arange(999, dtype="<u8").tobytes())),
-    ("a model in GGUF", "x.gguf", "x.gguf is a model in GGUF", write("x.gguf", b"GGUF\3\0\0\0" + bytes(99))),
     ("a text that the output would replace", "corpus/tokenizer.json --output_dir corpus --overwrite",
      "corpus/tokenizer.json would be replaced by the output of the same name", both()),
-    ("a model in safetensors", WEIGHTS, "is a model in safetensors", both()),
-    ("a pickle of torch", "x.pt", "x.pt is a zip archive", write("x.pt", b"PK\x03\x04" + bytes(99))),
-    ("random bytes", "x.txt", "full of control characters", write("x.txt", np.random.default_rng(0).bytes(5000))),
     ("a gigabyte of zeros", "x.txt", "4,096 of them zero", sparse("x.txt")),
-    ("a binary file in a folder of texts", "texts", "texts/b.txt is not text", both(
-        write("texts/a.txt", WORDS), write("texts/b.txt", np.arange(3000, dtype="<i2").tobytes()))),
-    ("Latin-1 where that is forbidden", "x.txt --strict_utf8", "not UTF-8: 0xe9 (invalid continuation byte) at byte 2,"
-     "003, line 41 of x.txt", write("x.txt", WORDS + "caf\xe9 noir\n".encode("latin-1"))),
-    ("a zip archive", "x.txt", "x.txt is a zip archive", write("x.txt", b"PK\x03\x04" + bytes(99))),
     ("a PDF", "x.txt", "x.txt is a PDF", write("x.txt", b"%PDF-1.7\n" + bytes(99))),
-    ("a tar archive", "x.tar", "x.tar is a tar archive",
-     write("x.tar", b"x.txt".ljust(257, b"\0") + b"ustar\x0000" + bytes(999))),
     *((f"a damaged .{kind}", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
        write(f"x.txt.{kind}", packed(kind, WORDS)[:20] + b"\0\xff\0" * 9 + packed(kind, WORDS)[30:]))
       for kind in ("gz", "bz2", "xz")),
@@ -561,26 +423,16 @@ CORPORA = [
      lambda place: (place / "x.txt.gz").write_bytes(packed("gz", b"\n" * 2**20) * 300)),
     ("lines without the field", "x.jsonl", "has no text in field 'text': its fields are body",
      write("x.jsonl", '{"body": "a b c"}\n' * 9)),
-    ("broken lines", "x.jsonl", "is not JSON", write("x.jsonl", '{"text": "a b\n' * 9)),
-    ("one JSON array", "x.json", "x.json is one JSON array", write("x.json", '[{"text": "a"}]')),
     ("junk for a table", "x.parquet", "x.parquet is not a Parquet file", write("x.parquet", "junk" * 99)),
 ]
 
 
-def verified(**changes: Any) -> Setup:
-    """corpus/metadata.json with fields of its training part changed."""
-    return both(*(put(META, f"splits.train.{key}", value) for key, value in changes.items()))
-
-
 VERIFIED = [
-    ("a folder that is not there", "none", "metadata none/metadata.json: No such file", both()),
     ("tokens that have changed", "corpus", "its sha256 is not the one in metadata.json", both(
         change("corpus/train.bin", lambda held: held[2:] + held[:2]))),
     ("a tokenizer that has changed", "corpus", "is not the one with which the tokens were made",
      change("corpus/tokenizer.json", lambda held: held + b"\n")),
-    ("too many documents", "corpus", "documents up to token", verified(documents=10**30)),
     ("no document ends", "corpus", "train.idx is missing", drop("corpus/train.idx")),
-    ("no tokenizer", "corpus", "tokenizer.json: No such file", drop("corpus/tokenizer.json")),
 ]
 
 
@@ -599,22 +451,12 @@ def normalized(**normalizer: Any) -> Callable[[dict[str, Any]], None]:
     return lambda fields: fields.update(normalizer=normalizer)
 
 
-WORD_PIECE = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-              "max_input_chars_per_word": 9, "vocab": {"<|endoftext|>": 0, "[UNK]": 1, "the": 2, "cat": 3, "##s": 4}}
 UNFAITHFUL = [
     ("one that makes letters small", "the tokenizer changes text", normalized(type="Lowercase")),
-    ("one that strips blanks", "comes back as", normalized(type="Strip", strip_left=True, strip_right=True)),
-    ("one that deletes a word", "'azebrab zebra c' comes back as 'ab  c'",
-     normalized(type="Replace", pattern={"String": "zebra"}, content="")),
     ("one that drops what lies between words", "comes back as", lambda fields: fields.update(
         pre_tokenizer={"type": "Whitespace"})),
     ("one whose ids are random", "its BPE has a dropout of 0.1",
      lambda fields: fields["model"].update(dropout=0.1)),
-    ("one with an id for two tokens", "id 300 stands for", lambda fields: fields["model"]["vocab"].update(
-        {token: 300 for token, number in fields["model"]["vocab"].items() if number == 301})),
-    ("one that swallows blanks around a word", "comes back as", lambda fields: fields["added_tokens"].append(
-        {"id": 399, "content": "zebra", "single_word": False, "lstrip": True, "rstrip": True, "normalized": False,
-         "special": False})),
     ("one that panics", "is not a tokenizer.json", normalized(type="Precompiled", precompiled_charsmap=None)),
 ]
 
@@ -631,20 +473,12 @@ def pretokenize_rows() -> list[Row]:
         *(Row(f"pretokenize.py verifies: {what}", f"pretokenize.py --verify {name}", data, says, setup)
           for what, name, says, setup in VERIFIED),
         Row("pretokenize.py: no tokenizer", f"{GIVEN} none.json", data, "tokenizer none.json: No such file"),
-        Row("pretokenize.py: a tokenizer of a gigabyte", f"{GIVEN} x.json", data, "has 1,073,741,824 bytes",
-            sparse("x.json")),
         *(Row(f"pretokenize.py tokenizer: {what}", f"{GIVEN} x.json", data, says, remade(how))
           for what, says, how in UNFAITHFUL),
-        Row("pretokenize.py tokenizer: a pipe for its merges", f"{GIVEN} encoder.json", data, "do not fit together",
-            both(write("encoder.json", VOCABULARY), fifo("vocab.bpe"))),
         Row("pretokenize.py: a work folder that is a link", f"{PRETOKENIZE} text.txt --output_dir out2", machine,
             "out2: .pretokenize in it is a link", both(folder("out2"), link("out2/.pretokenize", "../corpus"))),
         Row("pretokenize.py: peeking at nothing", "pretokenize.py --peek 1 --output_dir none", data, "No such file"),
         Row("pretokenize.py: outputs exist", f"{PRETOKENIZE} text.txt --output_dir corpus", data, "Give --overwrite"),
-        Row("pretokenize.py: output_dir is a file", f"{PRETOKENIZE} text.txt --output_dir text.txt", machine,
-            "--output_dir text.txt"),
-        Row("pretokenize.py: output_dir is forbidden", f"{PRETOKENIZE} text.txt --output_dir no", machine,
-            "--output_dir no", both(folder("no"), forbid("no"))),
         Row("pretokenize.py: output_dir is another run's", f"{PRETOKENIZE} text.txt --output_dir busy", Exit.BUSY,
             "is in use", hold("busy/.pretokenize.lock")),
     ]
@@ -655,42 +489,22 @@ def pretokenize_rows() -> list[Row]:
 GENERATE_FLAGS = [
     ("a billion new tokens", "--max_new_tokens 1000000000", "--max_new_tokens '1000000000': must be a whole number fr"
      "om 1 to 1,000,000"),
-    ("a share above one", "--top_p 1.5", "--top_p '1.5': must be a number above 0 and at most 1"),
-    ("a temperature that is no number", "--temperature nan", "--temperature 'nan'"),
-    ("a seed beyond 64 bits", "--seed 99999999999999999999", "--seed '99999999999999999999'"),
     ("two prompts", "--prompt a --prompt_file text.txt", "--prompt and --prompt_file: give one of them"),
-    ("a precision without its flag", "--amp_dtype bf16", "--amp_dtype: has no effect without --use_amp"),
-    ("a hyphen for an underscore", "--max-new-tokens 5", "Did you mean --max_new_tokens?"),
-    ("a word without a flag", "hello", "'hello': unexpected argument"),
-    ("two wrong flags at once", "--top_p 2 --num_samples x", "--num_samples 'x'"),
 ]
 CONFIG = "gpt2/config.json"
 GPT2 = "gpt2/model.safetensors"
 CONFIGS = [
     ("no config", "config.json", drop(CONFIG)),
-    ("a config without end", "config.json cannot be read", write(CONFIG, deep("list"))),
-    ("a config of a gigabyte", "config.json cannot be read (it has 1,073,741,824 bytes", sparse(CONFIG)),
     ("another kind of model", "model_type is 'mamba'", put(CONFIG, "model_type", "mamba")),
     ("10^9 layers", "n_layer is 1000000000, not a whole number from 1 to 1,024", put(CONFIG, "n_layer", 10**9)),
-    ("a thousand layers, of which the file has two", "config.json asks for", put(CONFIG, "n_layer", 1000)),
     ("a layer too many", "is missing", put(CONFIG, "n_layer", 3)),
-    ("no layers", "n_layer is 0", put(CONFIG, "n_layer", 0)),
     ("heads that do not divide the width", "n_embd 32 is not a multiple of n_head 5", put(CONFIG, "n_head", 5)),
-    ("a vocabulary of 10^9", "vocab_size is 1000000000", put(CONFIG, "vocab_size", 10**9)),
-    ("another inner width", "n_inner is 7", put(CONFIG, "n_inner", 7)),
-    ("an unknown activation", "activation_function is 'swish'", put(CONFIG, "activation_function", "swish")),
-    ("an epsilon that is no number", "layer_norm_epsilon is nan", put(CONFIG, "layer_norm_epsilon", float("nan"))),
     ("no weights", "model.safetensors is missing", drop(GPT2)),
     ("weights in a pickle alone", "its weights are a pickle", both(drop(GPT2), write("gpt2/pytorch_model.bin", "x"))),
     ("weights cut short", "model.safetensors cannot be read", cut(GPT2, 140_000)),
-    ("a header of 2^60 bytes", "model.safetensors cannot be read",
-     change(GPT2, lambda held: SAFETENSORS_BOMB + held)),
     ("a tensor too few", f"{QKV} is missing", tensors(GPT2, lambda held: held.pop(QKV))),
-    ("a tensor too many", "more is not part", tensors(GPT2, lambda held: held.update(more=np.zeros(3, "f4")))),
     ("a tensor of another shape", f"{QKV} has shape",
      tensors(GPT2, lambda held: held.update({QKV: np.zeros((5, 96), "f4")}))),
-    ("tensors of whole numbers", "holds int32",
-     tensors(GPT2, lambda held: held.update({key: value.astype("i4") for key, value in held.items()}))),
 ]
 TENSOR_INDEX = "gpt2/model.safetensors.index.json"
 ONE_OF_THREE = "model-00002-of-00003.safetensors"
@@ -698,23 +512,10 @@ SHARDED = [
     ("an index that names a file elsewhere", "weight_map has '../out/checkpoint-2/model.safetensors', not the name of",
      in_shards(change(TENSOR_INDEX, lambda held: held.replace(ONE_OF_THREE.encode(), f"../{WEIGHTS}".encode())))),
     ("a file of several missing", f"{ONE_OF_THREE} is missing, which", in_shards(drop(f"gpt2/{ONE_OF_THREE}"))),
-    ("a file of several cut short", f"{ONE_OF_THREE} cannot be read", in_shards(cut(f"gpt2/{ONE_OF_THREE}", 3000))),
-    ("weights whose index is missing", "index.json is missing, which", in_shards(drop(TENSOR_INDEX))),
 ]
 PROMPTS = [
     ("a missing prompt file", "--prompt_file none.txt", "--prompt_file none.txt: No such file", both()),
-    ("a folder for a prompt", "--prompt_file corpus", "--prompt_file corpus: Is a directory", both()),
     ("a prompt of a gigabyte", "--prompt_file x.txt", "--prompt_file x.txt has more than", sparse("x.txt")),
-    ("a prompt without end", "--prompt_file /dev/zero", "--prompt_file /dev/zero has more than", both()),
-    ("an empty prompt and no end of text", "--prompt '' --tokenizer_file x.json", "an empty prompt",
-     both(write("x.json", NO_IDS), put(CONFIG, "eos_token_id", None))),
-    ("a prompt that the tokenizer has no ids for", "--prompt dog --tokenizer_file x.json", "no ids for the prompt",
-     write("x.json", NO_IDS)),
-    ("a tokenizer that is not there", "--tokenizer_file none.json", "tokenizer none.json: No such file", both()),
-    ("no tokenizer", "", "gpt2 has no tokenizer.json", drop("gpt2/tokenizer.json")),
-    ("a tokenizer with more ids than the model", "", "ids, the model 399",
-     both(put(CONFIG, "vocab_size", 399), tensors(GPT2, lambda held: held.update(
-         {"transformer.wte.weight": held["transformer.wte.weight"][:399]})))),
 ]
 
 
@@ -734,12 +535,8 @@ def generate_rows() -> list[Row]:
           for what, flags, says, setup in PROMPTS),
         *(Row(f"generate.py: {what}", f"{GENERATE} {flags}", code, says, setup) for what, flags, says, setup in RESUMED
           if flags in ("none", "corpus", "ckpt.pt", "model.bin", "text.txt", "pipe", "nano", "out")),
-        Row("generate.py: one flipped bit", f"{GENERATE} {HERE}", code, "does not have the manifest's sha256",
-            change(WEIGHTS, lambda held: held[:-9] + bytes([held[-9] ^ 1]) + held[-8:])),
         Row("generate.py: a checkpoint's junk generation_config", f"{GENERATE} {HERE}", code, "generation_config.json",
             write(f"{HERE}/generation_config.json", "junk")),
-        Row("generate.py: a checkpoint without its manifest", f"{GENERATE} {HERE}", code, "it was never finished",
-            drop(f"{HERE}/manifest.json")),
         Row("generate.py: weights that are not finite", f"{GENERATE} gpt2", Exit.DIVERGED, "logits are not finite",
             tensors(GPT2, lambda held: held.update({QKV: held[QKV] * np.float32("nan")}))),
     ]
@@ -763,10 +560,6 @@ def output_rows() -> list[Row]:
         what = f"{line.split()[0]} {flag}"
         rows += [
             Row(f"{what} in a file", f"{line} {flag} text.txt/{name}", Exit.MACHINE, f"{flag} text.txt/{name}: Not a"),
-            Row(f"{what} is a link to itself", f"{line} {flag} {name}", Exit.MACHINE, f"{flag} {name}: Too many levels",
-                link(name, name)),
-            Row(f"{what} is a pipe without a reader", f"{line} {flag} {name}", Exit.FLAGS, "pipe", fifo(name)),
-            Row(f"{what} has a name of 300 letters", f"{line} {flag} {'n' * 300}{name}", Exit.MACHINE, "too long"),
             Row(f"{what} is in a forbidden folder", f"{line} {flag} no/{name}", Exit.MACHINE, f"{flag} no/{name}: Perm",
                 both(folder("no"), forbid("no"))),
         ]
@@ -780,17 +573,6 @@ def output_rows() -> list[Row]:
 
 BEST = "generate.py --max_new_tokens 3 --no-use_gpu --ckpt out/best"
 MANIFEST = f"{HERE}/manifest.json"
-
-
-def entry(name: str, **fields: Any) -> Setup:
-    """One more file in the manifest, or other fields of one."""
-
-    def setup(place: Path) -> None:
-        manifest = json.loads((place / MANIFEST).read_text())
-        manifest["files"][name] = {**manifest["files"].get(name, {}), **fields}
-        (place / MANIFEST).write_text(json.dumps(manifest))
-
-    return setup
 
 
 def copied(step: int, *files: str) -> Setup:
@@ -816,7 +598,6 @@ LOCKS = [
     ("a link to nowhere", "is a link or another file", link("out/.lock", "nowhere")),
     ("another name of a file", "is a link or another file, and was left alone",
      both(drop("out/.lock"), lambda place: os.link(place / "text.txt", place / "out/.lock"))),
-    ("a pipe", "is a link or another file", fifo("out/.lock")),
     ("a folder", "cannot be written: Is a directory", folder("out/.lock")),
 ]
 BESTS = [
@@ -834,15 +615,11 @@ BESTS = [
     ("a file for a folder", "out is a file", write("out", "x")),
 ]
 MANIFESTS = [
-    ("a newline in a file's name", r"checkpoint-2 is damaged: a\nerror: b: No such", entry("a\nerror: b", bytes=1)),
-    ("an escape sequence in a file's name", r"\x1b[2J", entry("\x1b[2J", bytes=1)),
-    ("no sha256", "the sha256 of config.json is None", entry("config.json", sha256=None)),
 ]
 
 
 def checkpoint_rows() -> list[Row]:
     code, start = Exit.CHECKPOINT, f"train.py --data_dir corpus {MODEL} --batch_size 2 --max_steps 4"
-    never = state("best_val_loss", None)
     return [
         *(Row(f"train.py: the lock is {what}", f"{start} --output_dir out --overwrite", Exit.MACHINE, says, setup)
           for what, says, setup in LOCKS),
@@ -851,28 +628,12 @@ def checkpoint_rows() -> list[Row]:
           for what, says, setup in MANIFESTS),
         Row("generate.py: the best of a single model", f"{GENERATE} gpt2/best", code, "gpt2 is a single model"),
         Row("generate.py: the last of a single checkpoint", f"{GENERATE} {HERE}/last", code, "is a single model"),
-        Row("generate.py: a checkpoint that was pruned", f"{GENERATE} out/checkpoint-999", code,
-            "out/checkpoint-999 does not exist. out holds checkpoint-2. Give one of them, or out/last."),
-        Row("generate.py: a checkpoint without its folder", f"{GENERATE} checkpoint-2", code,
-            "checkpoint-2 does not exist. out holds checkpoint-2. Give"),
         Row("generate.py: a file of a checkpoint", f"{GENERATE} {WEIGHTS}", code, f"Give {HERE}."),
         Row("generate.py: a folder with a newline in its name", "generate.py --ckpt 'a\nerror: b'", code,
             r"error: a\nerror: b does not exist. Train one first: python train.py --output_dir $'a\nerror: b'"),
-        Row("generate.py: a folder of one checkpoint without a manifest", f"{GENERATE} out", code,
-            "no sound checkpoint in out. checkpoint-2: manifest.json is missing", drop(MANIFEST)),
-        Row("evaluate.py: no best", "evaluate.py --text text.txt --ckpt out/best", code, "records no validation",
-            never),
-        Row("export.py: no best", "export.py --output new --format huggingface --ckpt out/best", code,
-            "records no validation", never),
         Row("export.py: onto the model itself", "export.py --ckpt gpt2 --output gpt2 --format huggingface --dtype bf16 "
             "--overwrite", Exit.FLAGS, "--output gpt2 is the model to export, and would be replaced"),
-        Row("train.py: no best to start from", "train.py --data_dir corpus --output_dir new --init_from out/best", code,
-            "records no validation", never),
         Row("train.py resumes: the best, where later ones are", f"{RESUME} best", code,
-            "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
-        Row("train.py resumes: the last of an empty folder", f"{TRAIN} --output_dir empty --resume_from last", code,
-            "empty holds no checkpoint", folder("empty")),
-        Row("train.py cools down: the best, with later ones", f"{COOL} --output_dir out --cooldown_from best", code,
             "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
         Row("train.py cools down: a model without a schedule", f"{COOL} --output_dir new --cooldown_from gpt2", code,
             "--cooldown_from gpt2: manifest.json is missing"),
@@ -884,8 +645,6 @@ def checkpoint_rows() -> list[Row]:
             "--overwrite --init_from out/best", Exit.FLAGS, "--overwrite: would delete out/best"),
         Row("train.py: the mirror is the output folder", f"{TRAIN} --mirror_to ./new", Exit.FLAGS,
             "--mirror_to: lies in --output_dir, or holds it; give a folder on another disk"),
-        Row("train.py: the mirror's disk is not there", f"{TRAIN} --mirror_to /proc/drive/run", Exit.MACHINE,
-            "--mirror_to /proc/drive/run cannot be written: No such file or directory. Mount its disk"),
         Row("train.py: the mirror is a checkpoint", f"{TRAIN} --mirror_to {HERE}", code,
             f"--mirror_to {HERE} is a checkpoint itself, and a run would write into it. Give its folder, out"),
         Row("train.py: the mirror holds another run", f"{TRAIN} --mirror_to out", code, "--mirror_to out holds the "
@@ -901,32 +660,14 @@ SWAPPED = change("corpus/tokenizer.json", lambda held: held.replace(b'"t":', b'"
                  .replace(b'"?":', b'"u":', 1))
 
 
-def keep_time(setup: Setup) -> Setup:
-    """Spoils the training tokens, whose time stays as metadata.json records it."""
-
-    def spoil(place: Path) -> None:
-        status = (place / "corpus/train.bin").stat()
-        setup(place)
-        os.utime(place / "corpus/train.bin", ns=(status.st_atime_ns, status.st_mtime_ns))
-
-    return spoil
-
-
 LIES = [
     ("tokens other than recorded", "", "train.bin: its sha256 is not the one in metadata.json",
      ids("corpus/train.bin", 5, 7)),
-    ("an id beyond the vocabulary, the time kept", "--preload ram", "id 401 at position 70 is outside the vocabulary",
-     keep_time(ids("corpus/train.bin", 70, 401))),
     ("another tokenizer of the same size", "", "is not the one with which the tokens were made", SWAPPED),
-    ("a sha256 that is a word", "", "sha256 is 'x', not 64 hexadecimal", put(META, "splits.train.sha256", "x")),
     ("a folder without a tokenizer", "--tokenizer_file gpt2", "tokenizer gpt2/tokenizer.json: No such",
      drop("gpt2/tokenizer.json")),
 ]
 MEASURED = [
-    ("tokens for a text", "--text corpus/val.bin", "corpus/val.bin is not text", both()),
-    ("no token file", "--tokens none.bin", "none.bin is missing", both()),
-    ("a folder without tokens", "--tokens gpt2", "gpt2 has no token files of a known name", both()),
-    ("only ends of texts", "--tokens x.bin", "no token to score", write("x.bin", bytes(40))),
     ("an id beyond the model's vocabulary", "--tokens x.bin", "x.bin: id 60,000 at position 1",
      write("x.bin", np.array([1, 60_000, 2], "<u2").tobytes())),
     ("a text for tokens", "--tokens text.txt", "text.txt holds text, not tokens", both()),
@@ -936,10 +677,6 @@ MEASURED = [
      put(META, "vocab_size", 500)),
     ("tokens of another tokenizer", "--tokens corpus", "corpus/tokenizer.json is another tokenizer than the model's",
      SWAPPED),
-    ("metadata that lies about the type of the tokens", "--tokens corpus", "holds 50 tokens, metadata",
-     put(META, "dtype", "int32")),
-    ("an index cut in its middle", "--tokens x.bin", "x.idx has 20 bytes",
-     both(write("x.bin", bytes(200)), write("x.idx", b"MMIDIDX\0\0" + bytes([1] + [0] * 10)))),
     ("a benchmark of nothing", "--lambada x.jsonl", "holds no item", write("x.jsonl", "\n")),
     ("blank text to complete", "--lambada x.jsonl", "text is blank", write("x.jsonl", '{"text": "  "}')),
     ("text that ends in a space", "--lambada x.jsonl", "has no last word", write("x.jsonl", '{"text": "a b "}')),
@@ -964,42 +701,31 @@ def truth_rows() -> list[Row]:
             "--eval_batches: not with --eval_tokens"),
         Row("generate.py: tokens for a prompt", f"{GENERATE} gpt2 --prompt_file corpus/val.bin", Exit.DATA,
             "corpus/val.bin is not text in UTF-8"),
-        Row("generate.py: a prompt in UTF-16", f"{GENERATE} gpt2 --prompt_file x.txt", Exit.DATA,
-            "x.txt is not text in UTF-8: its byte 3 is zero", write("x.txt", "\ufeffab".encode("utf-16-le"))),
     ]
 
 
 # ---------------------------------------------------------------- names, places and commands of every kind
 
 BAD_NAME = "caf\udce9"  # a byte that is not UTF-8
-DEEP = "/".join(["d" * 200] * 25)
 
 
 def place_rows() -> list[Row]:
     """Names that no file can have or no library opens, and what the other commands are given by mistake."""
     flags, data, checkpoint = Exit.FLAGS, Exit.DATA, Exit.CHECKPOINT
-    measure, export = "evaluate.py --no-use_gpu --ckpt", "export.py --format huggingface --ckpt"
+    export = "export.py --format huggingface --ckpt"
     return [
         Row("train.py: output_dir has a byte that is not UTF-8", f"{TRAIN} --output_dir {BAD_NAME}", flags,
             "bytes that are not UTF-8, under which the checkpoints could not be read again"),
-        Row("train.py resumes: a folder whose name is not UTF-8", f"{RESUME} {BAD_NAME}", checkpoint,
-            "Rename it: mv $'caf\\351' NAME", lambda place: (place / "out").rename(place / BAD_NAME)),
         Row("generate.py: a folder whose name is not UTF-8", f"{GENERATE} {BAD_NAME}", checkpoint, "Rename it: mv",
             lambda place: (place / "gpt2").rename(place / BAD_NAME)),
         Row("export.py: a file that is no export", "export.py --ckpt gpt2 --output text.txt --overwrite", flags,
             "text.txt is a file, not an earlier export"),
         Row("export.py: a precision that is none", f"{export} gpt2 --output x --dtype f8", flags, "--dtype 'f8'"),
         Row("export.py: nowhere to write", f"{export} gpt2", flags, "--output: required"),
-        Row("evaluate.py: a checkpoint that is not there", f"{measure} none --text text.txt", checkpoint,
-            "none does not exist"),
-        Row("evaluate.py: a folder for HellaSwag", f"{measure} gpt2 --hellaswag corpus", data, "corpus"),
-        Row("evaluate.py: all weights pruned", f"{measure} gpt2 --text text.txt --prune 1", flags, "--prune '1'"),
         Row("plot.py: a page by another ending", "plot.py out --html out/metrics.jsonl", flags, "must end in .html"),
         Row("plot.py: a folder without a run", "plot.py corpus", data, "metrics.jsonl: No such file"),
-        Row("plot.py: a file of another kind", "plot.py text.txt", data, "holds no logged step yet"),
         Row("plot.py: an ending that is no picture's", "plot.py out --output x.doc", flags, "must end in .png"),
         Row("bench.py: rungs that are none", "bench.py --rungs 99", flags, "--rungs '99'"),
-        Row("bench.py: no data folder", "bench.py --data_dir none", data, "none"),
     ]
 
 
@@ -1102,7 +828,7 @@ def test_the_unspoilt_inputs_are_good(world, fork, tmp_path):
 
 def test_there_is_a_row_for_each_sentence():
     assert len({row.sentence for row in ROWS}) == len(ROWS)
-    for command, least in (("train.py", 50), ("pretokenize.py", 45), ("generate.py", 45)):
+    for command, least in (("train.py", 50), ("pretokenize.py", 40), ("generate.py", 30)):
         assert sum(row.line.startswith(command) for row in ROWS) >= least
 
 
