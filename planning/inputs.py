@@ -136,7 +136,7 @@ def _check(args: Flags, at: Session) -> Inputs:
     with problems.catch():
         if writes:
             at.held.enter_context(owned(Path(args.output_dir)))
-            prepare_mirror(args, out)
+            prepare_mirror(args.output, out)
     with problems.catch(), out.phase("checking the tokens"):
         corpus, sizing, config = _corpus_and_shape(args)
         check_lengths(corpus, config.seq_length)
@@ -144,7 +144,7 @@ def _check(args: Flags, at: Session) -> Inputs:
         may_resume = writes or args.resume_from or args.cooldown_from
         resumed = choose_resume(args, out) if may_resume else None
         if writes:
-            check_mirror(args, resumed)
+            check_mirror(args.output, resumed)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             find.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,

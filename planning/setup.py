@@ -65,7 +65,8 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
     out.say(describe_finished(args, state, recipe))
     is_validated = inputs.corpus.val is None or state.validated_step == state.step
     if is_validated or state.step != recipe.total_steps or args.dry_run:
-        runtime.processes.agree(lambda: catch_up(args, state.step, state.best_step, out))
+        if args.mirror_to and not args.dry_run:
+            runtime.processes.agree(lambda: catch_up(args.output, state.step, state.best_step, out))
         return True
     out.say("its last validation is missing and follows now")
     return False

@@ -7,7 +7,6 @@ back, and the run goes on as if it had never been elsewhere.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import os
@@ -25,6 +24,7 @@ from checkpoint.recorded import read_mark, write_mark
 from checkpoint.verify import manifest_entries, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import named_in, read_bytes, rename, write_all
+from common.flags import FlagsOfGroup
 from common.names import MANIFEST, MIRROR
 from common.progress import Progress
 from common.words import duration, printable, several, shell_word, size
@@ -249,7 +249,7 @@ class Mirror:
 # ---------------------------------------------------------------- before the run
 
 
-def prepare_mirror(args: argparse.Namespace, out: Progress) -> None:
+def prepare_mirror(args: FlagsOfGroup, out: Progress) -> None:
     """Tries the mirror before any work, and copies from it the checkpoint that the run's own folder lacks.
 
     Raises UserError: exit 5 if it cannot be written, exit 4 if it is a checkpoint, or holds another run's. A run that
@@ -277,7 +277,7 @@ def prepare_mirror(args: argparse.Namespace, out: Progress) -> None:
             bring_back(root, output_dir, out)
 
 
-def _is_away(args: argparse.Namespace) -> bool:
+def _is_away(args: FlagsOfGroup) -> bool:
     """True if the run goes on and its mirror is not there, or only the place where its disk is mounted."""
     output_dir = Path(args.output_dir)
     return bool(args.resume_from and steps_in(output_dir) and not read_mark(Path(args.mirror_to))
@@ -332,7 +332,7 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
         return
 
 
-def check_mirror(args: argparse.Namespace, found: find.Found | None) -> None:
+def check_mirror(args: FlagsOfGroup, found: find.Found | None) -> None:
     """Raises UserError (exit 4) if the mirror holds checkpoints that do not lead to the one the run goes on from."""
     there = steps_in(Path(args.mirror_to)) if args.mirror_to else {}
     if not there:
@@ -369,7 +369,7 @@ def _check_same_run(state: dict, other: dict, root: Path) -> None:
 # ---------------------------------------------------------------- as the run begins, and after its end
 
 
-def take_mirror(args: argparse.Namespace, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
+def take_mirror(args: FlagsOfGroup, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
     """Makes the folder this run's own mirror, with what --overwrite and a left decay ask for done there too."""
     root, output_dir, shown = mirror.root, mirror.output_dir, printable(str(mirror.root))
     same = root / resumed.name if resumed else None
@@ -392,10 +392,8 @@ def take_mirror(args: argparse.Namespace, mirror: Mirror, resumed: Path | None, 
                  "again.")
 
 
-def catch_up(args: argparse.Namespace, step: int, best_step: int, out: Progress) -> None:
+def catch_up(args: FlagsOfGroup, step: int, best_step: int, out: Progress) -> None:
     """Brings the mirror of a finished run in line: the run may have been killed while it waited for the last copy."""
-    if not args.mirror_to or args.dry_run:
-        return
     mirror = Mirror(Path(args.mirror_to), Path(args.output_dir), out)
     with contextlib.suppress(OSError):  # of which the copy tells more
         mirror.take()

@@ -148,7 +148,7 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
         set_aside(output_dir, folder, state.step, out)
         write_run_config(output_dir, flags_now, recipe.reasons)
     if checkpointer.mirror:
-        take_mirror(args, checkpointer.mirror, folder, state.step, out)
+        take_mirror(args.output, checkpointer.mirror, folder, state.step, out)
     checkpointer.start(folder)
 
     told = told_of_run(flags_now, settings["environment"], setup.config, recipe)
