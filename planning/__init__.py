@@ -1,6 +1,6 @@
 """What is decided before a run, and what of it is printed.
 
-Recipe: every default with its reason (recipe, defaults, schedules, sizing). Memory and micro-batch: what fits (memory,
-micro_batch, trial). Time: measured steps and the horizon of --max_minutes (pace). Plan: the lines before the first step
-(plan), --check (check).
+inputs: tokens, shape, checkpoint, all checked. setup: the decisions in their order. Recipe: every default with its
+reason (recipe, defaults, schedules, sizing). What fits: the formula (memory) and the trial (micro_batch). Time: measured
+steps and the horizon of --max_minutes (pace). The lines before the first step (plan); --check (check).
 """

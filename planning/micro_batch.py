@@ -30,7 +30,7 @@ from model import Options
 from planning.early import TRIAL
 from planning.memory import MARGIN, MemorySetting, largest_micro_batch
 from planning.recipe import Recipe
-from training.optimizers import OptimizerKind
+from training.optimizers import OPTIMIZERS
 from training.state import Runtime
 
 OUT_OF_MEMORY = 75  # the exit code by which a trial says so
@@ -82,17 +82,16 @@ class MeasuredPeaks(dict[int, int]):
             write_whole(self.file, json.dumps(self._all))
 
 
-def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe: Recipe, kind: OptimizerKind,
-                     runtime: Runtime, command: Callable[[int, int], list[str]]) -> int:
+def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe: Recipe, runtime: Runtime,
+                     argv: Sequence[str]) -> int:
     """The largest micro-batch that fits: a divisor of the samples of a step, of which each process has its share.
 
-    A trial is one process that has the whole model, and its share of a machine's RAM.
-    command(batch_size, accumulation) is the command line of a trial, without what follows from config and kind. Raises
-    UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
+    A trial is one process that has the whole model, and its share of a machine's RAM. argv is the command line of the
+    run. Raises UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
     """
     machine, out, processes = runtime.machine, runtime.out, runtime.processes
     samples = recipe.samples_per_step // processes.world_size
-    setting = MemorySetting.of(machine, options, samples > 1, True, kind.memory_bytes(config))
+    setting = MemorySetting.of(machine, options, samples > 1, True, OPTIMIZERS[recipe.optimizer].memory_bytes(config))
     free = free_memory(machine)
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
@@ -101,14 +100,20 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     if not machine.backend.has_own_memory:  # more than is expected to fit could take other processes down with it
         candidates = [n for n in candidates if n <= expected]
 
-    decided, tried = _decided(args, config, kind, machine), []
+    decided, tried = [*argv, f"--optimizer={recipe.optimizer}"], []
+    if args.init_from:  # where they are now, if they came from the hub
+        decided.append(f"--init_from={args.init_from}")
+    else:
+        decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
+    if machine.on_gpu:
+        decided.append("--use_gpu")  # a trial that the GPU refuses must not measure the CPU
     peaks = MeasuredPeaks(cache_folder() / "peaks.json", _key(args, machine, config, samples, setting))
 
     def fits(batch_size: int) -> bool:
         if batch_size not in peaks:
             tried.append(batch_size)
             with out.phase(f"trying --batch_size {batch_size}"):
-                trial = [*command(batch_size, min(2, samples // batch_size)), *decided]
+                trial = trial_command(decided, batch_size, min(2, samples // batch_size))
                 held = run_trial(trial, batch_size, runtime.signals)
             peaks[batch_size] = room + 1 if held is None else held  # tried again where more memory is free
         return peaks[batch_size] <= room
@@ -126,16 +131,6 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(peaks[found])}; {why} "
             f"({source})")
     return found
-
-
-def _decided(args: Flags, config: ModelConfig, kind: OptimizerKind, machine: Machine) -> list[str]:
-    """What the run has decided, as flags of a trial."""
-    decided = [f"--optimizer={kind.name}"]
-    if args.init_from:  # where they are now, if they came from the hub
-        decided.append(f"--init_from={args.init_from}")
-    else:
-        decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
-    return [*decided, "--use_gpu"] if machine.on_gpu else decided  # a trial that the GPU refuses measures no CPU
 
 
 def _key(args: Flags, machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:

@@ -21,7 +21,7 @@ from model import Options
 from planning.check import compile_something
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
-from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, trial_command, what_fits
+from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, what_fits
 from planning.pace import Deadline
 from planning.plan import Plan, describe_finished
 from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
@@ -83,7 +83,7 @@ def _rest(inputs: Inputs, runtime: Runtime, options: Options, recipe: Recipe, sh
     where, why = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
     if args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.agree(lambda: find_micro_batch(
-            args, config, options, recipe, kind, runtime, partial(trial_command, argv))))
+            args, config, options, recipe, runtime, argv)))
     recipe = fix_eval_tokens(args.output, recipe, config, inputs.stored.get("settings", {}))
 
     optimizer_bytes = kind.memory_bytes(config)
