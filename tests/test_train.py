@@ -123,31 +123,19 @@ def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows(name):
 
 
 def test_model_sizes_of_the_flag_are_those_of_the_model():
-    help_text = subprocess.run(
-        [sys.executable, ROOT / "train.py", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert "|".join(SIZES) in help_text
+    done = subprocess.run([sys.executable, ROOT / "train.py", "--help"], capture_output=True, text=True, check=True)
+    assert "|".join(SIZES) in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lerning_rate", "1"], "Did you mean --learning_rate?"),
-        (["--batch", "4"], "Did you mean --batch_size?"),
-        (["--learning_rate", "nan"], "--learning_rate 'nan'"),
-        (["--learning_rate", "1e999"], "--learning_rate '1e999'"),
-        (["--epochs", "0"], "--epochs '0'"),
-        (["--batch_size", "-3"], "--batch_size '-3'"),
-        (["--dropout", "1"], "below 1"),
-        (["--epochs", "two"], "a whole number of at least 1"),
-        (["--model_size", "huge"], "one of tiny"),
-        (["--batch_size", "most"], "auto or a whole number"),
-        (["--learning_rate"], "--learning_rate: expected one argument"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    ("--lerning_rate 1", "Did you mean --learning_rate?"), ("--batch 4", "Did you mean --batch_size?"),
+    ("--learning_rate nan", "--learning_rate 'nan'"), ("--learning_rate 1e999", "--learning_rate '1e999'"),
+    ("--epochs 0", "--epochs '0'"), ("--batch_size -3", "--batch_size '-3'"), ("--dropout 1", "below 1"),
+    ("--epochs two", "a whole number of at least 1"), ("--model_size huge", "one of tiny"),
+    ("--batch_size most", "auto or a whole number"), ("--learning_rate", "--learning_rate: expected one argument")])
 def test_wrong_flags_are_answered_with_the_cure(flags, message):
     with pytest.raises(UserError) as caught:
-        train.read_flags(flags)
+        train.read_flags(flags.split())
     assert caught.value.code == Exit.FLAGS
     assert message in str(caught.value)
 
@@ -159,79 +147,34 @@ def test_all_problems_of_the_flags_are_reported_together():
 
 
 def test_help_and_wrong_flags_answer_before_torch_is_imported():
-    program = (
-        "import runpy, sys\nsys.argv = ['train.py', {!r}]\n"
-        "try:\n    runpy.run_path('train.py', run_name='__main__')\nexcept SystemExit as end:\n"
-        "    print(int(end.code or 0), 'torch' in sys.modules, 'numpy' in sys.modules)\n"
-    )
+    program = ("import runpy, sys\nsys.argv = ['train.py', {!r}]\n"
+               "try:\n    runpy.run_path('train.py', run_name='__main__')\nexcept SystemExit as end:\n"
+               "    print(int(end.code or 0), 'torch' in sys.modules, 'numpy' in sys.modules)\n")
     for flag, code in (("--help", 0), ("--hlep", 2)):
-        done = subprocess.run(
-            [sys.executable, "-c", program.format(flag)], capture_output=True, text=True, cwd=ROOT, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", program.format(flag)], capture_output=True, text=True, cwd=ROOT,
+                              check=True)
         assert done.stdout.splitlines()[-1] == f"{code} False False"
 
 
 # What each flag is set to; after the bar what the run it is compared with is given too.
 VARIANTS = {
-    "--data_dir": "nowhere",
-    "--bin_file": "{corpus}/val.bin",
-    "--val_bin_file": "{corpus}/train.bin",
-    "--tokenizer_file": "nowhere.json",
-    "--metadata_file": "nowhere.json",
-    "--vocab_size": "300 | --bin_file {corpus}/train.bin",
-    "--preload": "mmap",
-    "--deterministic": "",
-    "--arch": "qwen3",
-    "--n_layer": "2",
-    "--n_head": "4",
-    "--n_embd": "32",
-    "--seq_length": "4",
-    "--dropout": "0.5",
-    "--no-bias": "",
-    "--n_kv_head": "2 | --arch qwen3",
-    "--n_inner": "16 | --arch llama",
-    "--rope_theta": "2 | --arch qwen3",
-    "--no-tie_weights": "",
-    "--batch_size": "2",
-    "--gradient_accumulation_steps": "2",
-    "--epochs": "2 | --max_steps 100",
-    "--max_steps": "2",
-    "--max_minutes": "0.001",
-    "--patience": "1 | --eval_interval 1 --learning_rate 1e-30 --min_lr 0",
-    "--learning_rate": "0.1",
-    "--init_std": "0.1",
-    "--lr_schedule": "cosine",
-    "--min_lr": "1e-6",
-    "--cooldown": "0.5 | --lr_schedule wsd",
-    "--cooldown_from": "nowhere",
-    "--warmup_steps": "1",
-    "--optimizer": "muon",
-    "--embedding_learning_rate": "0.1",
-    "--weight_decay": "5",
-    "--beta1": "0.5",
-    "--beta2": "0.5",
-    "--grad_clip": "0.01",
-    "--label_smoothing": "0.2",
-    "--seed": "2",
-    "--use_gpu": "",
-    "--use_amp": "",
-    "--amp_dtype": "fp16 | --use_amp",
-    "--compile": "",
-    "--activation_checkpointing": "",
-    "--output_dir": "{tmp}/elsewhere",
-    "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",
-    "--checkpoint_every": "1",
-    "--keep_checkpoints": "1 | --checkpoint_every_steps 1",
-    "--mirror_to": "{tmp}/mirror",
-    "--resume_from": "auto",
-    "--init_from": "nowhere",
-    "--eval_interval": "1",
-    "--eval_tokens": "24",
-    "--eval_batches": "1",
-    "--sample_interval": "1",
-    "--log_interval": "2",
-    "--dry_run": "",
-    "--overfit": "2",
+    "--data_dir": "nowhere", "--bin_file": "{corpus}/val.bin", "--val_bin_file": "{corpus}/train.bin",
+    "--tokenizer_file": "nowhere.json", "--metadata_file": "nowhere.json",
+    "--vocab_size": "300 | --bin_file {corpus}/train.bin", "--preload": "mmap", "--deterministic": "",
+    "--arch": "qwen3", "--n_layer": "2", "--n_head": "4", "--n_embd": "32", "--seq_length": "4", "--dropout": "0.5",
+    "--no-bias": "", "--n_kv_head": "2 | --arch qwen3", "--n_inner": "16 | --arch llama",
+    "--rope_theta": "2 | --arch qwen3", "--no-tie_weights": "", "--batch_size": "2",
+    "--gradient_accumulation_steps": "2", "--epochs": "2 | --max_steps 100", "--max_steps": "2",
+    "--max_minutes": "0.001", "--patience": "1 | --eval_interval 1 --learning_rate 1e-30 --min_lr 0",
+    "--learning_rate": "0.1", "--init_std": "0.1", "--lr_schedule": "cosine", "--min_lr": "1e-6",
+    "--cooldown": "0.5 | --lr_schedule wsd", "--cooldown_from": "nowhere", "--warmup_steps": "1",
+    "--optimizer": "muon", "--embedding_learning_rate": "0.1", "--weight_decay": "5", "--beta1": "0.5",
+    "--beta2": "0.5", "--grad_clip": "0.01", "--label_smoothing": "0.2", "--seed": "2", "--use_gpu": "",
+    "--use_amp": "", "--amp_dtype": "fp16 | --use_amp", "--compile": "", "--activation_checkpointing": "",
+    "--output_dir": "{tmp}/elsewhere", "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",
+    "--checkpoint_every": "1", "--keep_checkpoints": "1 | --checkpoint_every_steps 1", "--mirror_to": "{tmp}/mirror",
+    "--resume_from": "auto", "--init_from": "nowhere", "--eval_interval": "1", "--eval_tokens": "24",
+    "--eval_batches": "1", "--sample_interval": "1", "--log_interval": "2", "--dry_run": "", "--overfit": "2",
     "--gpu_cost_per_hour": "2 | --dry_run",
 }
 ELSEWHERE = {
@@ -302,105 +245,49 @@ def test_every_flag_is_tried_here_or_elsewhere():
 def test_a_run_prints_its_plan_its_steps_and_what_to_type_next(run):
     code, text = run("--epochs", "2", "--log_interval", "5", "--verbose")
     assert code == 0
-    for word in (
-        "size ",
-        "time ",
-        "disk ",
-        "device ",
-        "precision ",
-        "attention ",
-        "compile ",
-        "model ",
-        "schedule ",
-        "output ",
-        "next: python generate.py",
-    ):
+    for word in ("size ", "time ", "disk ", "device ", "precision ", "attention ", "compile ", "model ", "schedule ",
+                 "output ", "next: python generate.py"):
         assert f"\n{word}" in "\n" + text
     line = re.compile(
         r"^step [\d,]+/[\d,]+ \| epoch \d+/2 \| loss \d+\.\d{4} \| lr \d\.\d\de-\d\d \| norm \d+\.\d\d \| [\d.]+ ms \| "
-        r"[\d,]+ tok/s \| mfu n/a \| [\d.]+ GiB \| .* left$",
-        re.MULTILINE,
-    )
+        r"[\d,]+ tok/s \| mfu n/a \| [\d.]+ GiB \| .* left$", re.MULTILINE)
     assert len(line.findall(text)) >= 5
-    lines = metrics_of(run.folder / "out")
-    steps = [fields["step"] for fields in lines if "loss" in fields]
+    rows = metrics_of(run.folder / "out")
+    steps = [row["step"] for row in rows if "loss" in row]
     assert steps == sorted(set(steps))
-    assert {"step", "loss", "lr", "grad_norm", "tokens"} == set(lines[0])
-    assert {"step", "val_loss", "perplexity", "bits_per_byte"} == set(
-        next(fields for fields in lines if "val_loss" in fields)
-    )
-    stays = [
-        path
-        for path in steps_in(run.folder / "out").values()
-        if json.loads((path / "trainer_state.json").read_text())["stays"]
-    ]
-    assert len(stays) == 2  # one an epoch
+    assert {"step", "loss", "lr", "grad_norm", "tokens"} == set(rows[0])
+    assert {"step", "val_loss", "perplexity", "bits_per_byte"} == set(next(row for row in rows if "val_loss" in row))
+    states = [json.loads((path / "trainer_state.json").read_text()) for path in steps_in(run.folder / "out").values()]
+    assert sum(state["stays"] for state in states) == 2  # one an epoch
 
 
 def test_the_loss_falls_and_the_best_checkpoint_stays(run):
-    code, _ = run(
-        "--epochs",
-        "8",
-        "--learning_rate",
-        "0.01",
-        "--eval_interval",
-        "20",
-        "--keep_checkpoints",
-        "1",
-        "--checkpoint_interval",
-        "100",
-    )
+    code, _ = run(*["--epochs", "8", "--learning_rate", "0.01", "--eval_interval", "20", "--keep_checkpoints", "1"],
+                  "--checkpoint_interval", "100")
     assert code == 0
-    lines = metrics_of(run.folder / "out")
-    losses = [fields["loss"] for fields in lines if "loss" in fields]
+    rows = metrics_of(run.folder / "out")
+    losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < losses[0] - 1
-    val = {fields["step"]: fields["val_loss"] for fields in lines if "val_loss" in fields}
+    val = {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
     assert min(val, key=lambda step: val[step]) in steps_in(run.folder / "out")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--preload", "ram", "--log_interval", "7"],
-        ["--preload", "mmap", "--use_amp"],
-        ["--batch_size", "2", "--gradient_accumulation_steps", "2", "--use_amp", "--amp_dtype", "fp16"],
-        ["--arch", "llama", "--use_amp"],
-        ["--arch", "qwen3", "--optimizer", "muon", "--no-tie_weights"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("flags", [
+    "--preload ram --log_interval 7", "--preload mmap --use_amp", "--arch llama --use_amp",
+    "--batch_size 2 --gradient_accumulation_steps 2 --use_amp --amp_dtype fp16",
+    "--arch qwen3 --optimizer muon --no-tie_weights"])
 def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, flags):
     """A signal at steps 7 and 28, which is in the second epoch; dropout on; weights, moments and losses bit for bit."""
-    flags = [
-        "--epochs",
-        "3",
-        "--max_steps",
-        "36",
-        "--dropout",
-        "0.1",
-        "--log_interval",
-        "1",
-        "--eval_interval",
-        "12",
-        *flags,
-    ]
+    flags = f"--epochs 3 --max_steps 36 --dropout 0.1 --log_interval 1 --eval_interval 12 {flags}".split()
     assert run(*flags, out="whole")[0] == 0
-    log_step = Monitor.add
-
-    def stop_at(stops):
-        def stopping(monitor, *rest):
-            log_step(monitor, *rest)
-            if monitor.state.step in stops:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        monkeypatch.setattr(Monitor, "add", stopping)
-
-    for stops in ({7}, {28}):
-        stop_at(stops)
+    add = Monitor.add
+    for stop in (7, 28):
+        monkeypatch.setattr(Monitor, "add", lambda monitor, result, stop=stop: (
+            add(monitor, result), monitor.state.step == stop and os.kill(os.getpid(), signal.SIGTERM)))
         code, text = run(*flags, "--resume_from", "auto", out="parts")
         assert code == 128 + signal.SIGTERM
         assert "to continue: python train.py" in text
-    stop_at(set())
+    monkeypatch.undo()
     assert run(*flags, "--resume_from", "auto", out="parts")[0] == 0
     assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
     assert same_tensors(run.folder / "whole/checkpoint-36", run.folder / "parts/checkpoint-36")
@@ -458,23 +345,10 @@ def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> N
 
 
 @pytest.mark.slow
-def test_a_run_killed_three_times_equals_one_that_was_not(forks, corpus, tmp_path):
-    three_kills(forks, corpus, tmp_path, [])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--compile"],
-        ["--compile", "--use_amp", "--preload", "mmap"],
-        ["--preload", "mmap"],
-        ["--gradient_accumulation_steps", "3", "--use_amp"],
-    ],
-    ids=" ".join,
-)
-def test_a_run_killed_three_times_equals_one_that_was_not_in_every_mode(forks, corpus, tmp_path, flags):
-    three_kills(forks, corpus, tmp_path, flags)
+@pytest.mark.parametrize("flags", ["", "--compile", "--compile --use_amp --preload mmap", "--preload mmap",
+                                   "--gradient_accumulation_steps 3 --use_amp"])
+def test_a_run_killed_three_times_equals_one_that_was_not(forks, corpus, tmp_path, flags):
+    three_kills(forks, corpus, tmp_path, flags.split())
 
 
 @pytest.mark.slow
@@ -499,30 +373,15 @@ def test_a_whole_run_compiles_one_graph_for_training_and_one_for_validation(run)
 
 @pytest.mark.slow
 def test_compiled_equals_eager_within_rounding(run):
-    code, text = run(
-        "--max_steps",
-        "8",
-        "--log_interval",
-        "1",
-        "--verbose",
-        "--compile",
-        "--no-tie_weights",
-        "--label_smoothing",
-        "0.1",
-        out="compiled",
-    )
-    assert code == 0
-    assert "compiled    in" in text
-    run("--max_steps", "8", "--log_interval", "1", "--no-tie_weights", "--label_smoothing", "0.1", out="eager")
-    for a, b in zip(metrics_of(run.folder / "compiled"), metrics_of(run.folder / "eager"), strict=True):
-        assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a)
-    code, text = run("--max_steps", "2", "--compile", "--compile_mode", "max-autotune-no-cudagraphs", out="tuned")
-    assert code == 0
-    code, _ = run("--max_steps", "8", "--log_interval", "1", "--no-tie_weights", "--label_smoothing", "0.1",
-                  "--compile", "--compile_blocks", out="blocks")
-    assert code == 0
-    for a, b in zip(metrics_of(run.folder / "blocks"), metrics_of(run.folder / "eager"), strict=True):
-        assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a)
+    flags = ["--max_steps", "8", "--log_interval", "1", "--no-tie_weights", "--label_smoothing", "0.1"]
+    run(*flags, out="eager")
+    for mode in ("default", "blocks"):
+        code, text = run(*flags, "--verbose", "--compile", "--compile_mode", mode, out=mode)
+        assert code == 0
+        assert "compiled    in" in text
+        for a, b in zip(metrics_of(run.folder / mode), metrics_of(run.folder / "eager"), strict=True):
+            assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a)
+    assert run("--max_steps", "2", "--compile", "--compile_mode", "max-autotune-no-cudagraphs", out="tuned")[0] == 0
 
 
 def test_losses_that_are_not_finite_end_the_run_with_exit_6(run, monkeypatch):
@@ -562,62 +421,20 @@ def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
 def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):
     for name, old in (("train.bin", "tokens_bpe.bin"), ("tokenizer.json", "bpe_tokenizer.json")):
         (tmp_path / old).write_bytes((corpus / name).read_bytes())
-    fields = json.loads((corpus / "metadata.json").read_text())
-    (tmp_path / "tokens_bpe_metadata.json").write_text(
-        json.dumps({"vocab_size": fields["vocab_size"], "dtype": "int16"})
-    )
-    code = train.main(
-        [
-            "--bin_file",
-            f"{tmp_path}/tokens_bpe.bin",
-            "--tokenizer_file",
-            f"{tmp_path}/bpe_tokenizer.json",
-            "--metadata_file",
-            f"{tmp_path}/tokens_bpe_metadata.json",
-            "--model_size",
-            "tiny",
-            "--batch_size",
-            "2",
-            "--gradient_accumulation_steps",
-            "2",
-            "--learning_rate",
-            "0.001",
-            "--epochs",
-            "10",
-            "--checkpoint_interval",
-            "1",
-            "--use_lr_scheduler",
-            "--warmup_steps",
-            "1",
-            "--min_lr",
-            "1e-5",
-            "--seq_length",
-            "16",
-            "--output_dir",
-            f"{tmp_path}/out",
-            "--max_steps",
-            "2",
-        ]
-    )
-    assert code == 0
+    vocab_size = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    (tmp_path / "tokens_bpe_metadata.json").write_text(json.dumps({"vocab_size": vocab_size, "dtype": "int16"}))
+    flags = ("--model_size tiny --batch_size 2 --gradient_accumulation_steps 2 --learning_rate 0.001 --epochs 10 "
+             "--checkpoint_interval 1 --use_lr_scheduler --warmup_steps 1 --min_lr 1e-5 --seq_length 16 --max_steps 2")
+    assert train.main([
+        "--bin_file", f"{tmp_path}/tokens_bpe.bin", "--tokenizer_file", f"{tmp_path}/bpe_tokenizer.json",
+        "--metadata_file", f"{tmp_path}/tokens_bpe_metadata.json", "--output_dir", f"{tmp_path}/out",
+        *flags.split()]) == 0
     assert "the last" in capsys.readouterr().err  # where the validation tokens come from
 
 
 def test_patience_ends_the_run(run):
-    code, text = run(
-        "--epochs",
-        "50",
-        "--learning_rate",
-        "1e-30",
-        "--min_lr",
-        "0",
-        "--eval_interval",
-        "2",
-        "--patience",
-        "2",
-        "--label_smoothing",
-        "0.1",
-    )
+    flags = "--epochs 50 --learning_rate 1e-30 --min_lr 0 --eval_interval 2 --patience 2 --label_smoothing 0.1"
+    code, text = run(*flags.split())
     assert code == 0
     assert "patience    2 validations without a new best" in text
 
