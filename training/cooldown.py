@@ -6,7 +6,7 @@ checkpoint before the decay, and the checkpoints of the decay are kept in a fold
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from checkpoint.find import Found
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import rename
+from common.flags import Flags, FlagsOfGroup
 from common.names import MANIFEST
 from common.progress import Progress
 from common.words import printable
@@ -23,51 +24,40 @@ from planning.schedules import Schedule, learning_rate_at, schedule_of
 # ---------------------------------------------------------------- --cooldown_from
 
 
-def choose_cooldown(args: argparse.Namespace, out: Progress) -> Found:
+def choose_cooldown(args: Flags, out: Progress) -> Found:
     """The checkpoint that a run with --cooldown_from goes on from: of its cooldown, or the one at which that begins.
 
     With --resume_from the cooldown goes on, if it has a checkpoint. Raises UserError: exit 4 as find_resume does, exit
     2 for a learning rate that is at --min_lr already.
     """
     output_dir, requested = Path(args.output_dir), args.cooldown_from
-    if args.resume_from:
-        there = find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
-        if there and "cooldown_from" in _settings(there) and _is_same(requested, _settings(there)["cooldown_from"]):
+    if args.resume_from and (there := find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)):
+        source = (there[1].get("settings") or {}).get("cooldown_from")
+        if source and _is_same(requested, source):
             return there
-        if there and args.resume_from != "auto" and not _is_same(requested, str(there[0])):
+        if args.resume_from != "auto" and not _is_same(requested, str(there[0])):
             out.say(f"resume      without the cooldown from {printable(requested)}")
             return there
     found = find.find_resume(requested, output_dir, args.overwrite, out.warn, "--cooldown_from")
-    if found is None:
-        raise UserError(Exit.CHECKPOINT, f"--cooldown_from {printable(requested)}: holds no checkpoint. Give the "
-                                         "folder of one.")
-    return _beginning(found, args.min_lr or 0.0)
+    schedule = _recorded_schedule(found[1]) if found else None
+    if found is None or schedule is None:
+        why = "its learning rate is not recorded" if found else "holds no checkpoint"
+        raise UserError(Exit.CHECKPOINT, f"--cooldown_from {printable(requested)}: {why}. Give another checkpoint.")
 
-
-def _settings(found: Found) -> dict[str, Any]:
-    settings = found[1].get("settings")
-    return settings if isinstance(settings, dict) else {}
-
-
-def _is_same(requested: str, source: str) -> bool:
-    """False if a request names another checkpoint than source; a folder of checkpoints meant whichever was taken."""
-    return not (Path(requested) / MANIFEST).is_file() or Path(requested).resolve() == Path(source).resolve()
-
-
-def _beginning(found: Found, min_lr: float) -> Found:
-    """The checkpoint with the cooldown that begins at it among its settings, as if it were recorded there."""
+    # The cooldown that begins at it stands among its settings, as if it were recorded there.
     folder, stored = found
-    schedule = _recorded_schedule(stored)
-    if schedule is None:
-        raise UserError(Exit.CHECKPOINT, f"--cooldown_from {printable(str(folder))}: its learning rate is not "
-                                         "recorded. Give another checkpoint.")
-    rate = learning_rate_at(stored["step"], schedule)
+    rate, min_lr = learning_rate_at(stored["step"], schedule), args.min_lr or 0.0
     if rate <= min_lr:
         raise UserError(Exit.FLAGS, f"--cooldown_from {printable(str(folder))}: its learning rate has fallen to "
                                     f"{rate:.3g} already, and --min_lr is {min_lr:g}. Give an earlier checkpoint.")
     settings = {name: value for name, value in stored["settings"].items() if name != "max_minutes"}  # has its own
     cooldown = {"cooldown_from": str(folder), "cooldown_start": stored["step"], "cooldown_rate": rate}
     return folder, {**stored, "settings": {**settings, **cooldown}}
+
+
+def _is_same(requested: str, source: str) -> bool:
+    """False if a request names another checkpoint than source; a folder of checkpoints meant whichever was taken."""
+    return not (Path(requested) / MANIFEST).is_file() or Path(requested).resolve() == Path(source).resolve()
 
 
 def _recorded_schedule(stored: dict[str, Any]) -> Schedule | None:
@@ -83,59 +73,43 @@ def _recorded_schedule(stored: dict[str, Any]) -> Schedule | None:
 # ---------------------------------------------------------------- a longer run
 
 
-def before_decay(args: argparse.Namespace, found: Found, out: Progress) -> Found:
+def before_decay(args: Flags, found: Found, out: Progress) -> Found:
     """The checkpoint to go on from: if the run is made longer and found has decayed, the last one before the decay.
 
-    A checkpoint that --resume_from names itself is taken as it is.
+    A checkpoint that --resume_from names itself is taken as it is, and what that does to the learning rate is said.
     """
     folder, stored = found
     schedule = _recorded_schedule(stored)
     if schedule is None or stored["step"] <= schedule.decay_start or args.cooldown_from:
         return found
-    if not (schedule.cooldown or _is_longer(args, stored["settings"])):
+    if not (schedule.cooldown or _is_longer(args.horizon, stored["settings"])):
         return found
     is_named = args.resume_from != "auto" and Path(args.resume_from).resolve() == folder.resolve()
-    earlier = None if is_named else _newest_until(schedule.plateau_end, folder.parent)
-    if earlier is None:
-        _warn_of_rise(folder, learning_rate_at(stored["step"], schedule), schedule, out)
-        return found
-    path, state = earlier
-    out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before it")
-    if args.max_minutes:  # the horizon of these minutes is planned anew
-        state = {**state, "settings": {**state["settings"], "total_steps": state["step"]}}
-    return path, state
+    plateau_end, rate = schedule.plateau_end, learning_rate_at(stored["step"], schedule)
+    for step, path in {} if is_named or plateau_end is None else find.steps_in(folder.parent).items():
+        with contextlib.suppress(InvalidCheckpoint):
+            if step <= plateau_end:
+                state = verify(path, to_train=True)
+                out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before "
+                        "it")
+                if args.max_minutes:  # the horizon of these minutes is planned anew
+                    state = {**state, "settings": {**state["settings"], "total_steps": state["step"]}}
+                return path, state
+    if rate <= schedule.learning_rate / 2:
+        cure = "A run that may be made longer is one with --lr_schedule wsd."
+        if plateau_end is not None:
+            cure = f"To go on from the plateau, give a checkpoint up to step {plateau_end:,}."
+        out.warn(f"the learning rate of {folder.name} has fallen to {rate:.2g}, and rises again now. {cure}")
+    return found
 
 
-def _warn_of_rise(folder: Path, rate: float, schedule: Schedule, out: Progress) -> None:
-    """Says what a longer run does to a model whose learning rate has fallen, unless it has fallen by little."""
-    if rate > schedule.learning_rate / 2:
-        return
-    cure = "A run that may be made longer is one with --lr_schedule wsd."
-    if schedule.plateau_end is not None:
-        cure = f"To go on from the plateau, give a checkpoint up to step {schedule.plateau_end:,}."
-    out.warn(f"the learning rate of {folder.name} has fallen to {rate:.2g}, and rises again now. {cure}")
-
-
-def _is_longer(args: argparse.Namespace, settings: dict[str, Any]) -> bool:
+def _is_longer(horizon: FlagsOfGroup, settings: dict[str, Any]) -> bool:
     """True if the flags lead beyond the horizon of the settings."""
-    if args.max_steps:
-        return args.max_steps > settings["total_steps"]
-    if args.max_minutes:
-        return args.max_minutes > (settings.get("max_minutes") or 0)
-    return (args.epochs or 0) > settings.get("epochs", 0)
-
-
-def _newest_until(step: int | None, folder: Path) -> Found | None:
-    """The newest sound checkpoint of a folder up to a step; none without a step."""
-    if step is None:
-        return None
-    for other, path in find.steps_in(folder).items():
-        if other <= step:
-            try:
-                return path, verify(path, to_train=True)
-            except InvalidCheckpoint:
-                continue
-    return None
+    if horizon.max_steps:
+        return horizon.max_steps > settings["total_steps"]
+    if horizon.max_minutes:
+        return horizon.max_minutes > (settings.get("max_minutes") or 0)
+    return (horizon.epochs or 0) > settings.get("epochs", 0)
 
 
 def plateau_of(stored: dict[str, Any]) -> int | None:
@@ -148,12 +122,10 @@ def left_decays(output_dir: Path, resumed: Path | None, step: int) -> list[tuple
     """The checkpoints of a decay that a run at this step does not take part in, each with the end of its plateau."""
     found = []
     for path in find.not_leading_to(output_dir, resumed, step):
-        try:
+        with contextlib.suppress(InvalidCheckpoint):
             plateau_end = plateau_of(read_state(path))
-        except InvalidCheckpoint:
-            continue
-        if plateau_end is not None and plateau_end >= step:
-            found.append((path, plateau_end))
+            if plateau_end is not None and plateau_end >= step:
+                found.append((path, plateau_end))
     return found
 
 

@@ -5,7 +5,6 @@ A step that fails is undone: weights, optimizer, loss scale and random numbers a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import os
@@ -137,7 +136,7 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
     args, machine = run.setup.args, run.setup.machine
     run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
     mode = args.compile_mode if args.compile_mode not in ("default", "blocks") else None
-    run.parallel.compile(compiles_in_parts(args, machine), mode=mode)
+    run.parallel.compile(compiles_in_parts(args.compile_mode, machine), mode=mode)
     is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
     with run.parallel.micro_batch(is_last=is_whole_step):
         with machine.autocast():
@@ -159,13 +158,13 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
                        "to another folder.")
 
 
-def compiles_in_parts(args: argparse.Namespace, machine: Machine) -> bool:
+def compiles_in_parts(mode: str | None, machine: Machine) -> bool:
     """Whether the compiler gets blocks, not the model: by default on GPUs of before bf16.
 
     They are lent by the hour, beside few processor cores; a whole model compiles there for minutes, to be 1% faster.
     """
     is_old = machine.backend.runs_ahead and machine.dtype == torch.float16
-    return args.compile_mode == "blocks" or (args.compile_mode is None and is_old)
+    return mode == "blocks" or (mode is None and is_old)
 
 
 @contextlib.contextmanager

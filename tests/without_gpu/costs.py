@@ -50,7 +50,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
                                     dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
         run = run_of(model, scaler, machine=machine, optimizer=optimizer, parallel=Alone(model))
-        run.parallel.compile(compiles_in_parts(args, machine))
+        run.parallel.compile(compiles_in_parts(args.compile_mode, machine))
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
         else:
