@@ -26,6 +26,13 @@ def check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:
         raise InvalidCheckpoint(f"{file}: {key} is {shown(value)}, not a whole number from {low:,} to {high:,}")
 
 
+def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises InvalidCheckpoint for a field of a config.json with another value than the allowed ones."""
+    for key, values in allowed.items():
+        if fields.get(key, values[0]) not in values:
+            raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {values[0]!r} is supported")
+
+
 def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:
     """A field of a config.json that is at least 0 and below 1. Raises InvalidCheckpoint."""
     value = fields.get(key, default)

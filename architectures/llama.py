@@ -1,6 +1,8 @@
-"""Llama (Touvron et al. 2023; Grattafiori et al. 2024): rotary.py without norms of queries and keys.
+"""Llama (Touvron et al. 2023; Grattafiori et al. 2024) for the program around its network, rotary.py: files of others,
+memory, decoding. Qwen3's Hugging Face names are the same, so qwen3.py is this file with a few differences.
 
-The functions of architectures/table.py are defined here; those that follow from the network are in shared.py.
+Shapes: C width, H heads, KV or G heads of keys and values, K head size, F width inside the MLP, T window, N rows of the
+residual stream.
 """
 
 from __future__ import annotations
@@ -10,42 +12,38 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 
-from architectures import shared
-from architectures.rotary import RotaryConfig
-from architectures.rotary_decoding import decoding_block, decoding_ends, kv_heads
-from architectures.shared import (
-    EMBEDDING,
-    FINAL_NORM,
-    FLAGS,
-    GGUF_KEPT_IN_F32,
-    add_gguf_fields,
-    block_bytes,
-    build,
-    from_hf_tensors,
-    head_name,
-    hidden_matrices,
-    shapes,
-    to_hf_tensors,
-    unpadded_tensors,
-    why_no_gguf,
-)
-from ops.rotary import rotary_frequencies
+from architectures.architecture import Architecture, Attend, LaidOutParts, StackedParts
+from architectures.fields import check_values, check_whole, fraction_of, is_number, shown, truth_of
+from architectures.rotary import RotaryConfig, RotaryTransformer
+from common.errors import Exit, InvalidCheckpoint, UserError
+from ops.attention import attends_in_blocks, attention_bytes
+from ops.linear import swiglu
+from ops.options import Options
+from ops.rotary import RotaryScaling, rotary_frequencies, rotary_tables, rotate
 
-__all__ = (
-    "EMBEDDING", "FINAL_NORM", "FLAGS", "GGUF_ARCHITECTURE", "GGUF_KEPT_IN_F32", "NAME", "Config", "add_gguf_fields",
-    "block_bytes", "build", "decoding_block", "decoding_ends", "from_hf_config", "from_hf_tensors", "head_name",
-    "hidden_matrices", "kv_heads", "shapes", "sized", "to_gguf_tensors", "to_hf_config", "to_hf_tensors",
-    "unpadded_tensors", "why_no_gguf",
-)
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [N, K/2] each
 
-NAME: str = "Llama"
-GGUF_ARCHITECTURE: str = "LLAMA"  # of gguf.MODEL_ARCH
+FUSED = {  # a matrix here: those of a Hugging Face folder that are stacked in it
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+STALE_TABLES = ".rotary_emb.inv_freq"  # buffers that old versions of transformers stored
 
-# What LlamaConfig of transformers takes where config.json has no such field.
-DEFAULTS = {"vocab_size": 32000, "max_position_embeddings": 2048, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "hidden_size": 4096, "intermediate_size": 11008}
-COMPUTED = {"mlp_bias": (False,)}  # the values of fields that are computed exactly
+# Of config.json: the field of RotaryConfig, and a bound that any real model is within, so that a hostile file cannot
+# ask for all of the machine's memory.
+NUMBERS = {
+    "vocab_size": ("vocab_size", 2**24), "max_position_embeddings": ("seq_length", 2**24),
+    "hidden_size": ("n_embd", 2**16), "intermediate_size": ("n_inner", 2**20), "num_hidden_layers": ("n_layer", 1024),
+    "num_attention_heads": ("n_head", 1024), "num_key_value_heads": ("n_kv_head", 1024), "head_dim": ("head_dim", 4096),
+}
+SCALING_FIELDS = {  # of rope_type llama3: those of RotaryScaling
+    "factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_seq_length",
+}
+MOST_ANGLES = 2**28  # positions x head size: their cosines and sines take 1 GiB
+
 
 
 @dataclass(frozen=True)
@@ -55,46 +53,324 @@ class LlamaConfig(RotaryConfig):
     qk_norm: ClassVar[bool] = False
 
 
-Config = LlamaConfig
+class Llama(Architecture[RotaryConfig]):
+    """The functions of architecture.py for Llama."""
+
+    NAME = "Llama"
+    MODEL_TYPE, CLASS = "llama", "LlamaForCausalLM"  # of transformers
+    Config: type[RotaryConfig] = LlamaConfig
+    FLAGS = ("n_kv_head", "n_inner", "rope_theta")
+    EMBEDDING = "model.embed_tokens"
+    GGUF_ARCHITECTURE = "LLAMA"
+    # What transformers takes where config.json has no such field, and the values of other fields that are computed.
+    DEFAULTS: ClassVar[dict[str, int]] = {
+        "vocab_size": 32000, "max_position_embeddings": 2048, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "hidden_size": 4096, "intermediate_size": 11008}
+    COMPUTED: ClassVar[dict[str, tuple[Any, ...]]] = {"mlp_bias": (False,)}
+    OTHER_FIELDS: ClassVar[dict[str, Any]] = {"mlp_bias": False, "pretraining_tp": 1}
+
+    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
+              tie_weights: bool = True, **flags: Any) -> RotaryConfig:
+        """The config of a size: what is not given makes the blocks as large as GPT-2's, 12 L C^2 weights.
+
+        Keys and values have a third of the heads where 3 divides them, else half of them. Raises UserError (exit 2) for
+        heads that cannot be shared or rotated.
+        """
+        L, H, C = layers_heads_width
+        KV = flags.get("n_kv_head") or next((H // group for group in (3, 2) if H % group == 0), H)
+        K = C // H
+        if H % KV:
+            raise UserError(Exit.FLAGS, f"--n_kv_head {KV}: does not divide the {H} heads. Give a divisor of --n_head.")
+        if K % 2:
+            raise UserError(Exit.FLAGS, f"--n_head {H}: a head of {K} dimensions cannot be rotated in pairs. Give an "
+                                        f"--n_head that divides {C} into an even number.")
+        multiple = 64 if C >= 256 else 16
+        of_equal_size = (12 * C - 2 * K * (H + KV)) / 3
+        F = flags.get("n_inner") or max(1, round(of_equal_size / multiple)) * multiple
+        return self.Config(vocab_size, seq_length, L, H, C, KV, K, F, dropout, tie_weights,
+                           flags.get("rope_theta", 10_000.0))
+
+    def build(self, config: RotaryConfig, options: Options) -> RotaryTransformer:
+        return RotaryTransformer(config, options)
+
+    def hidden_matrices(self, config: RotaryConfig) -> dict[str, tuple[int, ...]]:
+        C = config.n_embd
+        of_a_block = {**_fused_rows(config), "self_attn.o_proj": (C,), "mlp.down_proj": (C,)}
+        return {f"model.layers.{layer}.{name}.weight": rows
+                for layer in range(config.n_layer) for name, rows in of_a_block.items()}
+
+    def block_bytes(self, config: RotaryConfig, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
+        # Kept are the inputs of both norms (residual stream), then e times: 2 C outputs of norms; q, k and v as made by
+        # qkv_proj, which their norms need and v is a part of; q and k rotated, and v where it is copied into blocks;
+        # H K of attention; 2 F of gate and up, F of their product. To these come the norms' statistics, and what
+        # attention keeps of its matrix. Dropout adds two masks of a byte an element.
+        e = dtype.itemsize
+        C, F, T = config.n_embd, config.n_inner, config.seq_length
+        q, k, v = config.qkv_rows
+        copies_v = attends_in_blocks(device_type, dtype, T)
+        made = q + k + v if config.qk_norm or not copies_v else 0
+        kept = 2 * C * residual_bytes + e * (2 * C + made + q + k + (v if copies_v else 0) + q + 3 * F)
+        kept += 4 * (2 + (config.n_head + config.n_kv_head if config.qk_norm else 0))
+        drops = config.dropout > 0
+        return kept + attention_bytes(device_type, dtype, config.n_head, T, drops) + (2 * C if drops else 0)
+
+    def to_hf_config(self, config: RotaryConfig, end_of_text_id: int | None) -> dict[str, Any]:
+        return {
+            "architectures": [self.CLASS],
+            "model_type": self.MODEL_TYPE,
+            **{key: getattr(config, name) for key, (name, _) in NUMBERS.items()},
+            "hidden_act": "silu",
+            "rms_norm_eps": config.rms_norm_epsilon,
+            **_rope_fields(config),
+            "attention_bias": False,
+            "attention_dropout": config.dropout,
+            "initializer_range": 0.02,
+            "use_cache": True,
+            "tie_word_embeddings": config.tie_weights,
+            **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
+            **dict.fromkeys(("dtype", "torch_dtype"), "float32"),
+            **self.OTHER_FIELDS,
+        }
+
+    def from_hf_config(self, fields: Mapping[str, Any]) -> RotaryConfig:
+        numbers = _numbers(fields, self.DEFAULTS)
+        check_values(fields, {"hidden_act": ("silu", "swish"), "attention_bias": (False,),
+                              "quantization_config": (None,), **self.COMPUTED})
+        tied = truth_of(fields, "tie_word_embeddings", False)
+        rope_theta, rope_scaling = _rope(fields)
+        return self.Config(
+            **{name: numbers[key] for key, (name, _) in NUMBERS.items()},
+            dropout=fraction_of(fields, "attention_dropout", 0.0),
+            tie_weights=tied,
+            rope_theta=rope_theta,
+            rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6),
+            rope_scaling=rope_scaling,
+        )
+
+    def to_hf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = self.unpadded_tensors(config, tensors)
+        for layer in range(config.n_layer):
+            for fused, rows in _fused_rows(config).items():
+                parts = found.pop(f"model.layers.{layer}.{fused}.weight").split(rows)
+                found.update({f"model.layers.{layer}.{name}.weight": part
+                              for name, part in zip(FUSED[fused], parts, strict=True)})
+        return found
+
+    def from_hf_tensors(self, config: RotaryConfig, stored: Mapping[str, torch.Tensor]) -> StackedParts:
+        """As Architecture says. Raises InvalidCheckpoint for a part of several that is missing or of another shape.
+
+        A tied head and buffers of old versions are left out; a folder of the network without its head lacks the prefix.
+        """
+        named: dict[str, tuple[torch.Tensor, ...]] = {
+            name if name.startswith(("model.", "lm_head.")) else f"model.{name}": (tensor,)
+            for name, tensor in stored.items()}
+        for layer in range(config.n_layer):
+            for fused, rows in _fused_rows(config).items():
+                names = [f"model.layers.{layer}.{part}.weight" for part in FUSED[fused]]
+                for name, height in zip(names, rows, strict=True):
+                    if name not in named:
+                        raise InvalidCheckpoint(f"{name} is missing")
+                    [part] = named[name]
+                    if list(part.shape) != [height, config.n_embd]:
+                        raise InvalidCheckpoint(f"{name} has shape {list(part.shape)}, the config asks for "
+                                                f"{[height, config.n_embd]}")
+                named[f"model.layers.{layer}.{fused}.weight"] = tuple(named.pop(name)[0] for name in names)
+        is_tied_head = {"lm_head.weight"} if config.tie_weights else set()
+        return {name: parts for name, parts in named.items()
+                if name not in is_tied_head and not name.endswith(STALE_TABLES)}
+
+    def kv_heads(self, config: RotaryConfig) -> tuple[int, int]:
+        return config.n_kv_head, config.head_dim
+
+    def decoding_block(self, config: RotaryConfig, layer: int, parts: LaidOutParts) -> RotaryDecodingBlock:
+        return RotaryDecodingBlock(config, layer, parts)
+
+    def decoding_ends(self, config: RotaryConfig, parts: LaidOutParts) -> RotaryDecodingEnds:
+        return RotaryDecodingEnds(config, parts)
+
+    def to_gguf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of transformers, with the rows of queries and keys in the order of the paper on rotary positions.
+
+        llama.cpp turns the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i + K/2. What it
+        divides the frequencies by, if they are scaled, is a tensor more, rope_freqs.weight.
+        """
+        found = self.to_hf_tensors(config, tensors)
+        for name, tensor in found.items():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                halves_H2KC = tensor.view(-1, 2, config.head_dim // 2, config.n_embd)
+                found[name] = halves_H2KC.transpose(1, 2).reshape(tensor.shape)
+        if config.rope_scaling:
+            plain_K2 = rotary_frequencies(config.head_dim, config.rope_theta)
+            found["rope.freqs.weight"] = plain_K2 / config.rope_scaling.of(plain_K2)
+        return found
+
+    def add_gguf_fields(self, writer: Any, config: RotaryConfig) -> None:
+        writer.add_block_count(config.n_layer)
+        writer.add_context_length(config.seq_length)
+        writer.add_embedding_length(config.n_embd)
+        writer.add_feed_forward_length(config.n_inner)
+        writer.add_head_count(config.n_head)
+        writer.add_head_count_kv(config.n_kv_head)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_rope_freq_base(config.rope_theta)
+        writer.add_layer_norm_rms_eps(config.rms_norm_epsilon)
 
 
-def sized(layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
-          tie_weights: bool = True, **flags: Any) -> LlamaConfig:
-    """The config of a size, as shared.equal_in_size; flags are those of FLAGS."""
-    return shared.equal_in_size(LlamaConfig, layers_heads_width, vocab_size, seq_length, dropout, tie_weights, **flags)
+def _fused_rows(config: RotaryConfig) -> dict[str, tuple[int, ...]]:
+    """For each of FUSED the rows of its parts."""
+    return {"self_attn.qkv_proj": config.qkv_rows, "mlp.gate_up_proj": (config.n_inner, config.n_inner)}
 
 
-def to_hf_config(config: LlamaConfig, end_of_text_id: int | None) -> dict[str, Any]:
-    """The fields of transformers' LlamaConfig, for config.json."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **shared.common_fields(config, end_of_text_id),
-        "mlp_bias": False,
-        "pretraining_tp": 1,
-    }
+# ---------------------------------------------------------------- fields of config.json
 
 
-def from_hf_config(fields: Mapping[str, Any]) -> LlamaConfig:
-    """The model's shape from the fields of a config.json whose model_type is llama.
+def _numbers(fields: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, int]:
+    """The whole numbers of the config, each within its bounds; a head size and shared heads that are null follow."""
+    numbers = {key: fields.get(key, defaults.get(key)) for key in NUMBERS}
+    for key in ("hidden_size", "num_attention_heads"):
+        check_whole("config.json", key, numbers[key], 1, NUMBERS[key][1])
+    C, H = numbers["hidden_size"], numbers["num_attention_heads"]
+    if numbers["head_dim"] is None:
+        if C % H:
+            raise InvalidCheckpoint(f"config.json: hidden_size {C} is not a multiple of num_attention_heads {H}")
+        numbers["head_dim"] = C // H
+    if numbers["num_key_value_heads"] is None:
+        numbers["num_key_value_heads"] = H
 
-    Raises InvalidCheckpoint, naming the field, for a Llama that rotary.py does not compute exactly.
+    for key, (_, high) in NUMBERS.items():
+        check_whole("config.json", key, numbers[key], 1, high)
+    if H % numbers["num_key_value_heads"]:
+        raise InvalidCheckpoint(f"config.json: num_attention_heads {H} is not a multiple of num_key_value_heads "
+                                f"{numbers['num_key_value_heads']}")
+    if numbers["max_position_embeddings"] * numbers["head_dim"] > MOST_ANGLES:
+        raise InvalidCheckpoint(f"config.json: max_position_embeddings {numbers['max_position_embeddings']:,} with "
+                                f"head_dim {numbers['head_dim']:,} needs tables of more than 1 GiB")
+    if numbers["head_dim"] % 2:
+        raise InvalidCheckpoint(f"config.json: head_dim is {numbers['head_dim']}, and an odd number of dimensions "
+                                "cannot be rotated in pairs")
+    return numbers
+
+
+def _rope_fields(config: RotaryConfig) -> dict[str, Any]:
+    """The fields of the rotary frequencies, for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
+    scaling = config.rope_scaling
+    kind: dict[str, Any] = {"rope_type": "default"}
+    if scaling is not None:
+        values = (getattr(scaling, name) for name in SCALING_FIELDS.values())
+        kind = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, values, strict=True))}
+    return {"rope_theta": config.rope_theta, "rope_scaling": kind if scaling else None,
+            "rope_parameters": {**kind, "rope_theta": config.rope_theta}}
+
+
+def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
+    """The base of the rotary frequencies and how they are scaled, from the fields that _rope_fields writes.
+
+    Raises InvalidCheckpoint for another scaling than llama3's, and where only a part of a head is rotated.
     """
-    return shared.config_from(LlamaConfig, fields, DEFAULTS, COMPUTED)
+    theta, found = fields.get("rope_theta", 10_000.0), []
+    if fields.get("partial_rotary_factor", 1.0) not in (1, None):
+        raise InvalidCheckpoint(f"config.json: partial_rotary_factor is {shown(fields['partial_rotary_factor'])}; only "
+                                "1.0 is supported")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = fields.get(key) or {}
+        if not isinstance(rope, Mapping):
+            raise InvalidCheckpoint(f"config.json: {key} is {shown(rope)}, not an object")
+        theta = rope.get("rope_theta", theta)
+        found += [_scaling(key, rope)] if rope else []
+    if len(set(found)) > 1:
+        raise InvalidCheckpoint("config.json: rope_scaling and rope_parameters scale differently")
+    if not is_number(theta) or not 1 < theta < 1e12:
+        raise InvalidCheckpoint(f"config.json: rope_theta is {shown(theta)}, not a number above 1")
+    return float(theta), found[0] if found else None
 
 
-def to_gguf_tensors(config: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of transformers, with the rows of queries and keys in the order of the paper on rotary positions.
+def _scaling(key: str, rope: Mapping[str, Any]) -> RotaryScaling | None:
+    """What rope_scaling or rope_parameters says, None for frequencies as they are. Raises InvalidCheckpoint."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    is_scaled = kind == "llama3"
+    computed = {"rope_type": (kind,) if is_scaled else ("default",), "type": ("default", "llama3"),
+                "partial_rotary_factor": (1, None)}
+    for name, value in rope.items():
+        is_known = name == "rope_theta" or (is_scaled and name in SCALING_FIELDS)
+        if not is_known and (name not in computed or value not in computed[name]):
+            raise InvalidCheckpoint(f"config.json: {key} has {name} {shown(value)}; only rope_type 'default' and "
+                                    "'llama3', of all dimensions, are supported")
+    if not is_scaled:
+        return None
 
-    llama.cpp turns the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i + K/2. What it
-    divides the frequencies by, if they are scaled, is a tensor more, rope_freqs.weight.
+    numbers: dict[str, Any] = {name: rope.get(name) for name in SCALING_FIELDS}
+    *factors, positions = numbers
+    for name in factors:
+        if not is_number(numbers[name]) or not 1e-6 <= numbers[name] <= 1e6:
+            raise InvalidCheckpoint(f"config.json: {key} has {name} {shown(numbers[name])}, not a number from 0.000001 "
+                                    "to 1,000,000")
+    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
+    if low >= high:
+        raise InvalidCheckpoint(f"config.json: {key} has high_freq_factor {high:g}, not more than its low_freq_factor, "
+                                f"{low:g}")
+    check_whole("config.json", f"{key}.{positions}", numbers[positions], 1, NUMBERS["max_position_embeddings"][1])
+    return RotaryScaling(float(numbers["factor"]), float(low), float(high), numbers[positions])
+
+
+# ---------------------------------------------------------------- decoding
+
+
+class RotaryDecodingNorm:
+    """RMSNorm over the last dimension as in ops/norm.py, with a weight that may differ from head to head.
+
+    Without gradients PyTorch's own norm is the shorter way: one call instead of five. It is computed in fp32.
     """
-    found = shared.to_hf_tensors(config, tensors)
-    for name, tensor in found.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            halves_H2KC = tensor.view(-1, 2, config.head_dim // 2, config.n_embd)
-            found[name] = halves_H2KC.transpose(1, 2).reshape(tensor.shape)
-    if config.rope_scaling:
-        plain_K2 = rotary_frequencies(config.head_dim, config.rope_theta)
-        found["rope.freqs.weight"] = plain_K2 / config.rope_scaling.of(plain_K2)
-    return found
+
+    def __init__(self, config: RotaryConfig, weight: torch.Tensor):
+        self.weight = weight
+        self.epsilon = config.rms_norm_epsilon
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return (F.rms_norm(x.float(), x.shape[-1:], None, self.epsilon) * self.weight).to(x.dtype)
+
+
+class RotaryDecodingBlock:
+    """A block on weights laid out for decoding. Queries and keys are normed and rotated together, as heads of one."""
+
+    def __init__(self, config: RotaryConfig, layer: int, parts: LaidOutParts):
+        block = f"model.layers.{layer}"
+        self.config = config
+        self.attention_norm = RotaryDecodingNorm(config, parts.vector(f"{block}.input_layernorm.weight"))
+        self.qkv = parts.matrix(f"{block}.self_attn.qkv_proj")
+        self.qk_norm = None
+        if config.qk_norm:
+            q_norm, k_norm = (parts.vector(f"{block}.self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
+            weight = torch.cat([q_norm.expand(config.n_head, -1), k_norm.expand(config.n_kv_head, -1)])
+            self.qk_norm = RotaryDecodingNorm(config, weight)
+        self.attention_out = parts.matrix(f"{block}.self_attn.o_proj")
+        self.mlp_norm = RotaryDecodingNorm(config, parts.vector(f"{block}.post_attention_layernorm.weight"))
+        self.mlp_in = parts.matrix(f"{block}.mlp.gate_up_proj")
+        self.mlp_out = parts.matrix(f"{block}.mlp.down_proj")
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
+        H, G, K = self.config.n_head, self.config.n_kv_head, self.config.head_dim
+        heads = self.qkv(self.attention_norm(x)).view(len(x), H + 2 * G, K)
+        qk, v_NGK = heads.split((H + G, G), 1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        q_NHK, k_NGK = rotate(qk, *rotation).split((H, G), 1)
+
+        x = self.attention_out(attend(q_NHK, torch.stack([k_NGK, v_NGK], 1)), plus=x)
+        hidden = swiglu(self.mlp_in(self.mlp_norm(x)))
+        return self.mlp_out(hidden, plus=x)
+
+
+class RotaryDecodingEnds:
+    """The rotations of the positions before the blocks, a norm behind them."""
+
+    def __init__(self, config: RotaryConfig, parts: LaidOutParts):
+        weight = parts.vector("model.norm.weight")
+        tables = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
+        self.cos_TK2, self.sin_TK2 = (table.to(weight.device) for table in tables)
+        self.leave = RotaryDecodingNorm(config, weight)
+
+    def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Rotation]:
+        """Looks up the rotations."""
+        return x, (self.cos_TK2[positions_N], self.sin_TK2[positions_N])

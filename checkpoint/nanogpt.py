@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import checkpoint
-from architectures import gpt2
+from architectures.gpt2 import GPT2
 from checkpoint.contents import model_card, text_files
 from checkpoint.load import weights_of
 from common.children import SAFE_PATH, ask
@@ -49,7 +49,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
     try:
         activation = activation or ("gelu_new" if facts["is_object"] else "gelu")
         config = _config(weights, n_head or facts["n_head"], activation)
-        weights_of(config, gpt2.to_hf_tensors(config, weights))
+        weights_of(config, GPT2().to_hf_tensors(config, weights))
     except InvalidCheckpoint as error:
         raise UserError(Exit.CHECKPOINT, f"{shown}: {error}. {error.cure or 'Give a GPT-2 by its names.'}") from error
 
@@ -69,7 +69,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
     texts = text_files(0, config, {}, tokenizer_json, end_id, model_card(config, said))
     for name in texts.keys() - {STATE}:
         (folder / name).write_text(texts[name], encoding="utf-8")
-    stored = {name: tensor.contiguous() for name, tensor in gpt2.to_hf_tensors(config, weights).items()
+    stored = {name: tensor.contiguous() for name, tensor in GPT2().to_hf_tensors(config, weights).items()
               if name != "lm_head.weight" or not config.tie_weights}
     save_file(stored, folder / WEIGHTS, {"format": "pt"})
     return (f"{count(config.num_parameters)} parameters, {config.n_layer} layers, {config.n_head} heads, width "

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from architectures.decoding import LaidOutBlock, LaidOutEnds
 from architectures.table import ModelConfig, architecture_of
 from machine.backends import backend_of
 from ops.products import PACKED_ROWS, Dense, Packed
@@ -226,8 +225,8 @@ class DecodingWeights:
     """A whole model laid out for decoding. The head is the embedding itself where they share a matrix and a layout."""
 
     embedding: Dense
-    ends: LaidOutEnds
-    blocks: list[LaidOutBlock]
+    ends: Any
+    blocks: list[Any]
     head: Dense
     bytes_per_step: int  # of the matrices, which a step reads
 
@@ -251,7 +250,7 @@ class WeightLoader:
         architecture = architecture_of(self.config)
         parts_by_layer = [PartsInOrder(self) for _ in range(self.config.n_layer)]
 
-        def load_block(layer: int) -> LaidOutBlock:
+        def load_block(layer: int) -> Any:
             return architecture.decoding_block(self.config, layer, parts_by_layer[layer])
 
         with ThreadPoolExecutor(LOADING_THREADS) as pool:

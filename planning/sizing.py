@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from architectures.table import ARCHITECTURES, DEFAULT, Architecture, ModelConfig, architecture_of
+from architectures.architecture import Architecture
+from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of
 from common.flags import Flags, FlagsOfGroup
 from common.words import count, several
 from machine.backends import gpu_of_this_system

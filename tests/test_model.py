@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from architectures.gpt2 import to_hf_config
+from architectures.gpt2 import GPT2
 from architectures.table import Network
 from checkpoint.load import load_model, load_weights
 from model import GPT, SIZES, GPTConfig, Options
@@ -74,7 +74,7 @@ def hugging_face_model(model: GPT):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(7)
-    theirs = GPT2LMHeadModel(GPT2Config(**to_hf_config(model.config, 0))).eval()
+    theirs = GPT2LMHeadModel(GPT2Config(**GPT2().to_hf_config(model.config, 0))).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter += 0.1 * torch.randn_like(parameter)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from architectures import gpt2
+from architectures.gpt2 import GPT2
 from common.errors import InvalidCheckpoint
 from model import GPT, GPTConfig
 
-CONFIG = GPTConfig(400, 16, 2, 2, 32)
+gpt2, CONFIG = GPT2(), GPTConfig(400, 16, 2, 2, 32)
 
 
 # ---------------------------------------------------------------- config.json

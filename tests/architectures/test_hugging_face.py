@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from architectures import llama, qwen3
 from architectures.table import ARCHITECTURES, create
 from checkpoint.load import load_model, open_model
 from common.errors import InvalidCheckpoint, UserError
@@ -17,6 +16,7 @@ from tests.helpers.models import make_rotary, write_hugging_face_folder
 SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)  # of the 8 frequencies of 16 dimensions 1 is kept, 1 between, 6 divided
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
+qwen3, llama = ARCHITECTURES["qwen3"], ARCHITECTURES["llama"]
 QWEN3 = qwen3.sized((2, 6, 96), 400, 32)
 LLAMA = llama.sized((2, 6, 96), 400, 32)
 

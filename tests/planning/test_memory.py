@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from architectures import gpt2
+from architectures.gpt2 import GPT2
 from machine.device import Machine
 from machine.processes import Processes
 from model import SIZES, GPTConfig, Options
@@ -47,7 +47,7 @@ def test_a_blocks_activations_are_what_autograd_keeps_of_it(shape, dtype):
     found = (kept_by_autograd(deep, batch_size, dtype) - kept_by_autograd(shallow, batch_size, dtype)) / 2
     if dtype == torch.bfloat16:
         found -= 2 * 12 * width**2
-    predicted = batch_size * seq_length * gpt2.block_bytes(deep, "cpu", dtype, 4)
+    predicted = batch_size * seq_length * GPT2().block_bytes(deep, "cpu", dtype, 4)
     assert predicted == pytest.approx(found, rel=0.02)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from architectures.table import Architecture
+from architectures.architecture import Architecture
 from common.errors import PACKAGES
 from tests.helpers.commands import COMMANDS, ROOT
 from tests.helpers.house import import_graph, imported_names, nodes, sources
