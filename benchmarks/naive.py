@@ -1,6 +1,6 @@
 """What is naive in the ladder's first rungs: parts of train.py as they are first written, and train.py run with them.
 
-B batch, T time, H heads, K head size.
+B batch, T time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.optim.adamw import AdamW
 
 import train
 from data import CorpusWindows
 from machine.processes import ALONE, Processes
-from ops.attention import Context
+from ops.attention import plain_attention
 from tokens.stream import DTYPES
 from training.parts import FAST
 
@@ -56,14 +55,10 @@ class NaiveBatches:
         return torch.from_numpy(np.concatenate(maps).astype(np.int32))
 
 
-def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:
-    """causal_attention as first written: all [T, T] scores, those of the future masked, then the softmax."""
+def naive_attention(*args: Any) -> torch.Tensor:
+    """causal_attention as first written."""
     _called.add("attention")
-    T, K = q_BHTK.shape[-2:]
-    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
-    scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
-    weights_BHTT = F.dropout(scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1), context.dropout)
-    return weights_BHTT @ v_BHTK
+    return plain_attention(*args)
 
 
 def naive_adamw(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:

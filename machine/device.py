@@ -179,10 +179,6 @@ def why_no_compile(device: torch.device) -> str | None:
     return backend_of(device).why_no_compile()
 
 
-def device_name(device: torch.device) -> str:
-    return backend_of(device).name()
-
-
 def compiler_complaint(error: Exception) -> str:
     """The first line of what a compiler's error says, and what is known to be missing here."""
     said = first_line(error)

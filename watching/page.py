@@ -51,7 +51,7 @@ def _sections(metrics: Path) -> Iterable[str]:
     """What else is known of one run."""
     lines, folder = read_lines(metrics), metrics.parent
     starts = [fields for fields in map(_object, _text(folder / STARTS).splitlines()) if fields]
-    said = [str(words) for start in starts for words in _list(start.get("warnings"))]
+    said = [str(words) for start in starts if isinstance(start.get("warnings"), list) for words in start["warnings"]]
     said += [f"step {line['step']:,}: {line['advice']}" for line in lines if isinstance(line.get("advice"), str)]
     if said:
         yield f"<h2>Warnings and advice</h2>{_pre(chr(10).join(dict.fromkeys(said)))}"
@@ -66,8 +66,9 @@ def _sections(metrics: Path) -> Iterable[str]:
         yield f"<h2>Starts and ends</h2>{_table(rows)}"
     if rows := list(_checkpoints(folder)):
         yield f"<h2>Checkpoints</h2>{_table(rows)}"
-    if flags := _text(folder / "config.toml"):
-        yield f"<h2>Flags</h2>{_pre(_without_folders(flags))}"
+    if flags := _text(folder / "config.toml"):  # of absolute paths, which tell about a machine's user, the names alone
+        flags = re.sub(r'"(?:[/~\\]|\w:[/\\])[^"\n]*?([^"/\\\n]*)"', r'"\1"', flags)
+        yield f"<h2>Flags</h2>{_pre(flags)}"
 
 
 def _start(fields: dict[str, Any]) -> list[str]:
@@ -83,11 +84,6 @@ def _checkpoints(folder: Path) -> Iterable[list[str]]:
             yield [path.parent.name, size(sum(file.stat().st_size for file in path.parent.iterdir()))]
 
 
-def _without_folders(text: str) -> str:
-    """Absolute paths tell about a machine's user: their names alone stay."""
-    return re.sub(r'"(?:[/~\\]|\w:[/\\])[^"\n]*?([^"/\\\n]*)"', r'"\1"', text)
-
-
 def _text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return read_text(path)
@@ -99,10 +95,6 @@ def _object(line: str) -> dict[str, Any]:
         found = json.loads(line)
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _pre(text: str) -> str:
