@@ -40,8 +40,7 @@ SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
 LIMIT_SECONDS = 900.0  # after which a rung is given up
 LOADER_TOKENS = 10_000_000
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
-ANSWERS = {"step": peers.time_step, "decode": peers.time_decode, "text": peers.write_text,
-           "tiktoken": peers.by_tiktoken, "loader": peers.time_loader, "saving": peers.time_saving}
+CHILDREN = ("naive", "prepare", "step", "decode", "text", "tiktoken", "loader", "saving")
 
 
 # ---------------------------------------------------------------- flags
@@ -123,16 +122,15 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def answer(name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What the child process of this name does; what needs torch is imported here: the parent must not do so."""
+    """What the child process of this name does; it imports torch, which the parent must not."""
     if name == "naive":
         from benchmarks.naive import train_naively
 
         return train_naively(**request)
-    if name == "prepare":
-        from benchmarks.prepare import prepare
+    from benchmarks import parts
 
-        return prepare(**request)
-    return ANSWERS[name](**request)
+    return {"prepare": parts.prepare, "step": parts.time_step, "decode": parts.time_decode, "text": parts.write_text,
+            "tiktoken": parts.by_tiktoken, "loader": parts.time_loader, "saving": parts.time_saving}[name](**request)
 
 
 def check_packages(args: argparse.Namespace) -> None:
@@ -170,7 +168,7 @@ def carry_out(args: argparse.Namespace, out: Progress, children: Children, found
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
-    if argv and argv[0] in ("naive", "prepare", *ANSWERS):
+    if argv and argv[0] in CHILDREN:
         print(json.dumps(answer(argv[0], json.loads(argv[1]))), flush=True)
         return Exit.DONE
 

@@ -6,8 +6,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import peers
-from benchmarks.prepare import synthesise
+from benchmarks import parts, peers
 from common.children import Answer
 from model import GPT
 from tests.helpers.bench import leave_a_run, make_bench
@@ -47,7 +46,7 @@ class GPT(torch.nn.Module):  # with nanoGPT's names and calls
 def made_up(tmp_path_factory):
     """A folder of made-up tokens, and a model.py."""
     folder = tmp_path_factory.mktemp("made-up")
-    synthesise(folder, 300, 100_000)
+    parts.synthesise(folder, 300, 100_000)
     (folder / "model.py").write_text(NANOGPT)
     return folder
 
@@ -55,8 +54,8 @@ def made_up(tmp_path_factory):
 def test_a_peers_model_starts_from_our_weights_on_our_batches(made_up, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setattr(torch, "compile", lambda net: net)
-    found = peers.time_step(str(made_up), str(made_up), TINY, 3, 2, "fp32", False)
-    batches, config, _ = peers._ours(made_up, peers.Shape(**TINY), torch.device("cpu"))
+    found = parts.time_step(str(made_up), str(made_up), TINY, 3, 2, "fp32", False)
+    batches, config, _ = parts._ours(made_up, parts.Shape(**TINY), torch.device("cpu"))
     torch.manual_seed(1337)
     ours = GPT.create(config)
     inputs, targets = batches.get(0, 0)
@@ -84,13 +83,13 @@ def test_a_peer_is_timed_in_turns_with_our_best_rung_and_compared(tmp_path, last
 
 
 def test_our_loader_is_faster_than_slicing_row_by_row(made_up):
-    found = peers.time_loader(str(made_up), num_batches=16)
+    found = parts.time_loader(str(made_up), num_batches=16)
     assert list(found) == ["nanoGPT's get_batch", "ours, ram", "ours, mmap"]
     assert found["ours, ram"] < found["nanoGPT's get_batch"]
 
 
 def test_saving_is_timed_in_its_parts(tmp_path):
-    found = peers.time_saving(str(tmp_path), TINY, False)
+    found = parts.time_saving(str(tmp_path), TINY, False)
     assert all(seconds > 0 for seconds in found.values())
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "theirs"}
 
@@ -99,10 +98,10 @@ def test_decoding_is_timed_with_every_precision(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     small = transformers.GPT2Config(vocab_size=300, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     monkeypatch.setattr(transformers, "GPT2Config", lambda: small)
-    monkeypatch.setattr(peers, "NEW_TOKENS", 3)
-    monkeypatch.setattr(peers, "OUR_DECODING", {name: flags for name, flags in peers.OUR_DECODING.items()
+    monkeypatch.setattr(parts, "NEW_TOKENS", 3)
+    monkeypatch.setattr(parts, "OUR_DECODING", {name: flags for name, flags in parts.OUR_DECODING.items()
                                                 if "--compile" not in flags})
-    found = peers.time_decode(str(tmp_path), False)
+    found = parts.time_decode(str(tmp_path), False)
     assert [f"{name}, {num}" for num in (1, 8) for name in (
         "transformers fp32", "transformers bf16", "ours fp32", "ours bf16", "ours int8")] == list(found)
     assert all(rate > 0 for rate in found.values())

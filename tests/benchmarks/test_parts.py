@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.ladder import Facts
-from benchmarks.prepare import prepare
+from benchmarks.parts import prepare
 from common.errors import Exit, UserError
 from tokens.corpus import open_corpus
 
