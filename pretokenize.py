@@ -160,7 +160,7 @@ from pretokenization.commit import check_disk, commit, fingerprint_of, summarise
 from pretokenization.files import Source, refuse_changed, unpacked
 from pretokenization.passes import Job, Text, encode_text
 from pretokenization.report import Report, names_of
-from pretokenization.sources import demo_sources, find_sources, find_text_field
+from pretokenization.sources import demo_sources, find_sources
 from pretokenization.split import Split
 from pretokenization.store import TEXT, WORK, Folder, Journal
 from pretokenization.survey import keep_settled, settle_split
@@ -223,9 +223,8 @@ def begin(args: Namespace, folder: Folder, given: Vocabulary | None, signals: Si
     sources = read_names(args, folder, signals, progress)
     folder.refuse_replaced(source.path for source in sources)
     any_tokenizer = given is not None and not given.splits_as_gpt2
-    text_field = find_text_field(sources, args.text_field, "text_field" in args.config.given, progress.say)
-    reading = Reading(text_field, args.document_separator, args.strict_utf8, args.min_document_chars, any_tokenizer,
-                      limits)
+    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
+                      any_tokenizer, limits)
     journal = folder.read_journal(fingerprint_of(args, sources, given))
     with progress.phase("unpacking"), folder.writing():
         sources = [unpacked(source, folder.work / f"{TEXT}{number}", signals.look)

@@ -138,10 +138,6 @@ class Kind:
         """True for a name, in lower case and without a packed file's ending, that is taken from a folder."""
         return name.endswith(self.endings)
 
-    def text_fields(self, source: Source) -> list[str]:
-        """The fields that hold text in the first document of a file; none for a kind without fields."""
-        return []
-
     def is_single_document(self, reading: Reading) -> bool:
         """True if a file is one document whatever it holds, so that its end can be kept for validation."""
         return False

@@ -27,16 +27,10 @@ from tokens.tokenizer import Vocabulary
 if TYPE_CHECKING:
     from argparse import Namespace
 
-try:
-    import resource
-except ImportError:  # Windows, where the peak of memory is not printed
-    resource = None
-
 PROGRAM_VERSION = 3  # of the bytes that are written: a run that another version began is not continued
 MAX_SOURCES_LISTED = 1000
 BYTES_PER_TOKEN = 2.5  # of text, at least, when the disk space is estimated
 SPARE_BYTES = 2**26
-RATED_BYTES = 10**7  # of text, above which its bytes per second say something
 
 
 def fingerprint_of(args: Namespace, sources: Sequence[Source], vocabulary: Vocabulary | None) -> str:
@@ -44,7 +38,7 @@ def fingerprint_of(args: Namespace, sources: Sequence[Source], vocabulary: Vocab
     without_effect = ("files", "corpus", "tokenizer_file", "output_dir", "overwrite", "num_workers", "debug", "peek",
                       "config")
     flags = {key: value for key, value in sorted(vars(args).items()) if key not in without_effect}
-    content = vocabulary.content_as_json if vocabulary else '""'
+    content = json.dumps(vocabulary.content if vocabulary else "")
     files = [(source.shown, source.num_bytes, source.modified_ns, source.packing, source.kind, source.origin)
              for source in sources]
     return hashlib.sha256(f"[{PROGRAM_VERSION}, {json.dumps(flags)}, {content}, {json.dumps(files)}]".encode()
@@ -114,9 +108,8 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
     val_bytes = splits.get("val", {}).get("bytes", 0)
     share = f"{100 * val_bytes / max(1, sums['bytes']):.2g}% of the text: " if val_bytes else ""
-    progress.say(f"validation: {share}{job.split.rule}{'' if val_bytes else '; no val.bin is written'}")
-    if val_bytes and job.args.val_fraction is None:
-        progress.say("    (--val_fraction sets another share)")
+    progress.say(f"validation: {share}{job.split.rule}"
+                 + ("; --val_fraction sets another share" if val_bytes else "; no val.bin is written"))
     for key, value in sums.items():
         parts = ", ".join(f"{split} {total[key]:,}" for split, total in sorted(splits.items()))
         progress.say(f"{key}: {value:,} ({parts})")
@@ -124,13 +117,6 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
                  f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}")
     stages = ", ".join(f"{name} {spent:.1f}" for name, spent in job.seconds.items() if spent > 0.05)
     progress.say(f"seconds: {seconds:.1f}{f' ({stages})' * bool(stages)}")
-    if sums["bytes"] > RATED_BYTES:
-        progress.say(f"MB/s: {sums['bytes'] / 1e6 / seconds:.2f}")
-    if resource is not None:
-        unit = 1 if sys.platform == "darwin" else 1024
-        here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
-        progress.say(f"peak memory: {size(here)}{f', the largest worker {size(child)}' * bool(child)}")
     progress.say(f"output: {job.folder.shown}")
     where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(str(job.folder.path))}"
     progress.say(f"next: python train.py{where}")

@@ -60,16 +60,6 @@ def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], N
     return "tokenizers"
 
 
-def could_be_faster(requested: str, vocabulary: Vocabulary) -> bool:
-    """True if gigatoken is not installed, and would be used if it were."""
-    return requested == "auto" and vocabulary.is_known_kind and importlib.util.find_spec("gigatoken") is None
-
-
-def versions() -> dict[str, str]:
-    """The installed versions of the two engines."""
-    return {name: importlib.metadata.version(name) for name in COMPARED}
-
-
 # ---------------------------------------------------------------- the fence
 
 
@@ -91,7 +81,7 @@ class Fence:
 @functools.lru_cache(1)
 def fence_ranges(say: Callable[[str], None]) -> tuple[tuple[int, int], ...]:
     """The code points whose text goes to tokenizers: known for the versions that were compared, else found out now."""
-    installed = versions()
+    installed = {name: importlib.metadata.version(name) for name in COMPARED}
     if all(installed[name] in compared for name, compared in COMPARED.items()):
         return NEWER
     say(f"comparing {' and '.join(map(' '.join, installed.items()))} on every character, about 10 s")
@@ -157,7 +147,7 @@ class Encoder:
         self.end, self.joint = b"\0<end of document>", b"\0<joint>"
         self.joint_id = self.vocabulary.size
         with without_collector():
-            fields = self.vocabulary.take_fields()
+            fields = json.loads(self.vocabulary.content)
             vocab = fields["model"]["vocab"]
             vocab.pop(self.vocabulary.end, None)
             added = {self.end.decode(): self.end_id, self.joint.decode(): self.joint_id}

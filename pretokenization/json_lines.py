@@ -10,10 +10,9 @@ from typing import Any
 from common.errors import Exit, UserError
 from common.words import printable
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock, after_mark, end_after, refuse_long
-from pretokenization.files import MARK, Source, head_of
+from pretokenization.files import MARK, Source
 
 MOST_FIELDS_NAMED = 8
-FIRST_LINE_BYTES = 2**24  # of a file, among which the first line is looked for
 LONG_FIRST_LINE = 4000  # bytes of a first line from which on its end is not in what was read of the file
 
 
@@ -35,13 +34,6 @@ class JsonLines(Kind):
 
     def is_in_folder(self, name: str, is_packed: bool) -> bool:
         return name.endswith(self.endings) and (is_packed or not name.endswith(".json"))
-
-    def text_fields(self, source: Source) -> list[str]:
-        try:
-            fields = json.loads(head_of(source, FIRST_LINE_BYTES).removeprefix(MARK).partition(b"\n")[0])
-        except (ValueError, RecursionError):
-            return []
-        return [name for name, value in fields.items() if isinstance(value, str)] if isinstance(fields, dict) else []
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of whole lines."""

@@ -12,7 +12,6 @@ from pretokenization.files import Source
 
 MAGIC = b"PAR1"
 ROWS_AT_ONCE = 64
-TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary")
 
 
 class Parquet(Kind):
@@ -30,13 +29,6 @@ class Parquet(Kind):
 
     def is_in_folder(self, name: str, is_packed: bool) -> bool:
         return name.endswith(self.endings) and not is_packed
-
-    def text_fields(self, source: Source) -> list[str]:
-        try:
-            schema = optional("pyarrow.parquet", source.shown).read_schema(source.path)
-        except (OSError, ValueError) as error:
-            raise damaged(source, error) from error
-        return [field.name for field in schema if str(field.type) in TEXT_TYPES]
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from common.progress import Progress
 from common.signals import Signals
 from common.words import duration, printable, several
 from pretokenization.blocks import Reading, TextBlock
-from pretokenization.engines import Differs, choose_engine, could_be_faster, fence_ranges
+from pretokenization.engines import Differs, choose_engine, fence_ranges
 from pretokenization.files import Source, refuse_changed
 from pretokenization.report import Report
 from pretokenization.sources import KINDS, blocks_of
@@ -30,7 +31,6 @@ from tokens.tokenizer import Vocabulary
 if TYPE_CHECKING:
     from argparse import Namespace
 
-LARGE_BYTES = 50_000_000  # of text, from which on a faster engine is worth installing
 SAY_SECONDS = 5.0  # between lines of progress where there is no bar
 
 
@@ -258,7 +258,7 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
     progress, requested = job.progress, job.args.engine
     chosen = choose_engine(requested, vocabulary, progress.say)
     progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
-    if chosen == "tokenizers" and could_be_faster(requested, vocabulary) and job.text.num_bytes > LARGE_BYTES:
+    if requested == "auto" and vocabulary.is_known_kind and find_spec("gigatoken") is None:
         progress.say("python -m pip install gigatoken would make this about twenty times faster")
     with job.folder.writing(), job.reading("encoding"):
         try:

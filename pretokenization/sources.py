@@ -41,7 +41,6 @@ NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do; oth
     (4, b'\0\0\0\0{"', "a model in safetensors", "Give the text, not the model."),
     (0, b"\x93NUMPY", "a numpy array", TOKENS),
 )
-USUAL_FIELDS = ("text", "content", "Text", "story", "document", "article", "page", "body", "markdown", "raw_content")
 NO_DATASETS: Mapping[str, Sequence[Fetched]] = {}
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -175,25 +174,6 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         return replace(source, kind=kind)
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
-
-
-def find_text_field(sources: Sequence[Source], requested: str, is_given: bool, say: Callable[[str], None]) -> str:
-    """The field that holds a document: the requested one; of a dataset of the hub the one that its first file has.
-
-    Raises UserError (exit 3) where several fields hold text and none has a usual name.
-    """
-    first = next((source for source in sources if source.origin and KINDS[source.kind].has_fields), None)
-    if is_given or first is None:
-        return requested
-    fields = KINDS[first.kind].text_fields(first)
-    usual = [name for name in (requested, *USUAL_FIELDS) if name in fields] or fields
-    if not usual or (len(usual) > 1 and usual == fields):
-        there = printable(", ".join(fields))[:200] or "no field that holds text"
-        raise UserError(Exit.DATA, f"{first.shown} has no field {requested!r}, it has {there}. Give --text_field.")
-    if usual[0] == requested:
-        return requested
-    say(f"text        is in {printable(usual[0])!r} (--text_field names another)")
-    return usual[0]
 
 
 def refuse_what_is_not_text(look: FirstLook) -> None:

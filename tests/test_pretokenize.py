@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +20,6 @@ from common.files import sha256_of
 from common.signals import Signals
 from pretokenization import commit, store, vocabulary
 from pretokenization.blocks import SAFE_PLACE, Limits, Reading, parts_of
-from pretokenization.split import split_of_one
-from pretokenization.store import Folder
 from pretokenization.vocabulary import sampled, tokenizer_json
 from tests.helpers.commands import ROOT
 from tests.helpers.commands import run as run_command
@@ -106,15 +103,6 @@ def test_a_tokenizer_that_splits_otherwise_is_known(change):
     else:
         tokenizer.add_tokens(["two words"])
     assert not vocabulary_of(tokenizer).splits_as_gpt2
-
-
-def test_blocks_may_cut_characters_and_separators(tokenizer_file):
-    parts = ["\u00e9\u6f22\U0001f600" * 3, "second", "third \u00e9"]
-    write("a.txt", "<->".join(parts))
-    for block_bytes in (1, 2, 3, 5, 1000):
-        run("a.txt", "--document_separator", "<->", "--tokenizer_file", str(tokenizer_file),
-            limits=Limits(block_bytes=block_bytes))
-        assert sorted(documents("train") + documents("val")) == sorted(parts)
 
 
 # ---------------------------------------------------------------- one text, many forms
@@ -222,18 +210,6 @@ def test_any_number_of_workers_and_any_sizes_give_what_tokenizers_gives_for_each
                     assert np.fromfile(f"data/{split}.bin", "<i2").tolist() == expected[split]
 
 
-def test_a_long_documents_bad_bytes_change_neither_its_split_nor_its_ids(tokenizer_file):
-    texts = [f"{number} {words(300, number)} \ufffd end" for number in range(40)]
-    write("a.txt", "<->".join(texts).replace("\ufffd", "\udcff").encode(errors="surrogateescape"))
-    write("a.jsonl", lines(texts))
-    argv = ("--document_separator", "<->", "--val_fraction", "0.3", "--tokenizer_file", str(tokenizer_file))
-    run("a.jsonl", *argv)
-    expected = written()
-    for block, part in ((2**22, 2**20), (2**22, 64), (64, 64)):
-        run("a.txt", *argv, limits=Limits(block_bytes=block, part_bytes=part))
-        assert written() == expected
-
-
 def test_stdin_gives_what_the_file_gives_and_torch_is_never_imported():
     content = words(3000)
     write("stdin", content)
@@ -276,15 +252,6 @@ def test_text_in_another_encoding_gives_the_ids_of_its_utf8(language, encoding, 
         assert written() == expected
 
 
-@pytest.mark.parametrize("has_mark", [True, False])
-def test_a_mark_is_never_part_of_the_text(has_mark, tokenizer_file):
-    content = in_language("Russian", 2000)
-    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
-        write("a.txt", (("\ufeff" if has_mark else "") + content).encode(encoding))
-        run("a.txt", "--val_fraction", "0", "--encoding", encoding, "--tokenizer_file", str(tokenizer_file))
-        assert documents("train") == [content]
-
-
 def test_a_byte_that_the_encoding_does_not_have_is_placed(tokenizer_file):
     content = in_language("Japanese", 3000)
     for encoding, wrong in (("shift_jis", b"\xfd"), ("utf-16-le", b"\x00\xd8")):
@@ -292,14 +259,6 @@ def test_a_byte_that_the_encoding_does_not_have_is_placed(tokenizer_file):
         write("a.txt", content[:2000].encode(encoding) + wrong + content[2000:].encode(encoding))
         refused("a.txt", "--encoding", encoding, "--tokenizer_file", str(tokenizer_file),
                 match=rf"a\.txt is not {encoding}: 0x\w+ \(.*\) at byte {place:,} of its text\. Give the --encoding")
-
-
-def test_a_text_with_a_hundredth_of_other_bytes_stops_at_once_and_leaves_nothing(tokenizer_file):
-    texts = [in_language("Russian", 500, number) for number in range(20)]
-    write("a.jsonl", spelt_lines(texts).encode("cp1251"))
-    for how in (("--tokenizer_file", str(tokenizer_file)), ("--vocab_size", "300")):
-        refused("a.jsonl", *how, match=r"a\.jsonl is not UTF-8: .* cannot be decoded, from byte")
-        assert not Path("data").exists()
 
 
 # ---------------------------------------------------------------- the split
@@ -310,8 +269,7 @@ def test_a_small_text_keeps_64_kib_for_validation_if_that_is_no_more_than_a_tent
     write("a.txt", words(1000) * 1000)
     assert run("a.txt", *given)["splits"]["val"]["bytes"] == 65_536
     said = capsys.readouterr().out
-    assert "validation: 6.6% of the text: the end of the text, from byte 934,464 on\n" in said
-    assert "--val_fraction sets another share" in said
+    assert "validation: 6.6% of the text: the end of the text, from byte 934,464 on; --val_fraction" in said
     texts = [words(100, number) for number in range(200)]
     write("c.jsonl", lines(texts))
     for how in (given, ("--vocab_size", "300")):
@@ -320,14 +278,6 @@ def test_a_small_text_keeps_64_kib_for_validation_if_that_is_no_more_than_a_tent
         assert metadata["split_rule"] == "the documents whose sha256 is among the lowest 10% of all values"
     run("c.jsonl", *given, "--val_fraction", "0.1")
     assert "--val_fraction sets another share" not in capsys.readouterr().out.split("next:")[-2]
-
-
-def test_a_tokenizer_made_here_gives_the_same_ids_again_where_the_share_follows_from_the_text():
-    write("a.jsonl", lines([words(100, number) for number in range(200)]))
-    run("a.jsonl", "--vocab_size", "300")
-    first = written()
-    run("a.jsonl", "--tokenizer_file", "data/tokenizer.json")
-    assert written() == first
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -389,11 +339,6 @@ def test_a_single_document_gives_its_tail_cut_at_a_character(content, fraction, 
         assert metadata["splits"]["val"]["bytes"] == len(val.encode())
 
 
-def test_tinyshakespeares_last_tenth_is_its_last_111540_bytes():
-    split = split_of_one(1_115_394, 0.1)
-    assert (split.cuts, 1_115_394 - 1_003_854) == ((1_003_854,), 111_540)
-
-
 def test_many_documents_are_split_by_the_hash_of_each(tokenizer_file):
     texts = [f"document {number} {words(50, number)}" for number in range(300)]
     write("a.jsonl", lines(texts))
@@ -416,29 +361,6 @@ def test_neither_part_is_ever_empty(is_trained, tokenizer_file):
         assert documents("val") == [content for content in texts if content in val]
         assert documents("train") == [content for content in texts if content not in val]
         assert ("the lowest sha256" if fraction == "1e-9" else "the highest sha256") in metadata["split_rule"]
-
-
-def test_of_a_large_text_the_threshold_is_kept_though_a_part_is_empty(tokenizer_file):
-    texts = [words(200, number) for number in range(6)]
-    write("a.jsonl", lines(texts))
-    given = ("a.jsonl", "--tokenizer_file", str(tokenizer_file))
-    metadata = run(*given, "--val_fraction", "1e-9", limits=Limits(survey_bytes=100))
-    assert documents("train") == texts
-    assert metadata["split_rule"] == ("none, because there are not the documents whose sha256 is among the lowest "
-                                      "1e-07% of all values")
-    refused(*given, "--val_fraction", "0.999999999", "--overwrite", limits=Limits(survey_bytes=100),
-            match="all 6 documents would be for validation. Give a smaller --val_fraction")
-    run(*given, "--val_fraction", "0.3", limits=Limits(survey_bytes=100))
-    assert documents("val") == [content for content in texts if hash_share(content) < 0.3]
-
-
-def test_documents_that_are_all_the_same_are_all_for_training(tokenizer_file):
-    write("a.jsonl", lines(["the same"] * 5))
-    given = ("--tokenizer_file", str(tokenizer_file))
-    for fraction, how in (("0.999999", given), ("1e-9", given), ("0.999999", ("--vocab_size", "300"))):
-        metadata = run("a.jsonl", "--val_fraction", fraction, *how)
-        assert documents("train") == ["the same"] * 5
-        assert set(metadata["splits"]) == {"train"}
 
 
 def test_without_validation_no_val_bin_is_written_and_an_old_one_goes(capsys, tokenizer_file):
@@ -508,23 +430,6 @@ def test_short_documents_are_left_out(capsys, tokenizer_file):
 
 
 
-def test_a_text_too_small_for_the_vocabulary_gives_the_true_size(capsys):
-    write("a.txt", words(2000))
-    metadata = run("a.txt", "--vocab_size", "2,000,000,000")
-    assert 257 < metadata["vocab_size"] < 2000
-    assert metadata["largest_id"] == metadata["vocab_size"] - 1
-    assert f"supports {metadata['vocab_size']:,} ids" in capsys.readouterr().out
-
-
-def test_min_frequency_and_the_sample_bound_what_is_merged():
-    write("a.txt", words(20_000))
-    sizes = [
-        run("a.txt", "--vocab_size", "5000", *more)["vocab_size"]
-        for more in ((), ("--min_frequency", "20"), ("--train_sample_bytes", "1000"))
-    ]
-    assert sizes[0] > max(sizes[1:])
-
-
 def test_the_sample_is_bounded_and_spread(monkeypatch):
     seen: list[str] = []
     inner = vocabulary.in_child
@@ -583,29 +488,8 @@ def test_a_tokenizer_made_here_gives_the_same_ids_again():
     assert written() == first
 
 
-def test_gpt2s_pair_of_files_is_read_though_model_is_one_of_its_tokens():
-    fields = json.loads(Path(big_tokenizer(400)).read_text())["model"]
-    vocab = {"model" if token == "<unused 300>" else token: number for token, number in fields["vocab"].items()}
-    write("encoder.json", json.dumps(vocab))
-    write("vocab.bpe", "#version: 0.2\nz z\n")
-    write("a.txt", "zz top")
-    assert run("a.txt", "--tokenizer_file", "encoder.json", "--val_fraction", "0")["vocab_size"] == 400
-    assert documents("train") == ["zz top"]
-
-
 # ---------------------------------------------------------------- what is said of the text
 
-
-
-def test_sources_are_named_in_the_order_they_are_read(capsys, tokenizer_file):
-    for name in ("in/b.txt", "in/a.md", "in/sub/c.text", "in/.hidden/x.txt", "in/picture.png", "z.txt"):
-        write(name, f"this is {name}")
-    metadata = run("z.txt", "in", "--val_fraction", "0", "in/*.txt", "--tokenizer_file", str(tokenizer_file))
-    assert (metadata["sources"], metadata["num_sources"]) == (["z.txt", "a.md", "b.txt", "c.text"], 4)
-    assert documents("train") == [f"this is {name}" for name in ("z.txt", "in/a.md", "in/b.txt", "in/sub/c.text")]
-    said = capsys.readouterr().out
-    assert "left out: in/picture.png" in said
-    assert "named more than once, read once: 1 file" in said
 
 
 def test_separators_understand_escapes_and_a_flag_without_effect_is_said(capsys, tokenizer_file):
@@ -618,40 +502,6 @@ def test_separators_understand_escapes_and_a_flag_without_effect_is_said(capsys,
     said = capsys.readouterr().err
     assert "'nowhere' does not occur" in said
     assert "--text_field body has no effect" in said
-
-
-@pytest.mark.parametrize("is_trained", [False, True])
-@pytest.mark.parametrize("share", [(), ("--val_fraction", "0.1")])
-def test_lines_without_a_document_are_said_where_a_single_one_has_one(share, is_trained, capsys, tokenizer_file):
-    write("a.jsonl", '{broken\n' + lines(["the only document " * 20]) + '{"body": "x"}\n[1]\n{"text": " "}\n')
-    how = ("--vocab_size", "300") if is_trained else ("--tokenizer_file", str(tokenizer_file))
-    run("a.jsonl", *how, *share)
-    said = capsys.readouterr()
-    assert "skipped: 3 records without a document, the first: line 1 of a.jsonl is not JSON" in said.err
-    assert "skipped: 1 blank document" in said.out
-
-
-def test_lines_without_a_document_are_said_after_a_run_was_killed(capsys, monkeypatch, tokenizer_file):
-    write("a.jsonl", '{broken\n' + lines(["the only document " * 20]))
-    for how in (("--vocab_size", "300"), ("--tokenizer_file", str(tokenizer_file), "--val_fraction", "0.1")):
-        with monkeypatch.context() as patch:
-            patch.setattr(pretokenize, "commit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                pretokenize.main(["a.jsonl", *how, "--num_workers", "1"], Limits(journal_seconds=-1))
-        capsys.readouterr()
-        pretokenize.main(["a.jsonl", *how, "--num_workers", "1", "--overwrite"])
-        assert "skipped: 1 record without a document" in capsys.readouterr().err
-        shutil.rmtree("data")
-
-
-def test_lines_without_a_document_are_said(capsys, tokenizer_file):
-    write("a.jsonl", '{"body": "first"}\n{broken\n{"body": 5}\n{"body": "lone \\ud800"}\n')
-    run("a.jsonl", "--text_field", "body", "--val_fraction", "0", "--tokenizer_file", str(tokenizer_file))
-    assert documents("train") == ["first", "lone \ufffd"]
-    said = capsys.readouterr().err
-    assert "skipped: 2 records without a document, the first: line 2 of a.jsonl is not JSON" in said
-    assert "1 place, the first: " in said
-    assert "line 4 of a.jsonl" in said
 
 
 @pytest.mark.parametrize("num_workers", ["1", "2"])
@@ -718,17 +568,6 @@ def test_wrong_flags_are_reported_together_before_anything_is_read(argv, reasons
     assert all(reason in str(caught.value) for reason in reasons)
 
 
-def test_files_may_stand_before_and_after_flags():
-    assert pretokenize.read_flags(["a.txt", "--vocab_size", "300", "b.txt"]).files == ["a.txt", "b.txt"]
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"type": "BPE"}}'])
-def test_a_tokenizer_that_is_none_is_refused(content):
-    write("a.txt", "text")
-    write("t.json", content)
-    refused("a.txt", "--tokenizer_file", "t.json", match=r"t\.json")
-
-
 # ---------------------------------------------------------------- the output folder
 
 
@@ -743,12 +582,6 @@ def test_metadata_tells_what_was_written():
         assert (split["file_bytes"], split["modified_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
         assert split["sha256"] == sha256_of(path)
     assert metadata["tokenizer"] == {"trained_here": True, "sha256": sha256_of(Path("data/tokenizer.json"))}
-
-
-def test_outputs_are_refused_without_overwrite_before_anything_is_read(tokenizer_file):
-    write("a.txt", "some text")
-    run("a.txt", "--tokenizer_file", str(tokenizer_file))
-    refused("missing.txt", match="--overwrite")
 
 
 @pytest.mark.parametrize(("module", "broken"), [(store, "write_whole"), (store, "sync"), (commit, "sync"),
@@ -771,27 +604,6 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_set_or_none(monkeypatch, 
     run("a.txt", *other)
     assert written() != old
     assert not [name for name in os.listdir("data") if name.startswith(".")]
-
-
-def test_leftovers_of_dead_runs_are_swept_and_strangers_stay(tokenizer_file):
-    for name in (
-        ".pretokenize/stdin",
-        ".pretokenize/train.bin",
-        ".pretokenize/journal.json",
-        ".mine.1.tmp",
-        "notes.txt",
-    ):
-        write(f"data/{name}", "left")
-    write("a.txt", "some text")
-    run("a.txt", "--tokenizer_file", str(tokenizer_file))
-    assert set(os.listdir("data")) - set(TOKEN_FILES) == {"metadata.json", ".mine.1.tmp", "notes.txt"}
-
-
-def test_a_folder_in_use_and_one_that_cannot_be_written_are_told_apart():
-    write("a.txt", "some text")
-    with Folder(Path("data")):
-        refused("a.txt", code=Exit.BUSY)
-    refused("a.txt", "--output_dir", "a.txt", code=Exit.MACHINE)
 
 
 def test_a_disk_too_small_is_found_before_reading(monkeypatch):

@@ -107,19 +107,9 @@ def _identity(identities: Sequence[str], parts: Sequence[int]) -> str:
 
 
 def _notes_on(shares: Sequence[Share]) -> list[str]:
-    """What may not be meant: tokens that are mixed with themselves, without a tokenizer, or without validation."""
-    notes, seen = [], dict[str, str]()
-    for share in shares:
-        twin = seen.setdefault(share.corpus.identity, share.name)
-        if twin != share.name:
-            notes.append(f"{twin} and {share.name} hold the same training tokens")
-
+    """What may not be meant: tokens without a tokenizer, or without validation, beside others."""
     bare = [share.name for share in shares if share.corpus.tokenizer_path is None]
-    if 0 < len(bare) < len(shares):
-        notes.append(f"{', '.join(bare)}: without a tokenizer nothing tells that the ids mean the same text as those "
-                     "of the other folders")
     blind = [share.name for share in shares if share.corpus.val is None]
-    if 0 < len(blind) < len(shares):
-        notes.append(f"{', '.join(blind)}: there are no validation tokens; the validation loss is the mean of the "
-                     "others")
-    return notes
+    notes = [(bare, "without a tokenizer nothing tells that the ids mean the same text as those of the other folders"),
+             (blind, "there are no validation tokens; the validation loss is the mean of the others")]
+    return [f"{', '.join(names)}: {what}" for names, what in notes if 0 < len(names) < len(shares)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import operator
 import os
@@ -240,16 +239,6 @@ class Vocabulary:
     splits_as_gpt2: bool  # no normalizer, no added words, ByteLevel with GPT-2's pattern
     is_known_kind: bool  # GPT-2's kind: byte-level BPE, which all encoding engines treat alike
     tokenizer: Tokenizer = field(compare=False, repr=False)
-    parsed: list[dict[str, Any]] = field(compare=False, repr=False, default_factory=list)
-
-    def take_fields(self) -> dict[str, Any]:
-        """The parsed content, for one caller to change; to parse it again takes as long as to read it."""
-        return self.parsed.pop() if self.parsed else json.loads(self.content)
-
-    @functools.cached_property
-    def content_as_json(self) -> str:
-        """The content as a JSON string."""
-        return json.dumps(self.content)
 
 
 def vocabulary_of(tokenizer: Tokenizer, ids: Mapping[str, int] | None = None) -> Vocabulary:
@@ -267,7 +256,7 @@ def vocabulary_of(tokenizer: Tokenizer, ids: Mapping[str, int] | None = None) ->
     splits_as_gpt2 = _splits_as_gpt2(fields)
     is_known_kind = splits_as_gpt2 and _merges_as_gpt2(fields["model"])
     num_ids = vocab_size_of(tokenizer) if ids is None else max(ids.values(), default=-1) + 1
-    return Vocabulary(content, num_ids, end_id, end, splits_as_gpt2, is_known_kind, tokenizer, [fields])
+    return Vocabulary(content, num_ids, end_id, end, splits_as_gpt2, is_known_kind, tokenizer)
 
 
 def _splits_as_gpt2(fields: dict[str, Any]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from common.bus_errors import bus_errors
 from common.errors import Exit, UserError
@@ -20,13 +19,6 @@ class TokensChanged(UserError):
 
     def __init__(self, message: str):
         super().__init__(Exit.DATA, message)
-
-
-class _Status(NamedTuple):
-    device: int
-    inode: int
-    num_bytes: int
-    modified_ns: int
 
 
 class Watch:
@@ -59,8 +51,8 @@ class Watch:
         if seen is None or now is None or now == seen or now[:2] != seen[:2]:
             return ""
         name = f"token file {printable(str(part.path))}"
-        if now.num_bytes < seen.num_bytes:
-            return f"{name} was cut from {seen.num_bytes:,} to {now.num_bytes:,} bytes"
+        if now[2] < seen[2]:
+            return f"{name} was cut from {seen[2]:,} to {now[2]:,} bytes"
         return f"{name} was written to"
 
     def explain(self) -> str:
@@ -70,10 +62,10 @@ class Watch:
                            "that nothing writes to it, and resume from the last checkpoint.")
 
 
-def _status_of(part: Part) -> _Status | None:
-    """What tells whether a part's file has changed; None if it is gone."""
+def _status_of(part: Part) -> tuple[int, int, int, int] | None:
+    """Device, inode, bytes and time of a part's file, which tell whether it has changed; None if it is gone."""
     try:
         status = os.stat(part.path)
     except OSError:
         return None
-    return _Status(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

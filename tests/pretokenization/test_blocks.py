@@ -6,15 +6,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import Exit, UserError
-from pretokenization.blocks import (
-    SAFE_PLACE,
-    SPACE,
-    Limits,
-    Reading,
-    begun_character,
-    last_place,
-    parts_of,
-)
+from pretokenization.blocks import SAFE_PLACE, SPACE, Limits, Reading, begun_character, last_place, parts_of
 from tests.helpers.texts import ALPHABET, MARK, read, write
 
 

@@ -113,25 +113,6 @@ def test_a_run_killed_again_and_again_continues_and_writes_the_same_bytes(name, 
     assert not [entry for entry in os.listdir("data") if entry.startswith(".")]
 
 
-@pytest.mark.parametrize("step", [31, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in ("one trained", "few trained"))) for name in JOBS])
-def test_a_run_killed_at_any_block_continues_and_writes_the_same_bytes(name, step, jobs, monkeypatch):
-    mortal = Mortal(monkeypatch)
-    run(*jobs(name), output_dir="whole", limits=SMALL)
-    expected = written("whole")
-    for after in range(1 + len(name), 300, 4 * step if "trained" in name else step):
-        shutil.rmtree("data", ignore_errors=True)
-        if mortal.run(*jobs(name), after=after):
-            break
-        assert not Path("data/metadata.json").exists()
-        assert mortal.run(*jobs(name), after=-1)
-        assert written() == expected
-        assert metadata_of()["split_rule"] == metadata_of("whole")["split_rule"]
-    else:
-        raise AssertionError
-
-
 STEPS = [
     (pretokenize, "write_whole"),
     (store, "write_whole"),

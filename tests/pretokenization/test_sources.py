@@ -5,7 +5,6 @@ import gzip
 import lzma
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,7 @@ from hub.download import Fetched
 from pretokenization import sources
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.files import Source
-from pretokenization.sources import (
-    DEMO_BYTES,
-    KINDS,
-    blocks_of,
-    demo_sources,
-    documents_of,
-    examine,
-    find_sources,
-)
+from pretokenization.sources import DEMO_BYTES, KINDS, blocks_of, demo_sources, documents_of, examine, find_sources
 from tests.helpers.texts import MARK, read, sources_of, spelt_lines, write, zstandard
 
 
@@ -194,38 +185,6 @@ def test_the_command_that_mends_a_file_names_it_as_a_shell_reads_it(tmp_path):
 
 
 # ---------------------------------------------------------------- datasets of the hub
-
-
-def from_the_hub(name: str, content: bytes) -> Source:
-    write(name, content)
-    return replace(examine(Path(name), name), origin="hf://datasets/someone/tales@0")
-
-
-@pytest.mark.parametrize(("line", "field"), [
-    (b'{"text": "a", "story": "b"}', "text"), (b'{"id": "7", "story": "b"}', "story"),
-    (b'{"n": 1, "weird": "b"}', "weird"), (b'{"page": "b", "content": "c"}', "content")])
-def test_the_field_of_a_dataset_that_holds_its_text_is_found_and_said(line, field):
-    said = []
-    found = sources.find_text_field([from_the_hub("a.jsonl", line + b"\n")], "text", False, said.append)
-    assert found == field
-    assert [f"'{field}'" in line for line in said] == [True] * (field != "text")
-
-
-def test_of_a_table_only_columns_of_text_are_asked():
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"text": [1, 2], "url": ["a", "b"]}), "a.parquet")
-    source = from_the_hub("a.parquet", Path("a.parquet").read_bytes())
-    assert sources.find_text_field([source], "text", False, print) == "url"
-
-
-@pytest.mark.parametrize("line", [b'{"question": "a", "answer": "b"}', b'{"messages": []}', b"[1]"])
-def test_a_field_is_never_guessed_among_several_and_never_where_it_is_given(line):
-    source = from_the_hub("a.jsonl", line + b"\n")
-    with pytest.raises(UserError, match=r"has no field 'text', it has .* Give --text_field") as caught:
-        sources.find_text_field([source], "text", False, print)
-    assert caught.value.code == Exit.DATA
-    assert sources.find_text_field([source], "answer", True, print) == "answer"
-    assert sources.find_text_field([replace(source, origin="")], "text", False, print) == "text"
 
 
 def test_a_file_of_the_hub_keeps_its_name_there_and_is_read_once():

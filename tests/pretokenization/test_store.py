@@ -9,12 +9,7 @@ import pytest
 
 from common.errors import Exit, UserError
 from pretokenization import store
-from pretokenization.store import (
-    DOCUMENT,
-    Folder,
-    Journal,
-    TokenWriter,
-)
+from pretokenization.store import DOCUMENT, Folder, Journal, TokenWriter
 from tests.helpers.pretokenize import Killed, die_at
 
 
@@ -23,20 +18,6 @@ def records(*sizes: int, first_hash: int = 0) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- writing
-
-
-def test_a_writer_keeps_ids_ends_documents_and_totals():
-    writer = TokenWriter(Path(), "train", "uint16")
-    writer.add(np.array([1, 2, 60_000, 0], "<u2"), np.array([1, 4]), records(3, 4))
-    writer.add(np.array([5, 6], "<u2"), np.zeros(0, np.int64), np.zeros(0, DOCUMENT))
-    writer.add(np.array([7, 0], "<u2"), np.array([2]), records(5))
-    writer.sync()
-    writer.close()
-    content = Path("train.bin").read_bytes()
-    assert np.frombuffer(content, "<u2").tolist() == [1, 2, 60_000, 0, 5, 6, 7, 0]
-    assert np.fromfile("train.idx", "<u8").tolist() == [1, 4, 8]
-    assert np.fromfile("train.hash", "<u8").tolist() == [0, 1, 0]
-    assert writer.state == {"tokens": 8, "documents": 3, "bytes": 12, "largest_id": 60_000}
 
 
 def test_a_writer_goes_on_from_a_state_and_drops_what_came_after_it():
@@ -72,24 +53,9 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     assert os.listdir("data") == ["notes.txt"]
 
 
-def test_a_folder_that_cannot_be_is_said_by_its_code():
-    Path("a.txt").write_text("x")
-    for path in ("a.txt", "a.txt/data"):
-        with pytest.raises(UserError, match=path) as caught:
-            Folder(Path(path))
-        assert caught.value.code == Exit.MACHINE
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        "metadata.json",
-        "tokenizer.json",
-        "train.bin",
-        "val.idx",
-        "val_000012.bin",
-        "tokens_train_000001.bin",
-    ],
+    ["metadata.json", "tokenizer.json", "train.bin", "val.idx", "val_000012.bin", "tokens_train_000001.bin"],
 )
 def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
     Path("data").mkdir()
@@ -178,19 +144,3 @@ def test_a_commit_that_is_killed_anywhere_is_ended_by_the_next_run(monkeypatch):
             break
     assert last > 12
     assert kept == sorted(kept)
-
-
-def test_a_commit_whose_files_are_lost_is_not_ended():
-    with Folder(Path("data")) as folder:
-        (folder.work / "train.bin").write_text("new")
-        assert not folder.finish_commit(["train.bin", "val.bin"], {})
-        assert not Path("data/train.bin").exists()
-
-
-def test_a_mark_that_a_killed_run_has_half_written_is_removed_and_other_files_stay():
-    with Folder(Path("data")) as folder:
-        (folder.work / "train.bin").write_text("new")
-        for name in (".metadata.json.123.tmp", ".notes.json.123.tmp"):
-            Path("data", name).write_text("half")
-        folder.commit(Journal("a"), ["train.bin"], {"a": 1})
-    assert sorted(os.listdir("data")) == [".notes.json.123.tmp", "metadata.json", "train.bin"]

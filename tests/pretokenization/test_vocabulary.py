@@ -1,8 +1,6 @@
 """vocabulary.py: both engines train the same tokenizer, and where that is not certain only one is used."""
 
-import importlib.util
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,8 @@ import pretokenize
 from pretokenization import vocabulary
 from pretokenization.blocks import Limits
 from pretokenization.engines import NEWER
-from pretokenization.vocabulary import (
-    auto_vocab_size,
-    choose_trainer,
-    sampled,
-    tokenizer_json,
-    train_fast,
-    train_tokenizer,
-)
-from pretokenization.workers import LONGEST_RUN, SEPARATOR, short_runs
+from pretokenization.vocabulary import auto_vocab_size, sampled, tokenizer_json, train_fast, train_tokenizer
+from pretokenization.workers import SEPARATOR, short_runs
 from tests.helpers.training_texts import each_in_child, in_child, language, sample
 from tokens.tokenizer import byte_alphabet, parse, vocabulary_of
 
@@ -77,17 +68,6 @@ def test_the_fast_trainer_knows_the_exact_least_frequency():
     assert rare == ""
 
 
-@pytest.mark.parametrize(("requested", "sample_bytes", "vocab_size", "expected"), [
-    ("auto", 10_000_000, 10_000, "gigatoken"), ("gigatoken", 10_000_000, 300, "gigatoken"),
-    ("auto", 9_999_999, 300, "tokenizers"), ("gigatoken", 9_999_999, 300, "tokenizers"),
-    ("auto", 31_999_999, 32_000, "tokenizers"), ("auto", 32_000_000, 32_000, "gigatoken"),
-    ("tokenizers", 10**9, 300, "tokenizers")])
-def test_the_trainer_is_chosen_by_the_flag_and_the_size_of_the_sample(requested, sample_bytes, vocab_size, expected,
-                                                                      monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert choose_trainer(requested, sample_bytes, vocab_size, Limits().fast_sample_bytes) == expected
-
-
 def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
     pytest.importorskip("gigatoken")
     Path("a.jsonl").write_text("".join(json.dumps({"text": language(5000, seed)}) + "\n" for seed in range(150)))
@@ -118,23 +98,6 @@ def test_long_runs_are_sliced_whatever_they_are_made_of(length, num_slices):
         assert parts.pop() == b""
         assert b"".join(parts) == content
         assert len(parts) == num_slices
-
-
-def test_no_run_of_twice_the_bound_is_left_wherever_it_begins():
-    rng = random.Random(0)
-    for char in ("a", "\u00e9", "\u6f22", "\U0001f600", " ", "\t"):
-        for before in range(0, 1001, 77):
-            run_of = "".join(rng.choices("ab \n", k=before)) + char * 2000 + " b" * rng.randint(0, 700)
-            *parts, end = short_runs(run_of.encode()).split(SEPARATOR)
-            assert end == b""
-            assert b"".join(parts) == run_of.encode()
-            assert max(len(part.decode()) for part in parts) <= LONGEST_RUN
-
-
-def test_ordinary_text_is_not_sliced():
-    for content in (language(50_000), "a b " * 9000, ("a" * 900 + " ") * 20, "\u6f22" * 300 + " ", "a" * 1999):
-        is_long = content == "a" * 1999
-        assert short_runs(content.encode()).count(SEPARATOR) == (2 if is_long else 1)
 
 
 def test_a_sample_is_read_back_text_by_text_across_the_borders_of_blocks():

@@ -56,31 +56,11 @@ def test_answers_come_in_the_order_of_the_questions(number):
     ]
 
 
-def test_one_worker_is_this_process_and_more_are_others():
-    for number, others in ((1, False), (2, True)):
-        with Workers(number, Doer, "", Signals()) as group:
-            [(_, answer)] = group.answers([("pid", 0)], lambda _: False)
-        assert (answer != os.getpid()) == others
-
-
 def test_large_questions_with_large_answers_never_block_each_other():
     large = b"x" * 3_000_000
     with Workers(2, Doer, "", Signals()) as group:
         answered = list(group.answers([("big", large)] * 12, lambda _: True))
     assert [answer for _, answer in answered] == [b"y" * len(large)] * 12
-
-
-def test_few_questions_are_taken_ahead():
-    taken = []
-
-    def questions():
-        for number in range(100):
-            taken.append(number)
-            yield number
-
-    with Workers(2, Doer, "", Signals()) as group:
-        for number, _ in enumerate(group.answers(questions(), lambda _: False)):
-            assert len(taken) <= number + 10
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -202,12 +182,6 @@ def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
             with pytest.raises(Stopped):
                 wait(signals)
             assert time.monotonic() - began < 5
-
-
-def test_a_thread_gives_its_answer_or_its_error():
-    assert in_thread(lambda: 5, Signals().look) == 5
-    with pytest.raises(ZeroDivisionError):
-        in_thread(lambda: divide(1, 0), Signals().look)
 
 
 def test_workers_that_cannot_all_be_started_are_all_ended(monkeypatch):

@@ -11,22 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import train
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from tests.helpers.token_files import (
-    BINS,
     IDS,
     ids_in,
     raw_stream,
-    real_files,
     write_datatrove,
     write_llmc,
     write_megatron,
     write_npy,
     write_raw,
 )
-from tests.helpers.training import metrics_of
 from tokens.corpus import Corpus, open_corpus
 from tokens.layouts import LAYOUTS
 
@@ -75,12 +71,6 @@ def test_a_file_with_another_time_is_read_and_must_be_the_recorded_one(corpus_fo
         open_folder(corpus_folder)
 
 
-def test_validation_tokens_other_than_the_recorded_ones_are_refused(corpus_folder):
-    np.ones(100, "<i2").tofile(corpus_folder / "val.bin")
-    with pytest.raises(UserError, match=r"val.bin is not what pretokenize.py wrote"):
-        open_folder(corpus_folder)
-
-
 def test_another_tokenizer_of_the_same_size_is_refused(corpus_folder):
     path = corpus_folder / "tokenizer.json"
     change(corpus_folder, tokenizer={"sha256": sha256_of(path)})
@@ -93,11 +83,6 @@ def test_another_tokenizer_of_the_same_size_is_refused(corpus_folder):
     with pytest.raises(UserError, match=r"tokenizer.json is not the one with which the tokens were made") as caught:
         open_folder(corpus_folder)
     assert caught.value.code == Exit.DATA
-
-
-def test_a_folder_given_for_the_tokenizer_holds_it(corpus_folder):
-    corpus = open_corpus(corpus_folder, None, corpus_folder / "metadata.json", corpus_folder)
-    assert corpus.tokenizer_path == corpus_folder / "tokenizer.json"
 
 
 # ---------------------------------------------------------------- a folder that does not hold what its metadata says
@@ -210,21 +195,6 @@ def test_our_shards_are_one_stream_and_trusted(corpus_folder, layout):
     assert open_shards(corpus_folder).identity == corpus.identity
 
 
-def test_shards_with_the_recorded_sizes_and_times_are_trusted_without_being_read(corpus_folder):
-    spoil_unnoticed(sharded(corpus_folder))
-    assert open_shards(corpus_folder).train.length == 1000
-
-
-def test_a_single_file_in_a_folder_is_opened_as_the_file_is(corpus_folder):
-    assert open_shards(corpus_folder) == open_folder(corpus_folder)
-
-
-def test_a_folder_without_recorded_validation_has_none(corpus_folder):
-    splits = json.loads((corpus_folder / "metadata.json").read_text())["splits"]
-    change(corpus_folder, splits={"train": splits["train"]})
-    assert open_shards(corpus_folder).val is None
-
-
 def damage_files(split: str, **fields):
     """A function that changes the record of a split's first file, or of the split itself."""
     def damage(folder: Path) -> None:
@@ -317,29 +287,7 @@ def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
                              "validation")
 
 
-def test_a_shard_of_another_layout_is_refused(tmp_path):
-    for at in (1, 2):
-        write_llmc(tmp_path / f"x_train_{at}.bin", np.zeros(4))
-    (tmp_path / "x_train_2.bin").write_bytes(b"\1" + (tmp_path / "x_train_2.bin").read_bytes()[1:])
-    with pytest.raises(UserError, match=r"x_train_1\.bin has llm\.c's, x_train_2\.bin nanoGPT's") as caught:
-        open_corpus(tmp_path, None, None, None, vocab_size=50_257)
-    assert caught.value.code == Exit.DATA
-
-
 # ---------------------------------------------------------------- files of other programs
-
-
-@pytest.mark.parametrize(("name", "why"), [("x*.bin", r"x\*\.bin matches 0 files"), ("x.bin", r"x\.bin is missing")])
-def test_files_that_are_not_there_are_named_before_the_vocabulary_they_lack(tmp_path, name, why):
-    with pytest.raises(UserError, match=why) as caught:
-        open_corpus(tmp_path / name, None, None, None)
-    assert caught.value.code == Exit.DATA
-
-
-def test_a_raw_file_without_its_vocabulary_is_refused(corpus_folder):
-    with pytest.raises(UserError, match="comes without its vocabulary") as caught:
-        open_corpus(corpus_folder / "train.bin", None, None, None)
-    assert caught.value.code == Exit.DATA
 
 
 def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation(corpus_folder):
@@ -373,31 +321,6 @@ def test_a_vocabulary_size_that_contradicts_what_is_known_is_refused(corpus_fold
     assert caught.value.code == Exit.DATA
 
 
-def test_a_file_too_short_to_be_divided_is_all_for_training(corpus_folder):
-    np.ones(63, "<u2").tofile(corpus_folder / "train.bin")
-    corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
-    assert corpus.val is None
-    assert corpus.train.length == 63
-
-
-def test_a_validation_file_of_a_single_token_is_not_used(corpus_folder):
-    np.ones(1, "<u2").tofile(corpus_folder / "val.bin")
-    corpus = open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", None, None, vocab_size=300)
-    assert corpus.val is None
-    assert any("val.bin" in note for note in corpus.notes)
-
-
-def test_validation_on_the_training_tokens_is_said(corpus_folder):
-    train = corpus_folder / "train.bin"
-    corpus = open_corpus(train, train, None, None, vocab_size=300)
-    assert "the validation tokens are the training tokens" in corpus.notes[-1]
-
-
-def test_metadata_that_records_nothing_of_tokens_is_said_to_be_unused(corpus_folder):
-    corpus = open_corpus(corpus_folder / "train.bin", None, corpus_folder / "tokenizer.json", None, vocab_size=300)
-    assert any("tokenizer.json: it is not used, as it records neither" in note for note in corpus.notes)
-
-
 def test_another_programs_metadata_is_read_by_the_names_that_programs_use(corpus_folder):
     (corpus_folder / "meta.json").write_text(json.dumps(
         {"n_vocab": 300, "dtype": "numpy.uint16", "total_tokens": 1000, "eos_token_id": 3}))
@@ -421,49 +344,3 @@ def test_shards_of_every_layout_are_one_stream(tmp_path, layout, write: Callable
 
 
 # ---------------------------------------------------------------- training on them
-
-
-def run_train(capsys, out: Path, *flags: str) -> tuple[int, str, str]:
-    """Four steps of a tiny model; the exit code, what was printed, and metrics.jsonl without what a clock measured."""
-    code = train.main([*flags, "--output_dir", str(out), "--no-use_gpu", "--n_layer", "1", "--n_head", "2",
-                       "--n_embd", "16", "--seq_length", "8", "--batch_size", "4", "--max_steps", "4",
-                       "--sample_interval", "0", "--eval_interval", "4", "--eval_batches", "3", "--log_interval", "1"])
-    captured = capsys.readouterr()
-    return code, captured.out + captured.err, json.dumps(metrics_of(out))
-
-
-def test_shards_train_to_the_same_losses_as_one_raw_file(tmp_path, capsys):
-    ids = IDS % 300
-    (tmp_path / "shards").mkdir()
-    for split, number, low, high in (("train", 1, 0, 1500), ("train", 2, 1500, 4500), ("val", 0, 4500, 5000)):
-        write_llmc(tmp_path / f"shards/x_{split}_{number:06}.bin", ids[low:high])
-    write_raw(tmp_path / "train.bin", ids[:4500])
-    write_raw(tmp_path / "val.bin", ids[4500:])
-    code, text, metrics = run_train(capsys, tmp_path / "a", "--data_dir", str(tmp_path / "shards"), "--vocab_size",
-                                    "300", "--preload", "mmap")
-    assert code == 0
-    assert "x_train_000001.bin and 1 more: llm.c's layout, uint16, 4,500 tokens" in text
-    files = ["--bin_file", str(tmp_path / "train.bin"), "--val_bin_file", str(tmp_path / "val.bin")]
-    _, _, expected = run_train(capsys, tmp_path / "b", *files, "--vocab_size", "300")
-    assert metrics == expected
-    assert "val_loss" in metrics
-
-
-@real_files
-@pytest.mark.parametrize("whose", ["llmc_tiny_shakespeare", "nanogpt_shakespeare"])
-def test_the_real_files_train_with_gpt2s_vocabulary(tmp_path, capsys, whose):
-    flags = ["--bin_file", str(BINS / f"{whose}_train.bin"), "--val_bin_file", str(BINS / f"{whose}_val.bin")]
-    code, text, metrics = run_train(capsys, tmp_path / "out", *flags, "--vocab_size", "50257")
-    assert code == 0
-    assert ("llm.c's layout, uint16, 305,260 tokens" if "llmc" in whose else "read as raw uint16") in text
-    loss = json.loads(metrics)[0]["loss"]
-    assert abs(loss - np.log(50_257)) < 0.2  # an untrained model spreads itself evenly
-
-
-def test_files_without_a_vocabulary_name_the_flags_that_cure_it(tmp_path):
-    write_llmc(tmp_path / "x_train_000001.bin")
-    for flags in (["--data_dir", str(tmp_path)], ["--bin_file", str(tmp_path)],
-                  ["--bin_file", str(tmp_path / "x_train_*.bin")]):
-        with pytest.raises(UserError, match=r"vocabulary.*--tokenizer_file or --vocab_size") as caught:
-            train.main([*flags, "--no-use_gpu", "--output_dir", str(tmp_path / "out")])
-        assert caught.value.code == Exit.DATA

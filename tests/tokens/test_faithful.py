@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import Exit, UserError
-from tokens.faithful import (
-    ADDS_BLANK,
-    NOT_NFC,
-    PROBES,
-    TAKES_MARK_FOR_BLANK,
-    probes_of,
-    refuse_changes,
-    refuse_uncertain_ids,
-)
+from tokens.faithful import (ADDS_BLANK, NOT_NFC, TAKES_MARK_FOR_BLANK, probes_of, refuse_changes, refuse_uncertain_ids)
 from tokens.tokenizer import load_tokenizer
 
 
@@ -75,17 +67,6 @@ def test_a_loss_is_shown_where_it_begins(normalizer, says, changed):
         changed(normalizer=normalizer)
     assert caught.value.code == Exit.DATA
     assert len(str(caught.value)) < 250
-
-
-def test_the_patterns_of_rules_inside_rules_are_tried(tokenizer_file):
-    found = load_tokenizer(tokenizer_file)
-    assert probes_of(found) == list(PROBES)
-    from tokenizers import normalizers
-
-    found.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("zebra", "")])  # type: ignore
-    assert "azebrab zebra c" in probes_of(found)
-    found.add_tokens(["ostrich"])
-    assert "a  ostrich  b" in probes_of(found)
 
 
 def refuse_uncertain(path):

@@ -23,7 +23,6 @@ from tests.helpers.token_files import (
     write_raw,
 )
 from tokens.corpus import open_corpus
-from tokens.files import find_splits
 from tokens.layouts import LAYOUTS, Layout, Part, document_ends, native_dtype, recognise
 from tokens.stream import DTYPES
 
@@ -83,21 +82,6 @@ def test_what_datatrove_itself_writes_is_read(tmp_path):
         file.close()
         assert ids_of(tmp_path / name).tolist() == list(itertools.chain(*documents))
     assert LAYOUTS["datatrove"].read(tmp_path / "wide.ds", "uint16").dtype == "uint32"
-
-
-def test_what_datatroves_whole_pipeline_writes_is_read(tmp_path, tokenizer_file, tokenizer):
-    Document = pytest.importorskip("datatrove.data").Document
-    DocumentTokenizer = pytest.importorskip("datatrove.pipeline.tokens").DocumentTokenizer
-    texts = ["the cat sat", "on the mat and the dog ran", "to the sea"]
-    step = DocumentTokenizer(str(tmp_path / "out"), str(tokenizer_file), local_working_dir=str(tmp_path / "work"),
-                             eos_token="<|endoftext|>", shuffle_documents=False)
-    step.run([Document(text=text, id=str(i)) for i, text in enumerate(texts)])
-    train_files, val_files = find_splits(tmp_path / "out")
-    expected = [[*tokenizer.encode(text).ids, 0] for text in texts]
-    assert len(train_files) == 1
-    assert val_files == []
-    found = ids_of(train_files[0])
-    assert found.tolist() == list(itertools.chain(*expected))
 
 
 def test_our_own_index_gives_the_documents_and_is_checked(tmp_path):
@@ -187,14 +171,6 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
     assert str(caught.value).count("\n") == 0
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
-
-
-def test_a_folder_and_an_unreadable_index_are_refused(tmp_path):
-    (tmp_path / "a.bin").mkdir()
-    with pytest.raises(UserError, match="is not a file"):
-        recognise(tmp_path / "a.bin")
-    with pytest.raises(UserError, match=r"b\.idx: No such file"):
-        LAYOUTS["megatron"].read(write_raw(tmp_path / "b.bin"), "uint16")
 
 
 @pytest.mark.parametrize("name", ["a.bin", "m.bin", "a.npy", "a.ds"])

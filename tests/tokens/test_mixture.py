@@ -12,7 +12,6 @@ import pytest
 import data
 import train
 from common.errors import Exit, UserError
-from common.files import sha256_of
 from planning.inputs import find_corpus
 from tests.helpers.token_files import ids_in
 from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors, trained
@@ -67,14 +66,6 @@ def test_a_mixture_is_known_by_its_folders_their_order_and_their_weights(folders
                 opened("prose", "code").identity, opened("prose").identity}) == 5
 
 
-def test_folders_of_one_name_are_told_apart_by_where_they_lie(folders, make_corpus):
-    for seed, place in enumerate(("en", "de")):
-        Path(place).mkdir()
-        make_corpus(Path(place, "data"), seed)
-    assert [share.name for share in opened("en/data", "de/data/").shares] == ["en/data", "de/data"]
-    assert [share.name for share in opened("./prose", "../" + Path.cwd().name + "/code").shares] == ["prose", "code"]
-
-
 def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name(folders):
     tokenizer = json.loads(Path("code/tokenizer.json").read_text())
     Path("code/tokenizer.json").write_text(json.dumps(tokenizer, indent=4))
@@ -90,36 +81,6 @@ def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name
     said = refusal("prose", "code")
     assert "--data_dir prose and code were made with different tokenizers (sha256" in said
     assert "Run pretokenize.py for code again with --tokenizer_file prose/tokenizer.json" in said
-
-
-def test_folders_of_another_type_are_refused_by_name(folders):
-    ids = np.fromfile("code/train.bin", "<i2")
-    for name in ("train", "val"):
-        path = Path(f"code/{name}.bin")
-        np.fromfile(path, "<i2").astype("<i4").tofile(path)
-    splits = {name: {"tokens": 300 if name == "train" else 100, "sha256": sha256_of(Path(f"code/{name}.bin"))}
-              for name in ("train", "val")}
-    edit("code", dtype="int32", splits=splits)
-    assert ids_in(opened("code").train) == ids.tolist()
-    assert "prose and code have different types of tokens: int16 and int32" in refusal("prose", "code")
-
-
-def test_all_folders_that_cannot_be_opened_are_named(folders):
-    os.truncate("code/train.bin", 7)
-    said = refusal("nowhere:1", "prose:1", "code:2")
-    assert "--data_dir nowhere does not exist" in said
-    assert "\nerror: token file code/train.bin has 7 bytes" in said
-
-
-def test_what_may_not_be_meant_is_said(folders):
-    shutil.copytree("prose", "again")
-    Path("code/tokenizer.json").unlink()
-    Path("again/val.bin").unlink()
-    edit("again", splits={"train": json.loads(Path("again/metadata.json").read_text())["splits"]["train"]})
-    said = " ".join(opened("prose", "code", "again").notes)
-    assert "prose and again hold the same training tokens" in said
-    assert "code: without a tokenizer nothing tells that the ids mean the same text" in said
-    assert "again: there are no validation tokens; the validation loss is the mean of the others" in said
 
 
 def test_shares_in_words_are_never_none_or_all():
@@ -161,25 +122,6 @@ def run_on(folders, capsys):
 
 
 MIXED = ["--data_dir", "prose:0.7", "code:0.3"]
-
-
-def test_a_run_tells_what_it_mixes_and_measures_each_folder(run_on):
-    code, text = run_on(*MIXED, "--max_steps", "2", "--batch_size", "100", "--eval_interval", "1")
-    assert code == 0
-    # 200 samples, of 124 and of 36 windows:
-    assert "\nmixture     prose 70%, 1.13 epochs; code 30%, 1.67 epochs\n" in text
-    rows = [row for row in metrics_of(Path("out")) if "val_loss" in row]
-    assert len(rows) == 2
-    for row in rows:
-        assert row["val_loss"] == pytest.approx(0.7 * row["val_loss/prose"] + 0.3 * row["val_loss/code"])
-    last = rows[-1]
-    assert f"| prose {last['val_loss/prose']:.4f} | code {last['val_loss/code']:.4f} | best" in text
-    card = Path("out/checkpoint-2/README.md").read_text()
-    assert "- 70% from prose: 1,000 training tokens, sha256 " in card
-    assert "--data_dir prose:0.7 code:0.3" in card
-    code, text = run_on("--data_dir", "prose", "code", "--max_steps", "1", "--batch_size", "800", out="other")
-    assert "mixture     prose 76.9%, 4.96 epochs; code 23.1%, 5.13 epochs (by their sizes)" in text
-    assert "warning: the run reads prose 4.96 times, code 5.13 times. Beyond 4 times a text teaches less" in text
 
 
 def test_one_flag_resumes_a_mixture_and_a_changed_micro_batch_sees_the_same_samples(run_on, monkeypatch):
@@ -253,14 +195,3 @@ def test_tokens_of_a_mixture_that_change_are_named(run_on):
     assert isinstance(error, UserError)
     assert re.search(r"token file code/train.bin was cut from 600 to 16 bytes while it was read.* Step [234] is saved",
                      str(error))
-
-
-def test_twenty_folders_and_one_of_a_single_window_are_mixed(run_on, make_corpus):
-    names = [make_corpus(Path(f"folder-{number}"), number, 9 if number == 0 else 100 + number).name
-             for number in range(20)]
-    code, text = run_on("--data_dir", *names, "--max_steps", "1", "--batch_size", "1000")
-    assert code == 0
-    assert re.search(r"mixture     folder-0 0\.4\d*%, [\d.]+ epochs; ", text)
-    assert re.search(r"\| folder-0 \d\.\d+ \| .* \| folder-19 \d\.\d+ ", text)
-    error, _ = run_on("--data_dir", *names, "--seq_length", "9", out="other")
-    assert "--data_dir folder-0 has 9 training tokens, fewer than a sequence of 9" in str(error)

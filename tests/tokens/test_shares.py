@@ -47,11 +47,6 @@ def test_a_weight_that_is_none_is_refused_in_one_line(words, says):
     assert says in found[0]
 
 
-def test_a_link_to_a_folder_is_that_folder(tmp_path):
-    (tmp_path / "link").symlink_to("a")
-    assert "a and link are the same folder" in problems_with(["a", "link"])[0]
-
-
 def test_weights_become_whole_numbers_in_their_exact_proportion():
     def parts_of(*words: str) -> list[int]:
         return whole_parts(folders_of(words), [1000] * len(words))

@@ -50,12 +50,6 @@ def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, case, capfd):
     assert capfd.readouterr().err == ""  # where Rust prints its panics
 
 
-def test_a_missing_tokenizer_is_said_to_be_missing(tmp_path):
-    with pytest.raises(UserError, match="No such file or directory") as caught:
-        load_tokenizer(tmp_path / "tokenizer.json")
-    assert caught.value.code == Exit.DATA
-
-
 def test_gpt2s_pair_of_files_is_the_same_tokenizer(tokenizer_file, tokenizer, texts, tmp_path):
     model = json.loads(tokenizer_file.read_text(encoding="utf-8"))["model"]
     (tmp_path / "encoder.json").write_text(json.dumps(model["vocab"]))
@@ -83,18 +77,6 @@ def test_text_that_looks_special_stays_text(tokenizer):
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_a_tokenizer_that_cuts_and_pads_for_others_does_neither_here(tokenizer, tmp_path):
-    text = "the cat sat on the mat"
-    ids = tokenizer.encode(text).ids
-    tokenizer.enable_truncation(3)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(tmp_path).encode(text).ids == ids
-    tokenizer.no_truncation()
-    tokenizer.enable_padding(length=99)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(tmp_path).encode(text).ids == ids
-
-
 def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):
     lengths = bytes_per_id(tokenizer, 400)
     assert lengths is not None
@@ -102,12 +84,6 @@ def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):
     assert lengths[0] == 0
     for text in [*texts, "".join(map(chr, range(1, 0x300))), END_OF_TEXT, ""]:
         assert lengths[tokenizer.encode(text).ids].sum() == len(text.encode())
-
-
-def test_bytes_per_id_are_unknown_for_other_tokenizers():
-    from tokenizers import Tokenizer, models
-
-    assert bytes_per_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), 1) is None
 
 
 @pytest.mark.skipif(os.name != "posix", reason="on Windows no thread takes signals")
