@@ -109,7 +109,8 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     val_bytes = splits.get("val", {}).get("bytes", 0)
     share = f"{100 * val_bytes / max(1, sums['bytes']):.2g}% of the text: " if val_bytes else ""
     progress.say(f"validation: {share}{job.split.rule}"
-                 + ("; --val_fraction sets another share" if val_bytes else "; no val.bin is written"))
+                 + "; --val_fraction sets another share" * (bool(val_bytes) and job.args.val_fraction is None)
+                 + "; no val.bin is written" * (not val_bytes))
     for key, value in sums.items():
         parts = ", ".join(f"{split} {total[key]:,}" for split, total in sorted(splits.items()))
         progress.say(f"{key}: {value:,} ({parts})")

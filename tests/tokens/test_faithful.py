@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import Exit, UserError
-from tokens.faithful import (ADDS_BLANK, NOT_NFC, TAKES_MARK_FOR_BLANK, probes_of, refuse_changes, refuse_uncertain_ids)
+from tokens.faithful import ADDS_BLANK, NOT_NFC, TAKES_MARK_FOR_BLANK, probes_of, refuse_changes, refuse_uncertain_ids
 from tokens.tokenizer import load_tokenizer
 
 
