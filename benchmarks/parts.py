@@ -256,7 +256,7 @@ def by_tiktoken(text: str, tokenizer: str, out: str) -> dict[str, Any]:
 def time_loader(data_dir: str, num_batches: int = 256, **_: Any) -> dict[str, float]:
     """Seconds of a batch of 64 x 512 on the CPU: by nanoGPT's get_batch, and ours from RAM and from a warm map."""
     B, T = 64, 512
-    device.set_up(device.choose(False, None, "auto", False), True, Path())  # as train.py does, for all three
+    device.set_up(device.choose(False, None, "auto", False), Path())  # as train.py does, for all three
     stream, cpu = _corpus(Path(data_dir)).train, torch.device("cpu")
     part = stream.parts[0]
 
@@ -278,7 +278,7 @@ def time_loader(data_dir: str, num_batches: int = 256, **_: Any) -> dict[str, fl
 def time_saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> dict[str, float]:
     """Seconds of a checkpoint's parts, beside safetensors' save_file of the same tensors, which checks nothing."""
     machine = device.choose(on_gpu, None, "auto", False)
-    device.set_up(machine, True, Path())
+    device.set_up(machine, Path())
     what, place = Shape(**shape), Path(folder)
     model = GPT.create(GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size],
                                  tie_weights=what.tie_weights), machine.device)
