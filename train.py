@@ -69,6 +69,10 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
            called="size model model_name model_type", replaces="n_layer n_head n_embd n_kv_head n_inner",
            redecides="init_std", against="init_from")
+    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them (newest), the "
+           "best of a folder (out/best), a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: "
+           "hf://OWNER/NAME, with @REVISION; the model takes their shape, the optimizer starts fresh", "random weights",
+           called="model_name_or_path initial_checkpoint_dir pretrained from_pretrained")
     g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size", called="depth n_layers num_layers layers "
            "num_hidden_layers", against="init_from")
     g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size",
@@ -112,6 +116,12 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
            "included; the steps that fit are planned by measured ones, and --epochs and --max_steps stay upper limits",
            "no limit", redecides=f"epochs learning_rate embedding_learning_rate {follows}")
+    g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
+           "it is to --min_lr: a finished model from any point of a run", "off", redecides="min_lr",
+           replaces="epochs max_steps max_minutes cooldown", against="init_from")
+    g.flag("--cooldown", flags.share_or_steps(), None, "of the steps of wsd, or of those done before --cooldown_from: "
+           "the share, 0.2, or the number, 500, in which the rate falls", "0.2", hidden=True,
+           needs="lr_schedule wsd, cooldown_from")
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off",
            called="early_stopping early_stopping_patience")
 
@@ -136,12 +146,6 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "peak", called="min_learning_rate end_lr final_lr lr_min")
     g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10% of the steps, at most 2,000; none with "
            "constant", called="warmup_iters lr_warmup_steps num_warmup_steps")
-    g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
-           "it is to --min_lr: a finished model from any point of a run", "off", redecides="min_lr",
-           replaces="epochs max_steps max_minutes cooldown", against="init_from")
-    g.flag("--cooldown", flags.share_or_steps(), None, "of the steps of wsd, or of those done before --cooldown_from: "
-           "the share, 0.2, or the number, 500, in which the rate falls", "0.2", hidden=True,
-           needs="lr_schedule wsd, cooldown_from")
     g.old("--decay_share", real(0, 1, above=True), lambda share, asked: {"cooldown": share})
     g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
     g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
@@ -155,9 +159,6 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--label_smoothing", real(0, 1, below=True), 0.0, "share of the target spread over all ids in training",
            called="smoothing label_smoothing_factor")
     g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout", called="random_seed manual_seed")
-    g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
-             "resumed run then equals one that was never stopped bit for bit; an operation without such a kernel ends "
-             "the run", called="full_determinism", of="machine")
 
     g = parser.group("machine", of="machine")
     g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
@@ -178,6 +179,9 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            against="no-compile, no-use_gpu, deterministic, " + ", ".join(
                f"{graphs}: {other}" for other in ("activation_checkpointing", "batch_size auto", "dropout")))
     g.old("--compile_blocks", flags.SWITCH, lambda is_on, asked: {"compile_mode": "blocks" if is_on else "default"})
+    g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
+             "resumed run then equals one that was never stopped bit for bit; an operation without such a kernel ends "
+             "the run", called="full_determinism")
     g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3x "
              "the time", called="gradient_checkpointing grad_checkpointing")
 
@@ -197,10 +201,6 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), best or last, or auto: "
            "newest in --output_dir, else a new run", "a new run", of="call",
            called="resume resume_from_checkpoint load_checkpoint ckpt checkpoint")
-    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them (newest), the "
-           "best of a folder (out/best), a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: "
-           "hf://OWNER/NAME, with @REVISION; the model takes their shape, the optimizer starts fresh", "random weights",
-           called="model_name_or_path initial_checkpoint_dir pretrained from_pretrained")
     g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir", of="call",
              called="overwrite_output_dir force", against="resume_from auto", hidden=True)
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart",
@@ -273,13 +273,14 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     if argv[:1] == [TRIAL]:
         return answer_trial(read_flags(argv[3:]), int(argv[1]), int(argv[2]), build_run, take_step)
     began, args = time.monotonic(), read_flags(argv)
-    with session(args) as at:
+    with session(args.use_gpu) as at:
         if args.check:
-            return check_machine(args, choose_machine(args, at.out), at.out, at.signals, trial_command(argv))
+            machine = choose_machine(args.machine, args.dropout, at.out)
+            return check_machine(args, machine, at.out, at.signals, trial_command(argv))
 
         # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
         inputs = choose_inputs(args, at)
-        runtime = Runtime.of(choose_machine(args, at.out), at.processes, at.out, at.signals)
+        runtime = Runtime.of(choose_machine(args.machine, args.dropout, at.out), at.processes, at.out, at.signals)
 
         # What will be trained and how, each default with its reason.
         deadline = Deadline(args.max_minutes, inputs.stored, began)

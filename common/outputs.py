@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -78,6 +79,8 @@ def place_of(path: str) -> Path:
 
     Its parent may be missing still, but then it can be created. Raises OSError.
     """
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)  # of a link to itself it raises
     target = Path(os.path.realpath(path))
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, os.strerror(13), path)

@@ -17,7 +17,7 @@ def printable(text: str) -> str:
     return "".join(c if _is_harmless(c) and c not in ONE_LINE_ONLY else repr(c)[1:-1] for c in text)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The beginning of what an error says, on one line."""
     return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
 

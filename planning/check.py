@@ -94,7 +94,7 @@ def models_of(args: Flags) -> dict[str, ModelConfig]:
     """
     vocab_size = args.vocab_size or VOCAB_SIZE
     if any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd)):
-        return {args.model_size or "your shape": choose_config(having(args, init_from=None), vocab_size, 2**62)}
+        return {args.model_size or "your shape": choose_config(having(args, init_from=None).model, vocab_size, 2**62)}
     return {name: config_of_size(args.model, shape, vocab_size, args.seq_length or DEFAULT_SEQ_LENGTH)
             for name, shape in SIZES.items()}
 
@@ -156,7 +156,7 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
     yield f"{'':<18}" + "".join(f"{names[name]:>10}" for name in models)
     yield f"{'parameters':<18}" + "".join(f"{count(config.num_parameters):>10}" for config in models.values())
 
-    options = choose_options(args, machine, FAST.attention, {})
+    options = choose_options(args.activation_checkpointing, bool(args.init_from), machine, FAST.attention, {})
     optimizer = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     share = SHARE_OF_PRODUCTS_GPU if machine.on_gpu else SHARE_OF_PRODUCTS
     if machine.compile and not machine.on_gpu:

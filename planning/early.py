@@ -21,4 +21,4 @@ def before_torch(args: Flags) -> None:
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.init_from)
-    require_packages(requested_trackers(args))
+    require_packages(requested_trackers(args.output))

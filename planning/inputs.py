@@ -17,7 +17,7 @@ from checkpoint.folder import owned
 from checkpoint.verify import manifest_sha256
 from common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from common.files import cache_folder
-from common.flags import Flags, having
+from common.flags import Flags, FlagsOfGroup, having
 from common.progress import Progress
 from common.ranks import speaks
 from common.signals import Signals
@@ -54,7 +54,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(args: Flags) -> Iterator[Session]:
+def session(use_gpu: bool | None) -> Iterator[Session]:
     """While inside, what is printed is kept, signals are heard, and processes can speak with each other."""
     processes = of_environment()
     with contextlib.ExitStack() as held:
@@ -62,24 +62,24 @@ def session(args: Flags) -> Iterator[Session]:
         out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
         signals = held.enter_context(Signals(out.note, can_save=True))
         signals.at_once = NOTHING_LOST
-        held.enter_context(joined(processes, args.use_gpu))
+        held.enter_context(joined(processes, use_gpu))
         yield Session(out, signals, processes, held)
 
 
-def choose_machine(args: Flags, out: Progress) -> Machine:
+def choose_machine(flags: FlagsOfGroup, dropout: float, out: Progress) -> Machine:
     """The device, its precision and whether to compile, set up for the whole process.
 
     Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used.
     """
-    _require_gpu(args)
-    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, args.compile)
-    for warning in device.set_up(machine, cache_folder() / "compiled", args.deterministic, args.dropout):
+    _require_gpu(flags.use_gpu)
+    machine = device.choose(flags.use_gpu, flags.use_amp, flags.amp_dtype, flags.compile)
+    for warning in device.set_up(machine, cache_folder() / "compiled", flags.deterministic, dropout):
         out.warn(warning)
     return machine
 
 
-def _require_gpu(args: Flags) -> None:
-    if args.use_gpu and (reason := device.why_no_gpu()):
+def _require_gpu(use_gpu: bool | None) -> None:
+    if use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
 
 
@@ -114,7 +114,7 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
         args = having(args, dropout=0.0, label_smoothing=0.0)
     if is_on_hub(args.init_from):
         for folder in folders_of(args.data_dir):  # at once, before anything large is fetched
-            _require_folder(args, folder.path)
+            _require_folder(args.data, folder.path)
         args = with_models_here(args, ["init_from"], at.out)
     return at.processes.lead(lambda: _check(args, at), _named, lambda named: _follow(args, named))
 
@@ -127,7 +127,7 @@ def _check(args: Flags, at: Session) -> Inputs:
         but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
     with problems.catch():
-        _require_gpu(args)
+        _require_gpu(args.use_gpu)
         if args.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
             raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
         if args.activation_checkpointing and args.dropout and not device.drops_the_same(args.use_gpu):
@@ -142,9 +142,10 @@ def _check(args: Flags, at: Session) -> Inputs:
         check_lengths(corpus, config.seq_length)
     with problems.catch():
         may_resume = writes or args.resume_from or args.cooldown_from
-        resumed = choose_resume(args, out) if may_resume else None
+        if may_resume:
+            resumed = choose_resume(args.output, args.horizon, args.min_lr, writes, args.init_from, out)
         if writes:
-            check_mirror(args.output, resumed)
+            check_mirror(args.output, args.init_from, resumed)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             find.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -174,9 +175,9 @@ def _follow(args: Flags, named: tuple[str, dict[str, Any], str] | None) -> Input
 
 
 def _corpus_and_shape(args: Flags) -> tuple[Corpus, Sizing | None, ModelConfig]:
-    corpus = find_corpus(args)
-    sizing = choose_sizing(args, corpus)
-    return corpus, sizing, choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+    corpus = find_corpus(args.data, args.init_from)
+    sizing = choose_sizing(args.model, corpus, args.use_gpu, args.max_minutes)
+    return corpus, sizing, choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -197,22 +198,30 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
-def choose_resume(args: Flags, out: Progress) -> find.Found | None:
-    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
-    output_dir, shown = Path(args.output_dir), printable(args.output_dir)
-    if args.resume_from is not None or args.cooldown_from is not None:
+def choose_resume(flags: FlagsOfGroup, horizon: FlagsOfGroup, min_lr: float | None, writes: bool, init_from: str | None,
+                  out: Progress) -> find.Found | None:
+    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
+
+    Of a run that is made longer it is the last one before its decay.
+    """
+    output_dir, shown = Path(flags.output_dir), printable(flags.output_dir)
+    if flags.resume_from is not None or horizon.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
-            found = _find_checkpoint(args, output_dir, out)
+            if horizon.cooldown_from is not None:
+                found = choose_cooldown(flags, horizon.cooldown_from, min_lr or 0.0, out)
+            else:
+                found = find.find_resume(requested_checkpoint(flags, writes), output_dir, flags.overwrite, out.warn)
+                found = before_decay(flags.resume_from, horizon, found, out) if found else None
         if found is None:
             out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
         elif not find.is_inside(found[0], output_dir):
             _check_no_stranger(output_dir)
         return found
     _check_no_stranger(output_dir)
-    if args.overwrite and args.init_from and find.is_inside(Path(args.init_from), output_dir):
-        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
+    if flags.overwrite and init_from and find.is_inside(Path(init_from), output_dir):
+        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
                                     "--init_from. Give another --output_dir.")
-    if (there := find.steps_in(output_dir)) and not args.overwrite:
+    if (there := find.steps_in(output_dir)) and not flags.overwrite:
         raise UserError(Exit.CHECKPOINT, f"--output_dir {shown} holds the checkpoints of another run, the last one of "
                                          f"step {max(there):,}. Give --resume_from auto to continue that run, another "
                                          "--output_dir, or --overwrite, which deletes its "
@@ -220,23 +229,15 @@ def choose_resume(args: Flags, out: Progress) -> find.Found | None:
     return None
 
 
-def _find_checkpoint(args: Flags, output_dir: Path, out: Progress) -> find.Found | None:
-    """What --resume_from or --cooldown_from means; of a run that is made longer, the last one before its decay."""
-    if args.cooldown_from is not None:
-        return choose_cooldown(args, out)
-    found = find.find_resume(requested_checkpoint(args), output_dir, args.overwrite, out.warn)
-    return before_decay(args, found, out) if found else None
-
-
-def requested_checkpoint(args: Flags) -> str:
+def requested_checkpoint(flags: FlagsOfGroup, writes: bool) -> str:
     """What --resume_from means: the mirror's name stands for the run's own folder, into which it was copied.
 
     A run that writes nothing has copied nothing, and looks into the mirror itself.
     """
-    asked, mirror, writes = args.resume_from, args.mirror_to, not (args.dry_run or args.overfit)
+    asked, mirror = flags.resume_from, flags.mirror_to
     if mirror and writes and is_same_folder(asked, mirror):
         return "auto"
-    if mirror and not writes and asked == "auto" and not find.steps_in(Path(args.output_dir)):
+    if mirror and not writes and asked == "auto" and not find.steps_in(Path(flags.output_dir)):
         return mirror if find.steps_in(Path(mirror)) else asked
     return asked
 
@@ -253,15 +254,15 @@ def _check_no_stranger(output_dir: Path) -> None:
 # ---------------------------------------------------------------- the tokens
 
 
-def find_corpus(args: Flags) -> Corpus:
+def find_corpus(flags: FlagsOfGroup, init_from: str | None = None) -> Corpus:
     """The token files that the flags mean, several folders as a mixture.
 
     With --bin_file the other files of --data_dir are another corpus's. Raises UserError (exit 3).
     """
-    folders, problems, corpora = folders_of(args.data_dir), Problems(), []
+    folders, problems, corpora = folders_of(flags.data_dir), Problems(), []
     for folder in folders:
         with problems.catch():
-            corpora.append(_find_one(args, folder.path))
+            corpora.append(_find_one(flags, init_from, folder.path))
     problems.stop()
     return corpora[0] if len(folders) == 1 else mix(folders, corpora)
 
@@ -271,39 +272,37 @@ def tokenizer_in(folder: Path) -> Path | None:
     return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
 
 
-def _require_folder(args: Flags, data_dir: str) -> None:
+def _require_folder(flags: FlagsOfGroup, data_dir: str) -> None:
     folder, shown = Path(data_dir), printable(data_dir)
-    if args.bin_file is None and not folder.is_dir():
+    if flags.bin_file is None and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        cure = "Run: python pretokenize.py TEXT"
-        if args.config.recorded:
-            cure = "Start in the folder in which the run was started, or give --data_dir."
-        elif "," in data_dir:
+        cure = "Run: python pretokenize.py TEXT; or start where a run was started that is to go on, or give --data_dir"
+        if "," in data_dir:
             cure = "Several folders have blanks between them: --data_dir a:0.7 b:0.3"
         raise UserError(Exit.DATA, f"--data_dir {shown} {what}. {cure}")
 
 
-def _find_one(args: Flags, data_dir: str) -> Corpus:
+def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corpus:
     """The corpus of one folder. Raises UserError (exit 3)."""
-    _require_folder(args, data_dir)
+    _require_folder(flags, data_dir)
     folder = Path(data_dir)
 
     def part(given: str | None, name: str) -> Path | None:
-        if given is None and args.bin_file is None and (folder / name).exists():
+        if given is None and flags.bin_file is None and (folder / name).exists():
             return folder / name
         return Path(given) if given else None
 
-    metadata, tokenizer = part(args.metadata_file, "metadata.json"), part(args.tokenizer_file, "tokenizer.json")
-    vocab_size, notes = args.vocab_size, ()
-    if args.init_from and not (metadata or tokenizer or vocab_size):
-        weights, config = load.starting_config(args.init_from, lambda said: None)
+    metadata, tokenizer = part(flags.metadata_file, "metadata.json"), part(flags.tokenizer_file, "tokenizer.json")
+    vocab_size, notes = flags.vocab_size, ()
+    if init_from and not (metadata or tokenizer or vocab_size):
+        weights, config = load.starting_config(init_from, lambda said: None)
         tokenizer = tokenizer_in(weights)
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
-    if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size or notes):
+    if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
         raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)} has no metadata.json: pretokenize.py did "
                                    "not finish, or another program wrote the tokens, and their vocabulary is unknown. "
                                    "Run: python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
-    corpus = open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
+    corpus = open_corpus(Path(flags.bin_file or folder), Path(flags.val_bin_file) if flags.val_bin_file else None,
                          metadata, tokenizer, vocab_size)
     return replace(corpus, notes=(*corpus.notes, *notes))

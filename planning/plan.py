@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -15,6 +14,7 @@ import torch
 
 import data
 from architectures.table import ModelConfig, architecture_of
+from common.flags import FlagsOfGroup
 from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
 from machine import device
@@ -180,12 +180,12 @@ def describe_idle_gpus(runtime: Runtime) -> list[str]:
     return [f"GPUs        1 of {num_gpus} is used. All, by: {command}"]
 
 
-def describe_finished(args: argparse.Namespace, state: TrainState, recipe: Recipe) -> str:
+def describe_finished(horizon: FlagsOfGroup, state: TrainState, recipe: Recipe) -> str:
     """Why a resumed run has nothing left to do, and what would give it more."""
     if state.step < recipe.total_steps:
-        return (f"already {args.max_minutes:g} minutes used, at step {state.step:,} of {recipe.total_steps:,}; raise "
-                "--max_minutes to continue")
-    limits = "--max_minutes" if args.max_minutes else "--epochs or --max_steps"
+        return (f"already {horizon.max_minutes:g} minutes used, at step {state.step:,} of {recipe.total_steps:,}; "
+                "raise --max_minutes to continue")
+    limits = "--max_minutes" if horizon.max_minutes else "--epochs or --max_steps"
     if recipe.cooldown:
         return (f"already cooled down, at step {state.step:,}; give --max_steps to train on from step "
                 f"{recipe.cooldown.start:,}")

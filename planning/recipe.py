@@ -111,7 +111,7 @@ class Recipe(Schedule):
 # ---------------------------------------------------------------- the model
 
 
-def choose_config(args: Flags, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
+def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
                   ) -> ModelConfig:
     """The model's shape from the flags, --init_from or the sizing; T is shorter than requested where the corpus is.
 
@@ -121,39 +121,43 @@ def choose_config(args: Flags, vocab_size: int, num_tokens: int, sizing: Sizing 
     if num_tokens < 2:
         raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
                                    "Give pretokenize.py more text.")
-    if args.init_from:
-        return _config_of_weights(args, vocab_size, num_tokens)
+    if flags.init_from:
+        return _config_of_weights(flags, vocab_size, num_tokens)
 
-    given = (args.n_layer, args.n_head, args.n_embd)
-    of_size = SIZES[sizing.name if sizing else args.model_size or DEFAULT_SIZE]
+    given = (flags.n_layer, flags.n_head, flags.n_embd)
+    of_size = SIZES[sizing.name if sizing else flags.model_size or DEFAULT_SIZE]
     n_layer, n_head, n_embd = (number or default for number, default in zip(given, of_size, strict=True))
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
-    seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     seq_length = min(seq_length, num_tokens - 1)
-    return config_of_size(args.model, (n_layer, n_head, n_embd), vocab_size, seq_length)
+    return config_of_size(flags, (n_layer, n_head, n_embd), vocab_size, seq_length)
 
 
-def _config_of_weights(args: Flags, vocab_size: int, num_tokens: int) -> ModelConfig:
+def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) -> ModelConfig:
     """The shape of --init_from's model, with the T and the dropout of the flags."""
-    _, config = starting_config(args.init_from, warn)
+    _, config = starting_config(flags.init_from, warn)
     if vocab_size > config.vocab_size:
         raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, the model of --init_from "
                                    f"{config.vocab_size:,}. Make the corpus with pretokenize.py --tokenizer_file and "
                                    "that model's tokenizer.")
-    if (args.seq_length or 1) > config.seq_length:
-        raise UserError(Exit.FLAGS, f"--seq_length {args.seq_length:,}: the model of --init_from has "
+    if (flags.seq_length or 1) > config.seq_length:
+        raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length:,}: the model of --init_from has "
                                     f"{config.seq_length:,} positions. Lower it.")
-    seq_length = min(args.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
-    return replace(config, seq_length=seq_length, dropout=args.dropout)
+    seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
+    return replace(config, seq_length=seq_length, dropout=flags.dropout)
 
 
-def choose_options(args: Flags, machine: Machine, attention: Attention, began_with: Mapping[str, Any]) -> Options:
-    """How the model is computed while it trains; began_with is the environment that a resumed run's state records."""
+def choose_options(recompute: bool, has_weights: bool, machine: Machine, attention: Attention,
+                   began_with: Mapping[str, Any]) -> Options:
+    """How the model is computed while it trains; began_with is the environment that a resumed run's state records.
+
+    has_weights is True for a run that starts from weights.
+    """
     # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
-    stays_wide = machine.precision == "fp16" and (args.init_from or began_with.get("residual") == "fp32")
+    stays_wide = machine.precision == "fp16" and (has_weights or began_with.get("residual") == "fp32")
     return Options(residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
-                   recompute=args.activation_checkpointing,
+                   recompute=recompute,
                    loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0, attention=attention)
 
 

@@ -44,7 +44,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     """
     args, config, corpus, stored = inputs.args, inputs.config, inputs.corpus, inputs.stored
     machine, processes = runtime.machine, runtime.processes
-    options = choose_options(args, machine, parts.attention, stored.get("environment", {}))
+    options = choose_options(args.activation_checkpointing, bool(args.init_from), machine, parts.attention,
+                             stored.get("environment", {}))
     strategy, why, most = processes.agree(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     choose = partial(choose_recipe, args, config, corpus.train.length, most, inputs.sizing, stored)
@@ -62,7 +63,7 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
     args, state, out = inputs.args, TrainState.from_stored(inputs.stored), runtime.out
     if state.step < recipe.total_steps and not deadline.is_near(0):
         return False
-    out.say(describe_finished(args, state, recipe))
+    out.say(describe_finished(args.horizon, state, recipe))
     is_validated = inputs.corpus.val is None or state.validated_step == state.step
     if is_validated or state.step != recipe.total_steps or args.dry_run:
         if args.mirror_to and not args.dry_run:
@@ -123,7 +124,7 @@ def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Cal
     build_run and take_step are those of train.py.
     """
     out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
-    machine = choose_machine(args, out)
+    machine = choose_machine(args.machine, args.dropout, out)
     if args.check:
         return compile_something(machine)
     args = having(args, batch_size=batch_size, gradient_accumulation_steps=accumulation, dry_run=True, overfit=None,

@@ -13,7 +13,7 @@ import torch
 
 from architectures.architecture import Architecture
 from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of
-from common.flags import Flags, FlagsOfGroup
+from common.flags import FlagsOfGroup
 from common.words import count, several
 from machine.backends import gpu_of_this_system
 from model import SIZES
@@ -46,20 +46,22 @@ class Sizing:
     where: str = "a CPU"
 
 
-def choose_sizing(args: Flags, corpus: Corpus) -> Sizing | None:
+def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
+                  ) -> Sizing | None:
     """The sizing for a corpus and this processor, or for an Apple GPU, which is a laptop's too.
 
     None where a flag says something about the size, and with a GPU that has its own memory: gpt2_small is its default.
     """
-    shape = (args.model_size, args.n_layer, args.n_head, args.n_embd, args.n_kv_head, args.n_inner, args.init_from)
+    shape = (flags.model_size, flags.n_layer, flags.n_head, flags.n_embd, flags.n_kv_head, flags.n_inner,
+             flags.init_from)
     says_something = any(value is not None for value in shape)
     gpu = gpu_of_this_system()
-    uses_gpu = args.use_gpu is not False and gpu.why_not() is None
+    uses_gpu = use_gpu is not False and gpu.why_not() is None
     if says_something or (uses_gpu and gpu.has_own_memory):
         return None
     num_threads = None if uses_gpu else torch.get_num_threads()
-    return sizing_for(corpus.vocab_size, corpus.train.length, num_threads, args.max_minutes, args.seq_length,
-                      ARCHITECTURES[args.arch or DEFAULT])
+    return sizing_for(corpus.vocab_size, corpus.train.length, num_threads, max_minutes, flags.seq_length,
+                      ARCHITECTURES[flags.arch or DEFAULT])
 
 
 def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_minutes: float | None,

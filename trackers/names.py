@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
 from common.errors import Exit, UserError
-from common.flags import in_list
+from common.flags import FlagsOfGroup, in_list
 
 
-def requested_trackers(args: argparse.Namespace) -> list[str]:
+def requested_trackers(flags: FlagsOfGroup) -> list[str]:
     """The names of the trackers that the flags request, each once."""
-    return [name for name in dict.fromkeys(in_list(args.tracker)) if name != "none"]
+    return [name for name in dict.fromkeys(in_list(flags.tracker)) if name != "none"]
 
 
 def require_packages(names: Sequence[str]) -> None:

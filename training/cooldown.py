@@ -15,7 +15,7 @@ from checkpoint.find import Found
 from checkpoint.verify import read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import rename
-from common.flags import Flags, FlagsOfGroup
+from common.flags import FlagsOfGroup
 from common.names import MANIFEST
 from common.progress import Progress
 from common.words import printable
@@ -24,13 +24,13 @@ from planning.schedules import Schedule, learning_rate_at, schedule_of
 # ---------------------------------------------------------------- --cooldown_from
 
 
-def choose_cooldown(args: Flags, out: Progress) -> Found:
+def choose_cooldown(args: FlagsOfGroup, requested: str, min_lr: float, out: Progress) -> Found:
     """The checkpoint that a run with --cooldown_from goes on from: of its cooldown, or the one at which that begins.
 
     With --resume_from the cooldown goes on, if it has a checkpoint. Raises UserError: exit 4 as find_resume does, exit
     2 for a learning rate that is at --min_lr already.
     """
-    output_dir, requested = Path(args.output_dir), args.cooldown_from
+    output_dir = Path(args.output_dir)
     if args.resume_from and (there := find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)):
         source = (there[1].get("settings") or {}).get("cooldown_from")
         if source and _is_same(requested, source):
@@ -46,7 +46,7 @@ def choose_cooldown(args: Flags, out: Progress) -> Found:
 
     # The cooldown that begins at it stands among its settings, as if it were recorded there.
     folder, stored = found
-    rate, min_lr = learning_rate_at(stored["step"], schedule), args.min_lr or 0.0
+    rate = learning_rate_at(stored["step"], schedule)
     if rate <= min_lr:
         raise UserError(Exit.FLAGS, f"--cooldown_from {printable(str(folder))}: its learning rate has fallen to "
                                     f"{rate:.3g} already, and --min_lr is {min_lr:g}. Give an earlier checkpoint.")
@@ -73,18 +73,18 @@ def _recorded_schedule(stored: dict[str, Any]) -> Schedule | None:
 # ---------------------------------------------------------------- a longer run
 
 
-def before_decay(args: Flags, found: Found, out: Progress) -> Found:
+def before_decay(resume_from: str | None, horizon: FlagsOfGroup, found: Found, out: Progress) -> Found:
     """The checkpoint to go on from: if the run is made longer and found has decayed, the last one before the decay.
 
     A checkpoint that --resume_from names itself is taken as it is, and what that does to the learning rate is said.
     """
     folder, stored = found
     schedule = _recorded_schedule(stored)
-    if schedule is None or stored["step"] <= schedule.decay_start or args.cooldown_from:
+    if schedule is None or stored["step"] <= schedule.decay_start:
         return found
-    if not (schedule.cooldown or _is_longer(args.horizon, stored["settings"])):
+    if not (schedule.cooldown or _is_longer(horizon, stored["settings"])):
         return found
-    is_named = args.resume_from != "auto" and Path(args.resume_from).resolve() == folder.resolve()
+    is_named = resume_from not in (None, "auto") and Path(resume_from).resolve() == folder.resolve()
     plateau_end, rate = schedule.plateau_end, learning_rate_at(stored["step"], schedule)
     for step, path in {} if is_named or plateau_end is None else find.steps_in(folder.parent).items():
         with contextlib.suppress(InvalidCheckpoint):
@@ -92,7 +92,7 @@ def before_decay(args: Flags, found: Found, out: Progress) -> Found:
                 state = verify(path, to_train=True)
                 out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before "
                         "it")
-                if args.max_minutes:  # the horizon of these minutes is planned anew
+                if horizon.max_minutes:  # the horizon of these minutes is planned anew
                     state = {**state, "settings": {**state["settings"], "total_steps": state["step"]}}
                 return path, state
     if rate <= schedule.learning_rate / 2:

@@ -332,15 +332,15 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
         return
 
 
-def check_mirror(args: FlagsOfGroup, found: find.Found | None) -> None:
+def check_mirror(args: FlagsOfGroup, init_from: str | None, found: find.Found | None) -> None:
     """Raises UserError (exit 4) if the mirror holds checkpoints that do not lead to the one the run goes on from."""
     there = steps_in(Path(args.mirror_to)) if args.mirror_to else {}
     if not there:
         return
     root, shown = Path(args.mirror_to), printable(args.mirror_to)
     if args.overwrite:
-        if args.init_from and find.is_inside(Path(args.init_from), root):
-            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
+        if init_from and find.is_inside(Path(init_from), root):
+            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
                                         "--init_from. Give another --mirror_to.")
         return
     decays = [path for path, _ in left_decays(root, root / found[0].name, found[1]["step"])] if found else []

@@ -152,7 +152,7 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     checkpointer.start(folder)
 
     told = told_of_run(flags_now, settings["environment"], setup.config, recipe)
-    trackers = Trackers(args, output_dir, state, out, told, is_silent=not is_first)
+    trackers = Trackers(args.output, output_dir, state, out, told, is_silent=not is_first)
     checkpointer.add_earlier_validations(trackers.rows)
     if recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find

@@ -5,7 +5,6 @@ To add a tracker, see trackers/libraries.py.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -21,6 +20,7 @@ from architectures.table import ModelConfig
 from common.config import Layer
 from common.errors import warn
 from common.files import append_line, read_text, sync, write_whole
+from common.flags import FlagsOfGroup
 from common.names import METRICS
 from common.progress import Progress
 from planning.recipe import Recipe
@@ -95,17 +95,17 @@ class Trackers:
     several processes.
     """
 
-    def __init__(self, args: argparse.Namespace, output_dir: Path, state: TrainState, out: Progress,
+    def __init__(self, flags: FlagsOfGroup, output_dir: Path, state: TrainState, out: Progress,
                  settings: Fields | None = None, is_silent: bool = False):
         self._metrics = None if is_silent else MetricsFile(output_dir / METRICS, state)
         self.rows = self._metrics.rows if self._metrics else []
         self._trackers: list[Tracker] = []
         self._out = out
-        if not is_silent and (names := requested_trackers(args)):
-            folder, number = Path.cwd() / output_dir, run_id(output_dir, bool(state.step or args.resume_from))
+        if not is_silent and (names := requested_trackers(flags)):
+            folder, number = Path.cwd() / output_dir, run_id(output_dir, bool(state.step or flags.resume_from))
             for name in names:
                 run = RecordedRun(number, folder.resolve().name, state.step, settings or {}, str(folder / name),
-                                  f"{args.output_dir}/{name}", str(folder / METRICS), os.getpid())
+                                  f"{flags.output_dir}/{name}", str(folder / METRICS), os.getpid())
                 self._trackers.append(Tracker(name, run, out.say, lambda message: out.note(f"warning: {message}")))
 
     def log(self, step: int, **fields: Any) -> None:

@@ -114,13 +114,14 @@ def test_what_is_no_file_is_refused_before_any_work(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "why"), [
-    ("file/inside", "Not a directory"), ("forbidden/x", "Permission"),
+    ("file/inside", "Not a directory"), ("loop", "Too many levels of symbolic links"), ("forbidden/x", "Permission"),
     ("forbidden/x/y", "Permission"), ("file", "Permission")])
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path, name, why):
     if why == "Permission" and os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(0o400)
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "forbidden").mkdir()
     (tmp_path / "forbidden").chmod(0o500)
     error = refused(tmp_path / name)

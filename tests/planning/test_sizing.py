@@ -42,12 +42,12 @@ def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
 @pytest.mark.parametrize("flags", [["--model_size", "mini"], ["--n_layer", "2"], ["--n_embd", "64"],
                                    ["--init_from", "gpt2"]])
 def test_a_flag_that_names_a_size_leaves_nothing_to_choose(flags, monkeypatch):
-    assert choose_sizing(train.read_flags([*flags, "--no-use_gpu"]), None) is None  # type: ignore[arg-type]
+    assert choose_sizing(train.read_flags(flags).model, None, False, None) is None  # type: ignore[arg-type]
 
 
 def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
     monkeypatch.setattr(NVIDIA, "why_not", lambda: None)
-    assert choose_sizing(train.read_flags([]), None) is None  # type: ignore[arg-type]
+    assert choose_sizing(train.read_flags([]).model, None, None, None) is None  # type: ignore[arg-type]
 
 
 def test_a_run_without_a_size_resumes_with_its_own_on_another_machine(corpus, tmp_path, monkeypatch, capsys):

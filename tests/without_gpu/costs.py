@@ -37,7 +37,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(flags)
     config = choose_config(args, VOCABULARY, 10**9)
-    options = choose_options(args, machine, fused_attention(half), {})
+    options = choose_options(args.activation_checkpointing, False, machine, fused_attention(half), {})
     kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     B, T = args.batch_size, config.seq_length
 
