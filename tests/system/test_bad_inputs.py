@@ -273,7 +273,7 @@ METADATA = [
     ("a list", "holds no JSON object", write(META, "[1]")),
     ("lists in lists without end", "is not JSON", write(META, deep("list"))),
     ("a gigabyte", "has 1,073,741,824 bytes", sparse(META)),
-    ("an unknown version", "version 99 is unknown", put(META, "version", 99)),
+    ("an unknown version", "version is 99, not 1", put(META, "version", 99)),
     ("a file outside its folder", "splits.train.files[0].name is '../../secret.bin'",
      put(META, "splits.train.files", [{"name": "../../secret.bin"}])),
 ]
@@ -295,7 +295,7 @@ BIN_FILES = [
      write("x.bin", llmc(10**9))),
     ("a .npy of objects, which are pickles", "--bin_file x.npy --vocab_size 400", "is a damaged .npy",
      write("x.npy", npy("'|O'", "(100,)"))),
-    ("Megatron's index beside another file", "--bin_file x.bin --vocab_size 400", "Its header says 1 sequences",
+    ("Megatron's index beside another file", "--bin_file x.bin --vocab_size 400", "its header makes 62 bytes",
      both(write("x.bin", bytes(200)), write("x.idx", b"MMIDIDX\0\0" + bytes([1] + [0] * 7 + [8, 1] + [0] * 7 + [2]
                                                                             + [0] * 7)))),
 ]
@@ -412,7 +412,7 @@ CORPORA = [
     ("token ids", "corpus/train.bin", "If it holds tokens: train.py takes it with --bin_file", both()),
     ("a text that the output would replace", "corpus/tokenizer.json --output_dir corpus --overwrite",
      "corpus/tokenizer.json would be replaced by the output of the same name", both()),
-    ("a gigabyte of zeros", "x.txt", "4,096 of them zero", sparse("x.txt")),
+    ("a gigabyte of zeros", "x.txt", "full of control characters", sparse("x.txt")),
     ("a PDF", "x.txt", "x.txt is a PDF", write("x.txt", b"%PDF-1.7\n" + bytes(99))),
     *((f"a damaged .{kind}", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
        write(f"x.txt.{kind}", packed(kind, WORDS)[:20] + b"\0\xff\0" * 9 + packed(kind, WORDS)[30:]))
@@ -432,7 +432,7 @@ VERIFIED = [
         change("corpus/train.bin", lambda held: held[2:] + held[:2]))),
     ("a tokenizer that has changed", "corpus", "is not the one with which the tokens were made",
      change("corpus/tokenizer.json", lambda held: held + b"\n")),
-    ("no document ends", "corpus", "train.idx is missing", drop("corpus/train.idx")),
+    ("no document ends", "corpus", "train.idx: it is missing", drop("corpus/train.idx")),
 ]
 
 
@@ -660,7 +660,7 @@ SWAPPED = change("corpus/tokenizer.json", lambda held: held.replace(b'"t":', b'"
 
 
 LIES = [
-    ("tokens other than recorded", "", "train.bin: its sha256 is not the one in metadata.json",
+    ("tokens other than recorded", "", "train.bin is not what pretokenize.py wrote: its sha256 is not the",
      ids("corpus/train.bin", 5, 7)),
     ("another tokenizer of the same size", "", "is not the one with which the tokens were made", SWAPPED),
     ("a folder without a tokenizer", "--tokenizer_file gpt2", "tokenizer gpt2/tokenizer.json: No such",
