@@ -177,15 +177,15 @@ GROUPS = {"data", "model", "horizon", "updates", "machine", "output", "plan", "o
 
 def used_flags(tree: ast.Module) -> tuple[set[str], set[str]]:
     """The fields of every `args`, or of one of its groups, that a file reads, and those that it sets or deletes."""
-    read, assigned = set(), set()
+    read, assigned, groups = set(), set(), GROUPS - set(declared_flags(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             owners = ast.unparse(node.value).split(".")
-            if owners[-1] in GROUPS:
+            if owners[-1] in groups:
                 del owners[-1]
             if owners and owners[-1].lstrip("_") == "args":
                 (read if isinstance(node.ctx, ast.Load) else assigned).add(node.attr)
-    return read - GROUPS, assigned
+    return read - groups, assigned
 
 
 def rooms_of(command: str) -> set[str]:

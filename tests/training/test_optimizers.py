@@ -1,5 +1,6 @@
 """Groups of parameters, and what an optimizer keeps."""
 
+import copy
 import json
 
 import pytest
@@ -17,6 +18,7 @@ from training.optimizers import (
     parameter_groups,
     state_bytes,
 )
+from training.state import Run
 
 KINDS = pytest.mark.parametrize("name", OPTIMIZERS)
 
@@ -62,6 +64,31 @@ def test_muon_keeps_12_bytes_of_a_hidden_parameter_with_weight_and_gradient_wher
     xl = GPTConfig(n_layer=48, n_head=25, n_embd=1600)
     assert OPTIMIZERS["adamw"].memory_bytes(xl) == 8
     assert 4.2 < OPTIMIZERS["muon"].memory_bytes(xl) < 4.3
+
+
+def stepped(run: Run, *seeds: int, grad_scale: float | None = None) -> list[torch.Tensor]:
+    """The weights after steps on the batches of these seeds."""
+    for seed in seeds:
+        (run.model(*small_batch(2, seed)) * (grad_scale or 1.0)).backward()
+        run.optimizer.grad_scale = None if grad_scale is None else torch.tensor(grad_scale)  # type: ignore[attr-defined]
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    return [weight.detach().clone() for weight in run.model.parameters()]
+
+
+@KINDS
+def test_the_gradient_is_divided_by_grad_scale(name):
+    plain, scaled = (stepped(run_of(small_model(), name=name), 0, grad_scale=scale) for scale in (None, 64.0))
+    assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
+
+
+@KINDS
+def test_a_copy_of_the_state_goes_on_bit_for_bit(name):
+    stepped(run := run_of(model := small_model(), name=name), 0, 1)
+    other = run_of(copy.deepcopy(model), name=name)
+    for a, b in zip(model.parameters(), other.model.parameters(), strict=True):
+        other.optimizer.state[b] = {key: value.clone() for key, value in run.optimizer.state[a].items()}
+    assert all(torch.equal(a, b) for a, b in zip(stepped(run, 2, 3), stepped(other, 2, 3), strict=True))
 
 
 # ---------------------------------------------------------------- which one

@@ -58,16 +58,8 @@ def test_a_checkpoint_of_another_model_or_corpus_is_refused(run, corpus, tmp_pat
     code, _ = run("--max_steps", "4", "--n_layer", "2", "--resume_from", "auto")
     assert code.code == Exit.CHECKPOINT
     assert "n_layer is 1 in the checkpoint and 2 here" in str(code)
-    other = [
-        "--bin_file",
-        str(corpus / "val.bin"),
-        "--tokenizer_file",
-        str(corpus / "tokenizer.json"),
-        "--resume_from",
-        "auto",
-    ]
-    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 300, "dtype": "int16"}))
-    other += ["--metadata_file", str(tmp_path / "metadata.json")]
+    other = ["--bin_file", str(corpus / "val.bin"), "--tokenizer_file", str(corpus / "tokenizer.json"),
+             "--resume_from", "auto", "--metadata_file", str(tmp_path / "metadata.json")]
     vocabulary = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
     (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": vocabulary, "dtype": "int16"}))
     code, _ = run("--max_steps", "4", *other)
