@@ -25,7 +25,7 @@ from pretokenization.report import Report
 from pretokenization.sources import KINDS, blocks_of
 from pretokenization.split import Split
 from pretokenization.store import DOCUMENT, SPLITS, Folder, Journal, TokenWriter
-from pretokenization.workers import Answer, Reader, Setup, Task, Workers, is_heavy
+from pretokenization.workers import Reader, Task, WorkerAnswer, Workers, WorkerSetup, is_heavy
 from tokens.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ class Job:
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
-    def setup(self, task: Task, **more: Any) -> Setup:
+    def setup(self, task: Task, **more: Any) -> WorkerSetup:
         """What the workers must know."""
-        return Setup(self.text.sources, self.text.reading, task, self.split.threshold, **more)
+        return WorkerSetup(self.text.sources, self.text.reading, task, self.split.threshold, **more)
 
     def meter(self, doing: str, bar: bool = False) -> Meter:
         """A meter of the bytes of this run's files."""
@@ -182,7 +182,7 @@ class Encoding:
             else:
                 self.job.signals.look()
 
-    def add(self, block: TextBlock, answer: Answer) -> None:
+    def add(self, block: TextBlock, answer: WorkerAnswer) -> None:
         """Writes the ids of the next block. Raises UserError (exit 3) for bytes that are not UTF-8 if strict."""
         self.report.add(block, answer.found)
         self.num_blocks += 1

@@ -202,7 +202,7 @@ class Task(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """What a worker must know to answer for a block."""
 
     sources: Sequence[Source]
@@ -217,7 +217,7 @@ class Setup:
 
 
 @dataclass
-class Answer:
+class WorkerAnswer:
     """What a block holds: DOCUMENT records by split, and what the task asks for."""
 
     found: Findings
@@ -231,15 +231,15 @@ class Answer:
 class Reader:
     """What each worker process does: it reads a block, and does with its documents what the task says."""
 
-    def __init__(self, setup: Setup):
+    def __init__(self, setup: WorkerSetup):
         self.setup = setup
         self.encoder = None
         if setup.vocabulary is not None:
             self.encoder = encoder_for(setup.vocabulary, setup.engine, setup.fence)
 
-    def answer(self, block: TextBlock) -> Answer:
+    def answer(self, block: TextBlock) -> WorkerAnswer:
         """Reads a block and does the task."""
-        setup, answer = self.setup, Answer(Findings())
+        setup, answer = self.setup, WorkerAnswer(Findings())
         texts, contents = documents_of(block, setup.sources, setup.reading, answer.found)
         least = max(1, setup.reading.min_chars)
         is_text = [not text.isspace() and len(text) >= least for text in texts]
@@ -263,10 +263,10 @@ class Reader:
             self._encode(block, contents, in_val, answer)
         return answer
 
-    def _encode(self, block: TextBlock, contents: list[bytes], in_val: np.ndarray, answer: Answer) -> None:
+    def _encode(self, block: TextBlock, contents: list[bytes], in_val: np.ndarray, answer: WorkerAnswer) -> None:
         """Encodes the documents and sorts their ids by split."""
         assert self.encoder is not None
-        pieces, lasts = pieces_of(contents, self.setup.reading)
+        pieces, lasts = pieces_of_texts(contents, self.setup.reading)
         lasts[-1:] = [block.last] * len(lasts[-1:])
         ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
         ids = ids.astype(DTYPES[self.setup.dtype])
@@ -283,7 +283,7 @@ class Reader:
             answer.ends[split] = np.cumsum(lengths[mine])
 
 
-def pieces_of(contents: list[bytes], reading: Reading) -> tuple[list[bytes], list[bool]]:
+def pieces_of_texts(contents: list[bytes], reading: Reading) -> tuple[list[bytes], list[bool]]:
     """Documents as pieces of at most limits.part_bytes, and which of the pieces end a document."""
     pieces, lasts = [], []
     for content in contents:

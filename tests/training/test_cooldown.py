@@ -24,9 +24,10 @@ def killed(run, monkeypatch):
             add(monitor, result)
 
         add = Monitor.add
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(Monitor, "add", dying)
-            run(*flags, out=out)
+            with pytest.raises(KeyboardInterrupt):
+                run(*flags, out=out)
 
     return call
 
