@@ -230,7 +230,7 @@ def flags_of(bench: Bench, rung: Rung) -> list[str]:
         "seq_length": shape.seq_length, "tie_weights": shape.tie_weights, "use_gpu": bench.machine.on_gpu,
         "max_steps": bench.warmup + bench.steps, "learning_rate": LEARNING_RATE, "lr_schedule": "constant",
         "optimizer": "adamw", "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1,
-        "checkpoint_every": 0, "verbose": True, **rung.flags})
+        "checkpoint_every": 0, **rung.flags})
 
 
 def run_rung(bench: Bench, rung: Rung) -> Timed:
