@@ -1,10 +1,8 @@
-"""A hub on 127.0.0.1 that speaks the protocol of huggingface_hub: repositories, downloads in ranges, LFS, commits.
+"""A hub on 127.0.0.1 that speaks the protocol of huggingface_hub: repositories, downloads, LFS, commits.
 
     with LocalHub() as hub:
         hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors": content})
         run a command with hub.environment(cache_folder)
-
-It can cut connections in the middle of a file (cut_after) and counts what it sends.
 """
 
 import base64
@@ -23,8 +21,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 TOKEN = "hf_of_the_tests"
 LARGE = (".safetensors", ".parquet", ".bin", ".zst")  # kept by LFS, as .gitattributes of the hub says
 LARGE_BYTES = 10_000_000
-PAGE = 4  # entries of a listing that are answered at once
-SENT_AT_ONCE = 2**14
 
 
 def git_sha1(content: bytes) -> str:
@@ -74,13 +70,10 @@ class LocalHub:
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
         self.uploaded: dict[str, bytes] = {}
-        self.requests: list[str] = []
-        self.sent: dict[str, int] = {}  # bytes of content, by path
-        self.num_cuts = 0
-        self.cut_after: Callable[[str], int | None] = lambda path: None  # bytes after which a connection breaks
+        self.sent: list[str] = []  # the paths of the files
+        self.delay = 0.0  # seconds before each file
         self.spoil: Callable[[str, bytes], bytes] = lambda path, content: content
         self.status: int | None = None  # of every answer, if set
-        self.lock = threading.Lock()
         self._server = QuietServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -94,11 +87,6 @@ class LocalHub:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    @property
-    def store(self) -> str:
-        """Where large files lie: another host than the hub, which must not get the token."""
-        return self.url.replace("127.0.0.1", "localhost")
 
     def environment(self, home: Path, token: str = "") -> dict[str, str]:
         """What a process needs to take this for the hub. Xet, of which this server knows nothing, is off."""
@@ -152,13 +140,10 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self._put)
 
     def _answer(self, serve: Callable[[str], None]) -> None:
-        self.path_only = unquote(urlsplit(self.path).path)
-        with self.hub.lock:
-            self.hub.requests.append(f"{self.command} {self.path_only}")
         try:
             if self.hub.status:
                 raise Refused(self.hub.status)
-            serve(self.path_only)
+            serve(unquote(urlsplit(self.path).path))
         except Refused as error:
             self._send(error.status, json.dumps({"error": error.message}).encode(),
                        {"X-Error-Code": error.code, "X-Error-Message": error.message})
@@ -166,9 +151,6 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     # ------------------------------------------------------------ parts of a request
-
-    def _query(self) -> dict[str, list[str]]:
-        return parse_qs(urlsplit(self.path).query)
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -214,10 +196,6 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"type": "user", "name": "someone", "orgs": [], "auth": {"accessToken": {"role": "write"}}})
         elif words[0] == "api" and words[1] in ("models", "datasets"):
             self._about(words[1][:-1], "/".join(words[2:4]), words[4:])
-        elif words[0] == "cdn":
-            if "Authorization" in self.headers:
-                raise Refused(400, "", "the token was sent to another host")
-            self._content(words[1], self._large(words[1]), words[1])
         elif "resolve" in words:
             kind = "dataset" if words[0] == "datasets" else "model"
             words = words[1:] if kind == "dataset" else words
@@ -241,27 +219,16 @@ class Handler(BaseHTTPRequestHandler):
         return self._sha(repo, "/".join(words[:length])), words[length:]
 
     def _tree(self, repo: Repo, sha: str, folder: str) -> None:
-        query = self._query()
-        is_deep = query.get("recursive", ["False"])[0].lower() in ("true", "1")
-        entries: dict[str, dict[str, Any]] = {}
-        for path, content in repo.commits[sha].items():
-            if folder and not path.startswith(f"{folder}/"):
-                continue
-            inside = path.removeprefix(f"{folder}/") if folder else path
-            above = inside.split("/")[:-1]
-            for depth in range(1, len(above) + 1):
-                where = "/".join(([folder] if folder else []) + above[:depth])
-                if is_deep or depth == 1:
-                    entries[where] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": where}
-            if is_deep or not above:
-                entries[path] = self._entry(path, content)
-        if folder and not entries:
+        is_deep = parse_qs(urlsplit(self.path).query).get("recursive", ["False"])[0].lower() in ("true", "1")
+        inside = {path.removeprefix(f"{folder}/"): path for path in repo.commits[sha]
+                  if not folder or path.startswith(f"{folder}/")}
+        if not inside:
             raise Refused(404, "EntryNotFound", f"{folder} does not exist on {sha}")
-        start = int(query.get("cursor", ["0"])[0])
-        page = list(entries.values())[start:start + PAGE]
-        following = f"{self.hub.url}{urlsplit(self.path).path}?recursive={is_deep}&cursor={start + PAGE}"
-        has_more = start + PAGE < len(entries)
-        self._json(page, {"Link": f'<{following}>; rel="next"'} if has_more else None)
+        folders = dict.fromkeys(path.split("/")[0] for path in inside if "/" in path and not is_deep)
+        self._json([*({"type": "directory", "oid": "0" * 40, "size": 0, "path": f"{folder}/{name}".strip("/")}
+                      for name in folders),
+                    *(self._entry(path, repo.commits[sha][path]) for name, path in inside.items()
+                      if is_deep or "/" not in name)])
 
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
         entry: dict[str, Any] = {"type": "file", "oid": git_sha1(content), "size": len(content), "path": path}
@@ -279,51 +246,11 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
             return
-        if not is_large(path, content):
-            self._content(path, content, git_sha1(content), {"X-Repo-Commit": sha})
-            return
-        sha256 = hashlib.sha256(content).hexdigest()
-        self._send(302, b"", {"Location": f"{self.hub.store}/cdn/{sha256}", "X-Repo-Commit": sha,
-                              "X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{sha256}"'})
-
-    def _large(self, sha256: str) -> bytes:
-        for repo in self.hub.repos.values():
-            for files in repo.commits.values():
-                for content in files.values():
-                    if len(content) and hashlib.sha256(content).hexdigest() == sha256:
-                        return content
-        raise Refused(404)
-
-    def _content(self, path: str, content: bytes, etag: str, headers: dict[str, str] | None = None) -> None:
-        """Content in the range that is asked for, at the speed and with the faults that are set."""
-        start, asked = 0, self.headers.get("Range")
-        status = 200
-        if asked:
-            start, status = int(asked.removeprefix("bytes=").partition("-")[0]), 206
-        content = self.hub.spoil(path, content)
-        rest = content[start:]
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(rest)), "ETag": f'"{etag}"', "Accept-Ranges": "bytes",
-                            **(headers or {})}.items():
-            self.send_header(name, value)
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        most = self.hub.cut_after(path)
-        for at in range(0, len(rest), SENT_AT_ONCE):
-            piece = rest[at:at + SENT_AT_ONCE]
-            if most is not None and at + len(piece) > most:
-                with self.hub.lock:
-                    self.hub.num_cuts += 1
-                self.wfile.flush()
-                self.close_connection = True
-                self.connection.close()
-                return
-            self.wfile.write(piece)
-            with self.hub.lock:
-                self.hub.sent[path] = self.hub.sent.get(path, 0) + len(piece)
+        etag = hashlib.sha256(content).hexdigest() if is_large(path, content) else git_sha1(content)
+        if self.command == "GET":
+            self.hub.sent.append(path)
+            threading.Event().wait(self.hub.delay)  # time.sleep is replaced
+        self._send(200, self.hub.spoil(path, content), {"ETag": f'"{etag}"', "X-Repo-Commit": sha})
 
     # ------------------------------------------------------------ writing
 

