@@ -32,7 +32,7 @@ def measure_tokens(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], s
         is_one_file = len(found.stream.parts) == 1
         name = printable(str(found.stream.parts[0].path)) if is_one_file else (
             f"{printable(word)} ({len(found.stream.parts)} files)")
-        figures = scorer.measure(documents_of(found, scorer, encoder), name, stride)
+        figures = scorer.measure(documents_of_tokens(found, scorer, encoder), name, stride)
         total.add(figures)
         yield Measurement({"task": "tokens", "file": printable(word), **figures.fields()}, figures.lines(name))
 
@@ -44,7 +44,7 @@ def measure_tokens(scorer: Scorer, encoder: TextEncoder, words: Sequence[str], s
                           total.lines(f"all {len(words)} of --tokens together"))
 
 
-def documents_of(found: TokenSet, scorer: Scorer, encoder: TextEncoder) -> Iterator[Document]:
+def documents_of_tokens(found: TokenSet, scorer: Scorer, encoder: TextEncoder) -> Iterator[Document]:
     """The documents of token files that are not empty.
 
     One ends at an end-of-text id, which is not scored, and where an index says so. An end-of-text id is the context of
