@@ -236,7 +236,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
 
 def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages before the seconds that importing torch takes."""
-    before_torch(read_flags(argv[3:] if argv[:1] == [TRIAL] else argv))
+    args = read_flags(argv[3:] if argv[:1] == [TRIAL] else argv)
+    before_torch(args.init_from, args.output)
     return 0
 
 

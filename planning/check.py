@@ -17,7 +17,7 @@ from architectures.table import ModelConfig
 from common.children import ask
 from common.errors import Exit, UserError
 from common.files import cache_folder
-from common.flags import Flags, having
+from common.flags import Flags, FlagsOfGroup, having
 from common.progress import Progress
 from common.signals import Signals
 from common.words import count, printable, size
@@ -54,7 +54,7 @@ def check_machine(args: Flags, machine: Machine, out: Progress, signals: Signals
     trial is the command line of a child process that compiles something (compile_something). Raises UserError (exit 5)
     where --output_dir cannot be written, SystemExit after a signal.
     """
-    models = models_of(args)
+    models = models_of(having(args, init_from=None).model, args.vocab_size or VOCAB_SIZE)
     config = next(iter(models.values()))
     with out.phase("compiling a small function"):
         compiler = try_compiling(machine, trial, signals)
@@ -87,15 +87,14 @@ def check_machine(args: Flags, machine: Machine, out: Progress, signals: Signals
     return Exit.DONE
 
 
-def models_of(args: Flags) -> dict[str, ModelConfig]:
+def models_of(flags: FlagsOfGroup, vocab_size: int) -> dict[str, ModelConfig]:
     """The models of the table by their names: all sizes, or the one that the flags describe.
 
     Raises UserError (exit 2) for a width that the heads do not divide.
     """
-    vocab_size = args.vocab_size or VOCAB_SIZE
-    if any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd)):
-        return {args.model_size or "your shape": choose_config(having(args, init_from=None).model, vocab_size, 2**62)}
-    return {name: config_of_size(args.model, shape, vocab_size, args.seq_length or DEFAULT_SEQ_LENGTH)
+    if any(value is not None for value in (flags.model_size, flags.n_layer, flags.n_head, flags.n_embd)):
+        return {flags.model_size or "your shape": choose_config(flags, vocab_size, 2**62)}
+    return {name: config_of_size(flags, shape, vocab_size, flags.seq_length or DEFAULT_SEQ_LENGTH)
             for name, shape in SIZES.items()}
 
 

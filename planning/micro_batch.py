@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -107,7 +108,10 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
         decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
     if machine.on_gpu:
         decided.append("--use_gpu")  # a trial that the GPU refuses must not measure the CPU
-    peaks = MeasuredPeaks(cache_folder() / "peaks.json", _key(args, machine, config, samples, setting))
+    groups = (args.data, args.model, args.machine)
+    flags = {name: getattr(group, name) for group in groups for name in sorted(group)}
+    key = _key({**flags, "label_smoothing": args.label_smoothing}, machine, config, samples, setting)
+    peaks = MeasuredPeaks(cache_folder() / "peaks.json", key)
 
     def fits(batch_size: int) -> bool:
         if batch_size not in peaks:
@@ -133,15 +137,14 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     return found
 
 
-def _key(args: Flags, machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:
+def _key(flags: Mapping[str, Any], machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:
     """A name for all that the memory of a trial depends on besides the micro-batch, the program's own code included."""
     top = Path(__file__).parent.parent
     code = [top / "train.py", top / "model.py", top / "data.py"]
     code += [path for folder in ("ops", "machine", "training") for path in sorted((top / folder).glob("*.py"))]
     total = total_memory(machine) if machine.on_gpu else torch.get_num_threads()
-    flags = {name: getattr(group, name) for group in (args.data, args.model, args.machine) for name in sorted(group)}
     facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
-             [sha256_of(path) for path in code], samples, str(setting), flags, args.label_smoothing]
+             [sha256_of(path) for path in code], samples, str(setting), dict(flags)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from common.errors import Exit, UserError
+from common.flags import FlagsOfGroup
 from common.words import percent
 from machine import device
 from machine.memory import release_memory
@@ -94,18 +94,19 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     return warm[len(warm) // 4] * run.accumulation / few, float(loss)
 
 
-def recipe_within(seconds: float, args: argparse.Namespace, plan: Plan, pace: Pace, steps_done: int) -> Recipe:
+def recipe_within(seconds: float, flags: FlagsOfGroup, is_decided: bool, plan: Plan, pace: Pace, steps_done: int,
+                  ) -> Recipe:
     """The plan's recipe for as many steps as a run can do in the seconds, one more than is done at least.
 
     The recipe's horizon stays the upper limit. A validation has a hundredth of the tokens of the run, unless its tokens
-    were decided.
+    were decided. flags are those of the output.
     """
     recipe = plan.recipe
-    is_decided = args.eval_tokens or args.eval_batches or args.epochs or args.max_steps or steps_done
+    is_decided = bool(is_decided or flags.eval_tokens or flags.eval_batches or steps_done)
 
     def ends_at(step: int) -> Recipe:
         tokens = step * recipe.samples_per_step * plan.config.seq_length
-        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(args.eval_interval, step),
+        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(flags.eval_interval, step),
                        eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(tokens))
 
     low, high = steps_done + 1, min(recipe.total_steps, steps_done + MOST_STEPS) + 1
@@ -182,7 +183,8 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
     if not deadline.is_open or setup.recipe_until is None:
         return setup
     args, plan = setup.args, setup.plan
-    within = recipe_within(setup.processes.agree(lambda: deadline.seconds_to_plan), args, plan, pace, steps_done)
+    within = recipe_within(setup.processes.agree(lambda: deadline.seconds_to_plan), args.output,
+                           bool(args.epochs or args.max_steps), plan, pace, steps_done)
     recipe = replace(setup.recipe_until(within.total_steps), batch_size=within.batch_size,
                      accumulation=within.accumulation, eval_tokens=within.eval_tokens)
     return replace(setup, plan=replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args.output, recipe)))

@@ -40,7 +40,7 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
 
     def planned_within(seconds: float, limit: Recipe) -> Recipe:
         plan = types.SimpleNamespace(recipe=limit, config=config)
-        return recipe_within(seconds, args, plan, PACE, done)  # type: ignore[arg-type]
+        return recipe_within(seconds, args.output, False, plan, PACE, done)  # type: ignore[arg-type]
 
     def takes(steps: int) -> float:
         every = eval_interval or max(1, min(1000, steps // 10))
