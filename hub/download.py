@@ -17,7 +17,7 @@ from common.flags import Args, having
 from common.names import CONFIG, INDEX, WEIGHTS
 from common.progress import Progress
 from common.waiting import in_thread
-from common.words import printable, several, shell_word
+from common.words import printable, several
 from hub.library import Request, explaining, library
 from hub.names import DATASET, MODEL, is_on_hub, parse_name
 
@@ -84,7 +84,8 @@ def with_tokenizer_here(args: Namespace, out: Progress, look: Callable[[], None]
     """The flags, with a file of the library's cache for a --tokenizer_file that is hf://. Raises UserError."""
     if not is_on_hub(args.tokenizer_file):
         return args
-    request = _request("--tokenizer_file", args.tokenizer_file, TOKENIZERS[0])
+    name = parse_name(args.tokenizer_file, MODEL)
+    request = Request(f"--tokenizer_file {name.shown}", name)
     folder = fetch(request, TOKENIZERS, out, look)
     found = next((folder / name for name in TOKENIZERS if (folder / name).is_file()), None)
     if found is None:
@@ -94,20 +95,13 @@ def with_tokenizer_here(args: Namespace, out: Progress, look: Callable[[], None]
 
 def fetch_model(flag: str, word: str, out: Progress, look: Callable[[], None] = lambda: None) -> Path:
     """The folder of a model, which is downloaded unless the cache has it. What is in its files is looked at later."""
-    request = _request(flag, word, "'*.json' 'model*.safetensors'")
+    name = parse_name(word, MODEL)
+    request = Request(f"{flag} {name.shown}", name)
     folder = fetch(request, OF_A_MODEL, out, look)
     if not (folder / CONFIG).is_file() or not ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
         raise request.refusal(f"it has no {CONFIG} and {WEIGHTS} (pickles can run code and are never opened)",
                               f"Give a model with {CONFIG} and {WEIGHTS}.")
     return folder
-
-
-def _request(flag: str, word: str, files: str) -> Request:
-    """A model for a flag, with the commands that do it by hand."""
-    name = parse_name(word, MODEL)
-    at, local = "" if name.revision == "main" else f" --revision {name.revision}", name.repo.partition("/")[2]
-    return Request(f"{flag} {name.shown}", name,
-                   f"hf download {name.repo}{at} {files} --local-dir {local}; then give {flag} {local}")
 
 
 # ---------------------------------------------------------------- datasets
@@ -119,16 +113,12 @@ def fetch_dataset(word: str, out: Progress, look: Callable[[], None] = lambda: N
     Raises UserError: exit 3 for a name or path without text, exit 5 for what keeps it from being fetched.
     """
     name = parse_name(word, DATASET)
-    local, at = name.repo.partition("/")[2], "" if name.revision == "main" else f" --revision {name.revision}"
-    include = f" --include {shell_word(name.path)}" if re.search(r"[*?.]", name.path) else ""
-    by_hand = (f"hf download {name.repo} --repo-type dataset{at}{include} --local-dir {local}; then python "
-               f"pretokenize.py {local}")
-    request = Request(name.shown, name, by_hand)
+    request = Request(name.shown, name)
     with out.phase(f"asking the hub for {name.shown}"), explaining(request):
         api = library(request.flag).HfApi()
         about = in_thread(lambda: api.repo_info(name.repo, repo_type=DATASET, revision=name.revision), look)
         there = [each.rfilename for each in about.siblings or ()]
-        request_at = Request(name.shown, name.at(about.sha), by_hand)
+        request_at = Request(name.shown, name.at(about.sha))
     kind, chosen = choose_files(request, there)
     left = len([path for path in there if not path.startswith(".")]) - len(chosen)
     out.say(f"hub         {kind} of {printable(name.repo)}: {printable(', '.join(chosen[:3]))}"

@@ -33,11 +33,10 @@ def server() -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What is requested of the hub, and how one does it by hand where it fails."""
+    """What is requested of the hub; flag has its value, as a message begins."""
 
-    flag: str  # with its value, as a message begins
+    flag: str
     name: HubName
-    by_hand: str  # a command, or several
 
     def refusal(self, what: str, cure: str = "Check the name.") -> UserError:
         """The error of something that the hub does not have, or does not give: exit 3 for datasets, 4 for models."""
@@ -80,11 +79,11 @@ def _explained(request: Request, error: BaseException) -> UserError:
     if status in (401, 403):
         return request.failure(f"{server()} refuses your token ({status}). Give another: {TOKEN_CURE}.")
     if "OfflineModeIsEnabled" in kinds:
-        return request.failure(f"HF_HUB_OFFLINE is set. Unset it, or do it elsewhere: {request.by_hand}")
+        return request.failure(f"HF_HUB_OFFLINE is set. Unset it, or do it elsewhere: hf download, hf upload {repo}")
     if any(getattr(each, "errno", None) == errno.ENOSPC for each in chain):
         return request.failure("No space left on device in the hub's cache. Free some space, or set HF_HOME to a "
                                "folder on a larger disk.")
     last = getattr(chain[-1], "strerror", None) or str(chain[-1]) or type(chain[-1]).__name__
     why = f"it answers {status}" if status else printable(last.splitlines()[0])[:80].rstrip(".")
     return request.failure(f"{server()} cannot be reached, or does not answer as a hub does ({why}). Run it again when "
-                           f"there is a network, or do it elsewhere: {request.by_hand}")
+                           f"there is a network, or do it elsewhere: hf download, hf upload {repo}")

@@ -1,13 +1,11 @@
-"""A folder of ours in a repository of the hub: looked at before any work, said, uploaded, and compared afterwards."""
+"""A folder of ours in a repository of the hub: looked at before any work, said, uploaded."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.errors import Exit, UserError
-from common.files import sha256_of
 from common.progress import Progress
 from common.words import printable, several, size
 from hub.library import TOKEN_CURE, Request, explaining, library, server
@@ -30,7 +28,7 @@ def look_at(name: str, public: bool, overwrite: bool, out: Progress) -> Reposito
     Raises UserError: exit 5 without a token that the hub takes, or without a network; exit 2 for a repository that
     holds a model already, without overwrite, and for one that everybody can read, without public.
     """
-    request = Request(f"--push {printable(name)}", HubName(MODEL, name), f"hf upload {name} FOLDER .")
+    request = Request(f"--push {printable(name)}", HubName(MODEL, name))
     hub, owner = library(request.flag), name.partition("/")[0]
     if hub.get_token() is None:
         raise UserError(Exit.MACHINE, f"{request.flag}: needs your token with the right to write: {TOKEN_CURE}. It is "
@@ -56,10 +54,7 @@ def look_at(name: str, public: bool, overwrite: bool, out: Progress) -> Reposito
 
 
 def push(folder: Path, repository: Repository, source: str, out: Progress) -> None:
-    """Uploads the files of a folder in one commit, once they have been said, and compares what the hub has then.
-
-    Raises UserError: exit 5 for network and rights, and where the hub has other bytes than the folder.
-    """
+    """Uploads the files of a folder in one commit, once they have been said. Raises UserError (exit 5)."""
     request, name, card = repository.request, repository.request.name.repo, folder / "README.md"
     if card.is_file():  # its lines that open the model name the repository
         card.write_text(card.read_text(encoding="utf-8").replace(PLACE_IN_CARD, f'"{name}"'), encoding="utf-8")
@@ -75,18 +70,4 @@ def push(folder: Path, repository: Repository, source: str, out: Progress) -> No
             api.create_repo(name, private=repository.is_private, exist_ok=True)
         commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"Model of {Path(source).name}",
                                    allow_patterns=[path.name for path in files])
-        there = {entry.path: entry for entry in api.list_repo_tree(name, revision=commit.oid)}
-    for path in files:
-        entry = there.get(path.name)
-        if entry is None or not _is_same(path, entry):
-            raise UserError(Exit.MACHINE, f"{request.flag}: the hub has not the {path.name} that was uploaded. Run the "
-                                          "same command again with --overwrite.")
-    out.say(f"hub         uploaded and compared: hf://{name}@{commit.oid}")
-
-
-def _is_same(path: Path, entry: Any) -> bool:
-    """True if a file has the hash that the hub states: a sha256, of small files the sha1 of a blob of git."""
-    if entry.lfs:
-        return sha256_of(path) == entry.lfs.sha256
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() == entry.blob_id
+    out.say(f"hub         uploaded: hf://{name}@{commit.oid}")

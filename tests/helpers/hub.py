@@ -72,7 +72,6 @@ class LocalHub:
         self.uploaded: dict[str, bytes] = {}
         self.sent: list[str] = []  # the paths of the files
         self.delay = 0.0  # seconds before each file
-        self.spoil: Callable[[str, bytes], bytes] = lambda path, content: content
         self.status: int | None = None  # of every answer, if set
         self._server = QuietServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -250,7 +249,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.hub.sent.append(path)
             threading.Event().wait(self.hub.delay)  # time.sleep is replaced
-        self._send(200, self.hub.spoil(path, content), {"ETag": f'"{etag}"', "X-Repo-Commit": sha})
+        self._send(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": sha})
 
     # ------------------------------------------------------------ writing
 
@@ -317,7 +316,7 @@ class Handler(BaseHTTPRequestHandler):
             fields = json.loads(line)
             value = fields["value"]
             if fields["key"] == "file":
-                files[value["path"]] = self.hub.spoil(value["path"], base64.b64decode(value["content"]))
+                files[value["path"]] = base64.b64decode(value["content"])
             elif fields["key"] == "lfsFile":
                 files[value["path"]] = self.hub.uploaded[value["oid"]]
             elif fields["key"] == "deletedFile":
