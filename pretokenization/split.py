@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 VAL_FRACTION = 0.005
 LEAST_VAL_BYTES = 2**16  # with less, the validation loss of a small text is mostly chance
@@ -23,11 +22,6 @@ class Split:
     rule: str
     threshold: int = 0
     cuts: tuple[int | None, ...] = ()
-
-    @staticmethod
-    def of(recorded: Mapping[str, Any]) -> Split:
-        """The split that a journal holds."""
-        return Split(recorded["rule"], recorded["threshold"], tuple(recorded["cuts"]))
 
 
 def default_fraction(num_bytes: int) -> float:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,22 +90,12 @@ class TokenWriter:
 
 @dataclass
 class Journal:
-    """How far a run has come, for the next run of the same command; empty fields are left out of the file."""
+    """How far a run has come, for the next run of the same command."""
 
     fingerprint: str = ""  # of the command, its files and the program
     split: dict[str, Any] | None = None  # the split is settled, and the tokenizer in the work folder
     encoded: dict[str, Any] | None = None  # blocks done, what each split holds, the report
     commit: dict[str, Any] | None = None  # all is written: the names of the files and their metadata
-
-    @staticmethod
-    def of(content: object) -> Journal:
-        """The journal that a file holds; an empty one for anything else."""
-        known = content if isinstance(content, dict) else {}
-        return Journal(**{key.name: known[key.name] for key in fields(Journal) if key.name in known})
-
-    def content(self) -> dict[str, Any]:
-        """What the file holds."""
-        return {key: value for key, value in asdict(self).items() if value}
 
     @property
     def has_progress(self) -> bool:
@@ -202,8 +192,8 @@ class Folder:
     def peek_journal(self) -> Journal:
         """The journal in the work folder, whichever command left it; an empty one if there is none."""
         try:
-            return Journal.of(json.loads(read_text(self.work / "journal.json", MAX_JOURNAL_BYTES)))
-        except (OSError, ValueError, RecursionError):
+            return Journal(**json.loads(read_text(self.work / "journal.json", MAX_JOURNAL_BYTES)))
+        except (OSError, ValueError, TypeError, RecursionError):  # none, or not one of ours
             return Journal()
 
     def read_journal(self, fingerprint: str) -> Journal:
@@ -217,7 +207,7 @@ class Folder:
 
     def write_journal(self, journal: Journal) -> None:
         """Writes the journal, whole or not at all."""
-        write_whole(self.work / "journal.json", json.dumps(journal.content()) + "\n")
+        write_whole(self.work / "journal.json", json.dumps(asdict(journal)) + "\n")
 
     # ------------------------------------------------------------ the commit
 

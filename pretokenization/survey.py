@@ -42,7 +42,8 @@ def settle_split(job: Job, needs_survey: bool) -> Survey | None:
     read for that only if needs_survey.
     """
     if job.journal.split is not None:
-        job.split = Split.of(job.journal.split)
+        recorded = job.journal.split
+        job.split = Split(recorded["rule"], recorded["threshold"], tuple(recorded["cuts"]))
         if job.split.cuts:  # a separator that an earlier run did not find
             job.text = replace(job.text, reading=replace(job.text.reading, separator=None))
         return None

@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,28 +96,10 @@ def test_epochs_differ_in_order_and_offset_and_seeds_do():
     assert (WindowOrder(10_000, 64, seed=4).starts(0, n) != epochs[0]).any()
 
 
-def test_over_many_epochs_every_token_is_a_target():
-    order = WindowOrder(100, 16, 0)
-    starts = order.starts(0, 200 * order.windows_per_epoch)
-    assert set((starts[:, None] + 1 + np.arange(16)).flatten().tolist()) == set(range(1, 100))
-
-
 def test_a_start_does_not_depend_on_the_starts_asked_for_with_it():
     order = WindowOrder(1000, 16, 1)
     alone = [int(order.starts(sample, 1)[0]) for sample in range(200)]
     assert order.starts(0, 200).tolist() == alone
-
-
-def test_the_order_of_a_trillion_tokens_takes_no_memory():
-    order = WindowOrder(10**12, 1024, 0)
-    tracemalloc.start()
-    try:
-        starts = order.starts(10**9, 64)
-        assert tracemalloc.get_traced_memory()[1] < 100_000
-    finally:
-        tracemalloc.stop()
-    assert np.unique(starts).size == 64
-    assert starts.max() > 2**32
 
 
 # ---------------------------------------------------------------- the order of a mixture
@@ -222,16 +203,6 @@ def test_the_largest_ids_of_a_type_come_back_as_they_are(counting, dtype, first,
             assert torch.equal(found, expected + first)
 
 
-def test_a_part_of_a_file_begins_where_it_says(counting):
-    whole = counting(600)
-    part = whole.slice(100, 300)
-    for where in ("ram", "mmap"):
-        assert Tokens(part, where, CPU).at(np.arange(300)).tolist() == list(range(100, 400))
-    inputs_BT, _ = batches(part, "mmap").get(0, 0)
-    assert inputs_BT.min() >= 100
-    assert inputs_BT.max() < 400
-
-
 @pytest.mark.parametrize(("world_size", "batch_size", "accumulation"), [(1, 12, 1), (1, 3, 4), (2, 3, 2), (3, 4, 1),
                                                                         (3, 2, 2), (4, 3, 1)])
 def test_the_processes_of_a_step_share_the_rows_a_single_one_has(counting, world_size, batch_size, accumulation):
@@ -324,20 +295,6 @@ def test_batches_do_not_depend_on_how_the_tokens_are_divided(counting, cuts, whe
     assert Tokens(inner, where, CPU).at(np.arange(320)).tolist() == list(range(first + 95, first + 415))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sets the limit of open files")
-def test_more_shards_than_files_may_be_open_are_mapped(counting):
-    import resource
-
-    many = divided(counting(600), list(range(2, 600, 2)))
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, before[1]))
-    try:
-        tokens = Tokens(many, "mmap", CPU)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert tokens.at(np.arange(600)).tolist() == list(range(600))
-
-
 @pytest.mark.parametrize("where", ["ram", "mmap"])
 def test_a_file_that_has_become_shorter_is_noticed(counting, where):
     file = counting(600)
@@ -346,18 +303,6 @@ def test_a_file_that_has_become_shorter_is_noticed(counting, where):
     with pytest.raises(UserError, match=r"cannot be read to its end\. It had 600 tokens") as caught:
         Tokens(file, where, CPU)
     assert caught.value.code == Exit.DATA
-
-
-@pytest.mark.skipif(os.name != "posix", reason="names there are Unicode")
-def test_a_file_whose_name_is_not_utf8_is_mapped(counting):
-    file = counting(40)
-    odd = Path(os.fsdecode(os.fsencode(file.parts[0].path) + b"\xff"))
-    try:
-        file.parts[0].path.rename(odd)
-    except OSError:
-        pytest.skip("this file system takes no such name")
-    moved = TokenStream((replace(file.parts[0], path=odd),))
-    assert Tokens(moved, "mmap", CPU).at(np.arange(40)).tolist() == list(range(40))
 
 
 # ---------------------------------------------------------------- files that change, ids that must not get out

@@ -128,10 +128,7 @@ def in_forms(texts: list[str]) -> dict[str, list[str]]:
         "glob": ["folder/*.txt"],
         "files": sorted(map(str, Path("folder").iterdir())),
         "two": [
-            write("1.jsonl", lines(texts[:9])),
-            write("2.txt", "<->".join(texts[9:])),
-            "--document_separator",
-            "<->",
+            write("1.jsonl", lines(texts[:9])), write("2.txt", "<->".join(texts[9:])), "--document_separator", "<->",
         ],
         "piped": ["-", "stdin:" + write("p.txt", separated), "--document_separator", "<->"],
         "piped lines": ["-", "stdin:a.jsonl"],
@@ -175,10 +172,7 @@ def test_zstandard_and_tables_give_the_same_bytes_too(monkeypatch, tokenizer_fil
     parquet.write_table(pyarrow.table({"text": texts}), "a.parquet", row_group_size=9)
     expected = run_form(monkeypatch, ["a.jsonl"], *more)
     for argv in (
-        ["a.jsonl.zst"],
-        ["a.parquet"],
-        ["-", "stdin:a.parquet"],
-        ["-", "stdin:a.jsonl.zst"],
+        ["a.jsonl.zst"], ["a.parquet"], ["-", "stdin:a.parquet"], ["-", "stdin:a.jsonl.zst"],
         ["p.txt.zst", "--document_separator", "<->"],
     ):
         assert run_form(monkeypatch, argv, *more) == expected
@@ -314,10 +308,8 @@ def test_blank_files_among_a_few_leave_no_blank_document(tokenizer_file):
 @pytest.mark.parametrize(
     ("content", "fraction", "val"),
     [
-        (words(11_153), "0.1", words(11_153)[int(11_153 * 0.9) :]),
-        ("x" * 10 + "\u00e9" * 45, "0.1", "\u00e9" * 5),
-        ("ab", "0.005", "b"),
-        ("a" * 99 + "\u00e9" * 2, "0.02", "\u00e9"),
+        (words(11_153), "0.1", words(11_153)[int(11_153 * 0.9) :]), ("x" * 10 + "\u00e9" * 45, "0.1", "\u00e9" * 5),
+        ("ab", "0.005", "b"), ("a" * 99 + "\u00e9" * 2, "0.02", "\u00e9"),
     ],
 )
 @pytest.mark.parametrize("form", ["plain", "gzip", "separator not found", "small parts"])
@@ -348,19 +340,6 @@ def test_many_documents_are_split_by_the_hash_of_each(tokenizer_file):
         assert 10 < len(small) < 60
         assert documents("val") == small
         assert documents("train") == [content for content in texts if content not in small]
-
-
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_neither_part_is_ever_empty(is_trained, tokenizer_file):
-    texts = [words(200, number) for number in range(6)]
-    write("a.jsonl", lines(texts))
-    how = ("--vocab_size", "300") if is_trained else ("--tokenizer_file", str(tokenizer_file))
-    order = sorted(texts, key=hash_share)
-    for fraction, val in (("1e-9", order[:1]), ("0.999999999", order[:-1])):
-        metadata = run("a.jsonl", "--val_fraction", fraction, *how)
-        assert documents("val") == [content for content in texts if content in val]
-        assert documents("train") == [content for content in texts if content not in val]
-        assert ("the lowest sha256" if fraction == "1e-9" else "the highest sha256") in metadata["split_rule"]
 
 
 def test_without_validation_no_val_bin_is_written_and_an_old_one_goes(capsys, tokenizer_file):
@@ -480,28 +459,8 @@ def test_the_type_holds_every_id(num_ids, dtype):
     assert documents("train") == ["zz end zz"]  # and the tokenizer's truncation is ignored
 
 
-def test_a_tokenizer_made_here_gives_the_same_ids_again():
-    write("a.txt", words(5000))
-    run("a.txt")
-    first = written()
-    run("a.txt", "--tokenizer_file", "data/tokenizer.json")
-    assert written() == first
-
-
 # ---------------------------------------------------------------- what is said of the text
 
-
-
-def test_separators_understand_escapes_and_a_flag_without_effect_is_said(capsys, tokenizer_file):
-    write("a.txt", "one\n\n\ttwo\n\n\t\n\n\tthree\n\n\t")
-    argv = ("a.txt", "--val_fraction", "0", "--tokenizer_file", str(tokenizer_file), "--document_separator")
-    run(*argv, r"\n\n\t")
-    assert documents("train") == ["one", "two", "three"]
-    assert "skipped: 1 blank document\n" in capsys.readouterr().out
-    run(*argv, "nowhere", "--text_field", "body")
-    said = capsys.readouterr().err
-    assert "'nowhere' does not occur" in said
-    assert "--text_field body has no effect" in said
 
 
 @pytest.mark.parametrize("num_workers", ["1", "2"])
@@ -614,16 +573,6 @@ def test_a_disk_too_small_is_found_before_reading(monkeypatch):
 
 # ---------------------------------------------------------------- what is printed
 
-
-
-def test_the_closing_block_says_what_was_made(capsys):
-    write("a.txt", words(5000))
-    metadata = run("a.txt")
-    block = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
-    tokens = [metadata["splits"][part]["tokens"] for part in ("train", "val")]
-    assert block["tokens"] == f"{sum(tokens):,} (train {tokens[0]:,}, val {tokens[1]:,})"
-    assert float(block["bytes per token"]) == pytest.approx(5000 / sum(tokens), abs=1e-3)
-    assert block["next"] == "python train.py"
 
 
 def test_help_wrong_flags_and_bugs_answer_without_the_slow_imports():

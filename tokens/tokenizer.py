@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import Exit, UserError
-from common.files import read_bytes, read_text
+from common.files import read_bytes
 from common.terminal import STDERR_LOCK
 from common.words import printable
 
@@ -153,9 +153,7 @@ def _from_vocabulary_and_merges(path: Path, vocabulary: dict[str, Any]) -> Token
         raise UserError(Exit.DATA, f"{printable(str(path))} is a vocabulary without merges. Put vocab.bpe or "
                                    "merges.txt beside it.")
     try:
-        lines = read_text(merges_path, MAX_TOKENIZER_BYTES).splitlines()
-        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))  # type: ignore[arg-type]
+        tokenizer = Tokenizer(models.BPE.from_file(str(path), str(merges_path)))
     except Exception as error:
         raise UserError(Exit.DATA, f"{printable(str(path))} and {merges_path.name} do not fit together "
                                    f"({printable(str(error))[:120]}). Take both from one model.") from error

@@ -1,13 +1,9 @@
 """blocks.py: documents are cut where no id changes; what was found in them is counted and placed."""
 
 import random
-from dataclasses import replace
 
-import pytest
-
-from common.errors import Exit, UserError
 from pretokenization.blocks import SAFE_PLACE, SPACE, Limits, Reading, begun_character, last_place, parts_of
-from tests.helpers.texts import ALPHABET, MARK, read, write
+from tests.helpers.texts import ALPHABET
 
 
 def test_begun_characters_are_measured_at_every_place():
@@ -44,21 +40,3 @@ def test_parts_end_at_safe_places_and_a_run_without_one_is_cut_at_its_own_multip
     short = b"x" * 50
     assert parts_of(short, reading) == [short]
     assert parts_of(b"", reading) == [b""]
-
-
-@pytest.mark.parametrize("named", [{}, {"block_bytes": 12, "part_bytes": 12}, {"block_bytes": 40, "part_bytes": 15}],
-                         ids=str)
-def test_bytes_that_are_not_utf8_are_replaced_counted_and_placed(named):
-    limits = Limits(**named)
-    content = "\u00e9t\u00e9 \ufffd\nab".encode() + b"\xff\xfe c \xe2\x82" + "\u00e9\u00e9".encode()
-    for mark, reading in ((b"", Reading()), (MARK, Reading()), (MARK, Reading(separator="<->"))):
-        write("a.txt", mark + content)
-        found, report = read("a.txt", reading=reading, limits=limits)
-        assert found == [content.decode(errors="replace")]
-        assert report.replaced == 3
-        assert f"byte {12 + len(mark)}, line 2 of a.txt" in report.first_replaced
-        with pytest.raises(UserError, match=rf"0xff .* at byte {12 + len(mark)}, line 2 of a\.txt") as caught:
-            read("a.txt", reading=replace(reading, strict=True), limits=limits)
-        assert caught.value.code == Exit.DATA
-    write("a.jsonl", MARK + b'{"text": "x"}\n{"text": "\xff"}')
-    assert "byte 27, line 2 of a.jsonl" in read("a.jsonl", limits=limits)[1].first_replaced

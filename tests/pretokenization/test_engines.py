@@ -190,16 +190,6 @@ def test_text_behind_the_fence_goes_to_tokenizers_and_only_that(both, monkeypatc
     assert seen == []
 
 
-def test_the_fast_engine_is_made_again_when_it_has_grown_and_the_ids_stay(both, vocabulary):
-    pieces = [hard_string(random.Random(seed)).encode() for seed in range(200)]
-    limited = Encoder(vocabulary, "gigatoken", cache_bytes=-2**60)  # it has always grown too much
-    for encoder, is_made_again in ((both[0], False), (limited, True)):
-        for at in range(0, 200, 50):
-            before = encoder.fast
-            same((encoder, both[1]), pieces[at:at + 50])
-            assert (encoder.fast is not before) == is_made_again
-
-
 # ---------------------------------------------------------------- the fence
 
 

@@ -38,11 +38,7 @@ def test_a_table_without_the_column_or_damaged_is_named():
     assert caught.value.code == Exit.DATA
     content = Path("a.parquet").read_bytes()
     for damaged in (
-        content[:4],
-        content[:100],
-        content[:-1],
-        content[:-200],
-        content[:300] + b"\0" * 300 + content[600:],
+        content[:4], content[:100], content[:-1], content[:-200], content[:300] + b"\0" * 300 + content[600:],
     ):
         write("a.parquet", damaged)
         with pytest.raises(UserError, match=r"a\.parquet is damaged") as caught:

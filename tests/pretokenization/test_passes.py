@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 import pretokenize
-from common.errors import Exit
 from pretokenization import commit, store
 from pretokenization.blocks import Limits
 from pretokenization.passes import Job
 from pretokenization.store import Folder
 from pretokenization.workers import Reader, Task
-from tests.helpers.pretokenize import Killed, corpus, die_at, metadata_of, refused, run, written
+from tests.helpers.pretokenize import Killed, corpus, die_at, metadata_of, run, written
 from tests.helpers.texts import lines, words, write
 
 SMALL = Limits(block_bytes=250, part_bytes=150, window_bytes=100, survey_bytes=0, journal_seconds=-1)
@@ -114,11 +113,7 @@ def test_a_run_killed_again_and_again_continues_and_writes_the_same_bytes(name, 
 
 
 STEPS = [
-    (pretokenize, "write_whole"),
-    (store, "write_whole"),
-    (store, "sync"),
-    (commit, "sync"),
-    (os, "replace"),
+    (pretokenize, "write_whole"), (store, "write_whole"), (store, "sync"), (commit, "sync"), (os, "replace"),
     (Path, "unlink"),
 ]
 
@@ -190,12 +185,8 @@ def test_what_was_piped_is_not_kept(jobs, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "num_workers", "stage"), [
-    ("trained", "2", "reading"),
-    ("trained", "1", "sampling"),
-    ("one trained", "2", "sampling"),
-    ("trained", "1", "training the tokenizer"),
-    ("packed", "1", "encoding"),
-    ("packed", "2", "encoding"),
+    ("trained", "2", "reading"), ("trained", "1", "sampling"), ("one trained", "2", "sampling"),
+    ("trained", "1", "training the tokenizer"), ("packed", "1", "encoding"), ("packed", "2", "encoding"),
     ("packed", "1", "writing to the disk"),
 ])
 def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_workers, stage, jobs, monkeypatch, capsys):
@@ -213,22 +204,3 @@ def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_wor
     assert "stopped by SIGTERM" in capsys.readouterr().err
     assert not Path("data").exists() or os.listdir("data") == [".pretokenize"]
     monkeypatch.undo()
-
-
-def test_a_worker_that_dies_is_named_and_what_was_done_is_kept(jobs, monkeypatch):
-    inner, here = Reader.answer, os.getpid()
-
-    def answer(reader, block):
-        if os.getpid() != here and block.offset > 6000:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return inner(reader, block)
-
-    run(*jobs("many"), output_dir="whole", limits=SMALL)
-    with monkeypatch.context() as patch:
-        patch.setattr(Reader, "answer", answer)
-        refused(*jobs("many"), "--num_workers", "2", limits=SMALL, code=Exit.MACHINE,
-                match=r"worker process died \(exit -9\)")
-    mortal = Mortal(monkeypatch)
-    assert mortal.run(*jobs("many"), after=-1)
-    assert written() == written("whole")
-    assert 0 < mortal.encoded < 40

@@ -15,22 +15,13 @@ from pretokenization import sources
 from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
 from pretokenization.files import Source
 from pretokenization.sources import DEMO_BYTES, KINDS, blocks_of, demo_sources, documents_of, examine, find_sources
-from tests.helpers.texts import MARK, read, sources_of, spelt_lines, write, zstandard
+from tests.helpers.texts import read, sources_of, spelt_lines, write, zstandard
 
 
 def test_folders_globs_and_files_are_found_in_order_and_once():
     for name in (
-        "in/b.txt",
-        "in/a.md",
-        "in/sub/c.text",
-        "in/d.jsonl.zst",
-        "in/e.JSON.GZ",
-        "in/.hidden/x.txt",
-        "in/.y.txt",
-        "in/picture.png",
-        "in/settings.json",
-        "in/archive.gz",
-        "z.txt",
+        "in/b.txt", "in/a.md", "in/sub/c.text", "in/d.jsonl.zst", "in/e.JSON.GZ", "in/.hidden/x.txt", "in/.y.txt",
+        "in/picture.png", "in/settings.json", "in/archive.gz", "z.txt",
     ):
         write(
             name, zstandard(b"") if name.endswith("zst") else gzip.compress(b"") if name.lower().endswith("gz") else "x"
@@ -38,12 +29,7 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
     said = []
     found = find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, None)
     assert [source.shown for source in found] == [
-        "z.txt",
-        "in/a.md",
-        "in/b.txt",
-        "in/d.jsonl.zst",
-        "in/e.JSON.GZ",
-        "in/sub/c.text",
+        "z.txt", "in/a.md", "in/b.txt", "in/d.jsonl.zst", "in/e.JSON.GZ", "in/sub/c.text",
     ]
     assert said == ["in: 5 text files; left out: in/archive.gz and 2 more", "named more than once, read once: 2 files"]
     nested = find_sources(["in/**/*.text"], said.append, None)
@@ -53,45 +39,17 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
 @pytest.mark.parametrize(
     ("name", "content", "packing", "kind"),
     [
-        ("a.txt", b"x", "", "text"),
-        ("a", b"x", "", "text"),
-        ("a.jsonl", b"{}", "", "lines"),
-        ("a.ndjson", b"", "", "lines"),
-        ("a.json", b'{"a": 1}\n{"a": 2}', "", "lines"),
-        ("a.txt.gz", gzip.compress(b"x"), "gzip", "text"),
-        ("a.jsonl.bz2", bz2.compress(b"x"), "bzip2", "lines"),
-        ("a.JSON.XZ", lzma.compress(b"x"), "xz", "lines"),
-        ("a.txt", gzip.compress(b"x"), "gzip", "text"),
-        ("a.jsonl", gzip.compress(b"x"), "gzip", "lines"),
-        ("a.txt.gz", b"no gzip at all", "", "text"),
-        ("a.parquet", b"PAR1", "", "parquet"),
-        ("a", b"PAR1", "", "parquet"),
+        ("a.txt", b"x", "", "text"), ("a", b"x", "", "text"), ("a.jsonl", b"{}", "", "lines"),
+        ("a.ndjson", b"", "", "lines"), ("a.json", b'{"a": 1}\n{"a": 2}', "", "lines"),
+        ("a.txt.gz", gzip.compress(b"x"), "gzip", "text"), ("a.jsonl.bz2", bz2.compress(b"x"), "bzip2", "lines"),
+        ("a.JSON.XZ", lzma.compress(b"x"), "xz", "lines"), ("a.txt", gzip.compress(b"x"), "gzip", "text"),
+        ("a.jsonl", gzip.compress(b"x"), "gzip", "lines"), ("a.txt.gz", b"no gzip at all", "", "text"),
+        ("a.parquet", b"PAR1", "", "parquet"), ("a", b"PAR1", "", "parquet"),
     ],
 )
 def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, packing, kind):
     source = examine(Path(write(name, content)), name)
     assert (source.packing, source.kind, source.num_bytes) == (packing, kind, len(content))
-
-
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b'{"text": "x"}\n', "lines"),
-        (MARK + b'{"text": "x"}\n', "lines"),
-        (b"{}\n", "lines"),
-        (b'{"text": "' + b"x" * 9000, "lines"),
-        (b"{\\bf tex}\n", "text"),
-        (b"{" + b"x" * 9000, "text"),
-        (b'{"text": broken}\n', "text"),
-        (b'["x"]\n', "text"),
-        (b"", "text"),
-    ],
-)
-def test_what_came_through_a_pipe_is_known_by_its_first_line(content, kind):
-    write("stdin", content)
-    assert examine(Path("stdin"), "stdin", is_piped=True).kind == kind
-    write("stdin", gzip.compress(content))
-    assert examine(Path("stdin"), "stdin", is_piped=True).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -174,14 +132,6 @@ def test_a_new_kind_of_input_is_one_class_and_one_entry_of_the_table(monkeypatch
     found = find_sources(["in"], print, None)
     assert [source.kind for source in found] == ["csv", "text"]
     assert read("in/a.csv", "in/b.txt")[0] == ["one", "two", "three"]
-
-
-def test_the_command_that_mends_a_file_names_it_as_a_shell_reads_it(tmp_path):
-    path = tmp_path / "a b\n\x1b[31m.json"
-    path.write_text('[\n{"text": "x"},\n{"text": "y"}\n]')
-    with pytest.raises(UserError) as caught:
-        examine(path, "shown")
-    assert rf"jq -c '.[]' $'{tmp_path}/a b\n\033[31m.json' > corpus.jsonl" in str(caught.value)
 
 
 # ---------------------------------------------------------------- datasets of the hub

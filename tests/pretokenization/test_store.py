@@ -77,7 +77,7 @@ def test_a_journal_is_that_of_the_same_command_or_none():
         for name in ("train.bin", "stdin", "tokenizer.json"):
             (folder.work / name).write_text("x")
         folder.write_journal(Journal("a", split={"rule": "r"}, encoded={"blocks": 3}))
-        told = {"fingerprint": "a", "split": {"rule": "r"}, "encoded": {"blocks": 3}}
+        told = {"fingerprint": "a", "split": {"rule": "r"}, "encoded": {"blocks": 3}, "commit": None}
         assert json.loads((folder.work / "journal.json").read_text()) == told
         assert folder.peek_journal().has_progress
         assert folder.read_journal("a").encoded == {"blocks": 3}

@@ -11,9 +11,7 @@ from pretokenization.sources import blocks_of, documents_of
 from tests.helpers.texts import ALPHABET, MARK, random_texts, read, sources_of, write
 
 SIZES = [
-    {},
-    {"block_bytes": 64, "part_bytes": 64, "window_bytes": 64},
-    {"block_bytes": 333, "part_bytes": 80},
+    {}, {"block_bytes": 64, "part_bytes": 64, "window_bytes": 64}, {"block_bytes": 333, "part_bytes": 80},
     {"block_bytes": 100, "part_bytes": 500, "window_bytes": 7},
     {"block_bytes": 97, "part_bytes": 90, "window_bytes": 1},
 ]

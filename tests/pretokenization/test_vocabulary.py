@@ -1,14 +1,9 @@
 """vocabulary.py: both engines train the same tokenizer, and where that is not certain only one is used."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-import pretokenize
-from pretokenization import vocabulary
-from pretokenization.blocks import Limits
 from pretokenization.engines import NEWER
 from pretokenization.vocabulary import auto_vocab_size, sampled, tokenizer_json, train_fast, train_tokenizer
 from pretokenization.workers import SEPARATOR, short_runs
@@ -66,27 +61,6 @@ def test_the_fast_trainer_knows_the_exact_least_frequency():
     assert len(merges_of(slow)) == 6
     assert fast == slow
     assert rare == ""
-
-
-def test_the_command_trains_the_same_tokenizer_with_either_engine(monkeypatch):
-    pytest.importorskip("gigatoken")
-    Path("a.jsonl").write_text("".join(json.dumps({"text": language(5000, seed)}) + "\n" for seed in range(150)))
-    works: list[Any] = []
-    inner = vocabulary.in_child
-
-    def child(signals, work, *arguments, **more):
-        works.append(work)
-        return inner(signals, work, *arguments, **more)
-
-    monkeypatch.setattr(vocabulary, "in_child", child)
-    made = []
-    for engine in ("tokenizers", "gigatoken"):
-        argv = ["a.jsonl", "--vocab_size", "700", "--engine", engine, "--output_dir", engine, "--num_workers", "1",
-                "--val_fraction", "0.005"]
-        assert pretokenize.main(argv, Limits(fast_sample_bytes=0)) == 0
-        made.append({name: Path(engine, name).read_bytes() for name in ("train.bin", "val.bin", "tokenizer.json")})
-    assert made[0] == made[1]
-    assert works == [train_tokenizer, train_fast]
 
 
 @pytest.mark.parametrize(("length", "num_slices"), [(0, 1), (1, 1), (999, 1), (1000, 1), (1999, 2), (2000, 2),

@@ -1,8 +1,6 @@
 """Mixtures: what their folders must have in common, and runs of train.py on them."""
 
 import json
-import os
-import re
 import shutil
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from planning.inputs import find_corpus
 from tests.helpers.token_files import ids_in
 from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors, trained
 from tokens.corpus import Corpus
-from tokens.mixture import share_in_words
 from training.parts import Parts
 from training.validation import LossSums, mean_by_weight
 
@@ -81,11 +78,6 @@ def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name
     said = refusal("prose", "code")
     assert "--data_dir prose and code were made with different tokenizers (sha256" in said
     assert "Run pretokenize.py for code again with --tokenizer_file prose/tokenizer.json" in said
-
-
-def test_shares_in_words_are_never_none_or_all():
-    assert [share_in_words(share) for share in (0.7, 1 / 3, 0.99999, 1e-7, 2e-12)] == [
-        "70%", "33.3%", "99.999%", "1e-05%", "2e-10%"]
 
 
 # ---------------------------------------------------------------- losses
@@ -179,19 +171,3 @@ def test_a_checkpoint_of_another_mixture_is_refused_and_says_which(run_on):
     assert run_on("--data_dir", "prose:70", "code:30", *again)[0] == 0
     assert run_on("--data_dir", "prose:60", "code:40", "--max_steps", "4", "--resume_from", "auto",
                   "--allow_new_data")[0] == 0
-
-
-def test_tokens_of_a_mixture_that_change_are_named(run_on):
-    class Changing(data.Batches):
-        def get(self, samples_seen: int, micro: int) -> data.Batch:
-            if samples_seen == 8:
-                os.truncate("code/train.bin", 16)
-                self._windows._tokens._watch._look_at = 0.0  # type: ignore[attr-defined]  # time passes
-            return super().get(samples_seen, micro)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.main, "__defaults__", (Parts(batches=Changing),))
-        error, _ = run_on(*MIXED, "--preload", "mmap", "--max_steps", "6")
-    assert isinstance(error, UserError)
-    assert re.search(r"token file code/train.bin was cut from 600 to 16 bytes while it was read.* Step [234] is saved",
-                     str(error))
