@@ -13,6 +13,7 @@ from architectures.table import ARCHITECTURES
 from checkpoint.load import load_model
 from common.errors import Exit, UserError
 from ops.rotary import RotaryScaling, rotary_frequencies
+from tests.helpers.checkpoints import refused
 from tokens.tokenizer import vocab_size_of
 
 SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)
@@ -119,9 +120,8 @@ def test_scaled_rotary_frequencies_are_a_tensor_of_a_llama_and_refused_of_a_qwen
     assert found.tensor_type.name == "F32"
     assert np.array_equal(found.data, rotary_frequencies(16, 1e4) / rotary_frequencies(16, 1e4, SCALING))
     assert found.data[0] == 1 < found.data[1] < found.data[2] == 4
-    with pytest.raises(UserError, match=r"rope_type is llama3.*of a Qwen3. Give --format huggingface") as caught:
+    with refused(r"rope_type is llama3.*of a Qwen3. Give --format huggingface", Exit.CHECKPOINT):
         run(write_folder(tmp_path / "qwen3", make_any("qwen3", rope_scaling=SCALING)), tmp_path / "q.gguf")
-    assert caught.value.code == Exit.CHECKPOINT
 
 
 @pytest.mark.slow
@@ -169,9 +169,8 @@ def test_a_smaller_type_rounds_only_matrices(folder, tmp_path, dtype, torch_dtyp
 def test_a_tokenizer_that_llama_cpp_would_split_differently_is_refused(folder, tokenizer, tmp_path, change):
     pytest.importorskip("gguf")
     (tmp_path / "other.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | change))
-    with pytest.raises(UserError, match=r"splits text as GPT-2's.* Give --format huggingface") as caught:
+    with refused(r"splits text as GPT-2's.* Give --format huggingface", Exit.DATA):
         run(folder, tmp_path / "model.gguf", "--tokenizer_file", str(tmp_path / "other.json"))
-    assert caught.value.code == Exit.DATA
     assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
 
 
@@ -204,9 +203,8 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
 def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, tmp_path):
     flags = ("--format", "huggingface")
     run(folder, tmp_path / "mine", *flags)
-    with pytest.raises(UserError, match=r"exists already\. Give --overwrite") as caught:
+    with refused(r"exists already\. Give --overwrite", Exit.FLAGS):
         run(folder, tmp_path / "mine", *flags)
-    assert caught.value.code == Exit.FLAGS
     run(folder, tmp_path / "mine", *flags, "--overwrite")
     inside = sorted(path.name for path in (folder / "checkpoint-3").iterdir())
     for output in (folder, folder / "checkpoint-3"):
@@ -230,9 +228,8 @@ def test_a_full_disk_is_no_bug_and_the_earlier_export_stays(folder, tmp_path, mo
     files = [tmp_path / "mine"] if form == "gguf" else sorted((tmp_path / "mine").iterdir())
     before = [path.read_bytes() for path in files]
     monkeypatch.setattr(export, "sync", full)
-    with pytest.raises(UserError, match=r"--output .*mine: No space left on device. Name a place") as caught:
+    with refused(r"--output .*mine: No space left on device. Name a place", Exit.MACHINE):
         run(folder, tmp_path / "mine", "--format", form, "--overwrite")
-    assert caught.value.code == Exit.MACHINE
     assert [path.read_bytes() for path in files] == before
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -244,6 +241,5 @@ def test_weights_that_the_type_cannot_hold_are_named(make_model, write_folder, t
     with torch.no_grad():
         model.get_parameter("transformer.h.0.mlp.c_fc.weight")[0, 0] = value
     path = write_folder(tmp_path / "out", model)
-    with pytest.raises(UserError, match=rf"transformer.h.0.mlp.c_fc.weight .*{why}") as caught:
+    with refused(rf"transformer.h.0.mlp.c_fc.weight .*{why}", code):
         run(path, tmp_path / "mine", "--dtype", dtype, "--format", "huggingface")
-    assert caught.value.code == code

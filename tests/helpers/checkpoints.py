@@ -1,14 +1,16 @@
 """What the tests of checkpoints share: refusals, damage, a folder as transformers writes it."""
 
+import contextlib
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.errors import UserError
+from common.errors import Exit, UserError
 from common.files import sha256_of
 from training.optimizers import RULES
 
@@ -20,9 +22,12 @@ def no_warning(message: str) -> None:
     raise AssertionError(message)
 
 
-def refused(match: str):
-    """Expects a UserError whose message matches."""
-    return pytest.raises(UserError, match=match)
+@contextlib.contextmanager
+def refused(match: str, code: Exit | None = None) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Expects a UserError whose message matches, with this exit code where one is given."""
+    with pytest.raises(UserError, match=match) as caught:
+        yield caught
+    assert code is None or caught.value.code == code
 
 
 def edit(path: Path, **fields) -> None:
