@@ -6,8 +6,9 @@
     python train.py --check                                             what can this machine do? no data needed
     python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? four steps, nothing written
 
-Read it from top to bottom: the flags, then main in the order of events, then the step and the loop. What these call is
-machinery and lies in training/. A step is one optimizer step over accumulated micro-batches of B sequences of T tokens.
+Read it from top to bottom: the flags, then main in the order of events, then the loop and the step. What these call is
+machinery: planning/ decides before the run, training/ is what a step is made of, watching/ says what happens. A step is
+one optimizer step over accumulated micro-batches of B sequences of T tokens.
 """
 
 from __future__ import annotations
@@ -249,13 +250,11 @@ import time
 import torch
 
 from data import Batch
-from planning.check import check_machine
 from planning.inputs import choose_inputs, choose_machine, session
-from planning.micro_batch import trial_command
 from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
 from planning.plan import say_first, say_rest
 from planning.schedules import learning_rate_at
-from planning.setup import answer_trial, choose_setup
+from planning.setup import answer_check, answer_trial, choose_setup
 from training import recovery
 from training.checkpointing import Checkpointer
 from training.overfit_test import learn_by_heart
@@ -264,7 +263,6 @@ from training.starting import forget_best_on_other_tokens, open_output, settings
 from training.state import Run, Runtime, StepResult, TrainState
 from training.validation import Validator
 from watching.monitor import Monitor
-from watching.starts import recorded_start
 
 # ---------------------------------------------------------------- main, in the order of events
 
@@ -276,8 +274,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     began, args = time.monotonic(), read_flags(argv)
     with session(args.use_gpu) as at:
         if args.check:
-            machine = choose_machine(args.machine, args.dropout, at.out)
-            return check_machine(args, machine, at.out, at.signals, trial_command(argv))
+            return answer_check(args, at, argv)
 
         # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
         inputs = choose_inputs(args, at)
@@ -318,7 +315,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
             return dry_run(run, pace, validator, checkpointer)
         if setup.args.overfit:
             return learn_by_heart(run, take_step)
-        with (open_output(run, argv, settings, checkpointer) as monitor, recorded_start(run, pace, settings),
+        with (open_output(run, pace, argv, settings, checkpointer) as monitor,
               recovery.saving_before_new_tokens(checkpointer, setup.processes)):
             setup.processes.watch(signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)

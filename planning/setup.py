@@ -18,10 +18,10 @@ from machine.device import Machine
 from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory
 from machine.processes import ALONE, Processes
 from model import Options
-from planning.check import compile_something
+from planning.check import check_machine, compile_something
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
-from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, what_fits
+from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, trial_command, what_fits
 from planning.pace import Deadline
 from planning.plan import Plan, describe_finished
 from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
@@ -114,7 +114,13 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
     return where, why
 
 
-# ---------------------------------------------------------------- a trial, in a child process of --batch_size auto
+# ---------------------------------------------------------------- --check; a trial, in a child process
+
+
+def answer_check(args: Flags, at: Session, argv: Sequence[str]) -> int:
+    """Prints what the machine can do; argv is the command line, of which a child process compiles something."""
+    machine = choose_machine(args.machine, args.dropout, at.out)
+    return check_machine(args, machine, at.out, at.signals, trial_command(argv))
 
 
 def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Callable[..., Run],

@@ -33,8 +33,7 @@ from planning.recipe import Recipe
 from tokens.mixture import in_words, share_in_words
 from training.mirror import Mirror
 from training.optimizers import state_bytes
-from training.starting import Settings
-from training.state import Run
+from training.state import Run, Settings
 from watching.trackers import sync_metrics
 
 SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -25,16 +26,17 @@ from training.cooldown import set_aside
 from training.mirror import delete_other_runs, take_mirror
 from training.optimizers import expected_state
 from training.recorded import flags_of_run, write_run_config
-from training.state import Run, Setup
+from training.state import Run, Settings, Setup
 from watching.monitor import Monitor
+from watching.starts import recorded_start
 from watching.trackers import Trackers, told_of_run
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from planning.plan import Pace
     from training.checkpointing import Checkpointer
 
-Settings = dict[str, dict[str, Any]]
 
 
 # ---------------------------------------------------------------- what a checkpoint records of the decisions
@@ -133,7 +135,9 @@ def forget_best_on_other_tokens(run: Run) -> None:
 # ---------------------------------------------------------------- the output folder
 
 
-def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer: Checkpointer) -> Monitor:
+@contextlib.contextmanager
+def open_output(run: Run, pace: Pace, argv: Sequence[str], settings: Settings, checkpointer: Checkpointer,
+                ) -> Iterator[Monitor]:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     setup, state = run.setup, run.state
     args, recipe, out, is_first = setup.args, setup.recipe, setup.out, setup.processes.is_first
@@ -157,4 +161,5 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     if recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
     gc.freeze()  # so that the collector does not look through all there is again and again
-    return Monitor(run, trackers)
+    with Monitor(run, trackers) as monitor, recorded_start(run, pace, settings):
+        yield monitor

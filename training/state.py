@@ -31,6 +31,9 @@ if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a R
     from tokens.corpus import Corpus
 
 
+Settings = dict[str, dict[str, Any]]  # what a checkpoint records of the decisions, by kind and name
+
+
 @dataclass(frozen=True)
 class Runtime:
     """What a run runs on: the machine and its processes, the clock and the gauge of its steps, terminal and signals."""

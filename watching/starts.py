@@ -23,8 +23,7 @@ from common.names import STARTS
 from machine.memory import peak_memory, total_memory, total_ram
 from planning.memory import predicted_peak
 from planning.plan import Pace, describe_plan, doubts
-from training.starting import Settings
-from training.state import Run
+from training.state import Run, Settings
 
 
 @contextlib.contextmanager
