@@ -1,12 +1,9 @@
-"""What only asking or trying tells of a machine: its driver, its RAM, the speed of its disk, its processor, its GPU."""
+"""What only trying tells of a machine: the speed of its disk, its processor, its GPU."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shutil
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -16,24 +13,8 @@ import torch
 
 from machine.device import Machine
 
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 MATMUL_REPEATS = 20  # the best counts
 CHUNK_BYTES = 2**24  # between two waits for the disk
-DRIVER_SECONDS = 10  # after which nvidia-smi, which can hang with its driver, is given up
-
-
-def driver_version() -> str | None:
-    """The version of the NVIDIA driver; None where there is none, or none that tells."""
-    with contextlib.suppress(OSError):
-        text = DRIVER_FILE.read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"\b\d{3,}(\.\d+)+", text):
-            return found[0]
-    if program := shutil.which("nvidia-smi"):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            words = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=True)
-            return done.stdout.split("\n")[0].strip() or None
-    return None
 
 
 # ---------------------------------------------------------------- the disk

@@ -25,7 +25,7 @@ from machine import device
 from machine.backends import NVIDIA
 from machine.cards import TYPICAL, Card, find_card
 from machine.device import Machine, name_of_dtype
-from machine.facts import driver_version, matmul_flops, measure_disk
+from machine.facts import matmul_flops, measure_disk
 from machine.memory import is_out_of_memory, total_memory
 from model import SIZES
 from planning.memory import MARGIN, MemorySetting, predicted_peak, room_on_card
@@ -63,8 +63,7 @@ def check_machine(args: Flags, machine: Machine, out: Progress, signals: Signals
     lines = device.describe(machine, total_memory(machine), attention_in_words(config, machine))
     speeds = ", ".join(f"{name} {flops / 1e12:.3g}" for name, flops in products.items())
     matmul = f"{speeds} TFLOP/s" if speeds else "not measured: there is no memory for two matrices"
-    for line in (*lines, f"driver      {driver_version() or 'none of NVIDIA'}", f"compiler    {compiler}",
-                 f"matmul      {matmul}"):
+    for line in (*lines, f"compiler    {compiler}", f"matmul      {matmul}"):
         out.say(line)
     for warning in machine.warnings:
         out.warn(warning)

@@ -12,10 +12,10 @@ import torch
 
 from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
-from common.words import percent
+from common.words import duration, percent, size
 from machine import device
-from machine.memory import release_memory
-from planning.plan import Pace, Plan, describe_dry_run
+from machine.memory import peak_memory, release_memory
+from planning.plan import Pace, Plan, figure
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 from planning.schedules import learning_rate_at
 from tokens.watch import TokensChanged
@@ -203,7 +203,23 @@ def dry_run(run: Run, pace: Pace, validator: Validator, checkpointer: Checkpoint
             validation_seconds = clock.lap() * validator.num_batches_left()
         checkpointer.reserve()  # as the first save of the run does
 
-    tokens_per_second = setup.recipe.samples_per_step * setup.config.seq_length / pace.step
-    utilization = percent(mfu(tokens_per_second, setup.config, setup.runtime))
-    setup.out.say("\n".join(describe_dry_run(setup, pace, run.state.step, validation_seconds, utilization)))
+    recipe, saving, steps_done = setup.recipe, setup.plan.saving, run.state.step
+    steps = recipe.total_steps - steps_done
+    tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
+    epochs, seconds = steps * recipe.samples_per_step / recipe.windows_per_epoch, pace.step * steps + validation_seconds
+    has_weights = bool(steps_done or setup.args.init_from)
+    lines = [f"step_seconds: {pace.step:.4f}, the fastest of 3",
+             f"tokens_per_second: {tokens_per_second:.0f}",
+             f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}",
+             f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
+             f"peak_memory: {size(peak_memory(setup.machine))}",
+             f"checkpoint_size: {size(saving.checkpoint_bytes)}",
+             f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
+             f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),
+             f"epochs: {figure(epochs)}" + f" left of {figure(recipe.passes)}" * bool(steps_done),
+             f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
+             f"hours_per_epoch: {seconds / 3600 / epochs:.4g}"]
+    if setup.args.gpu_cost_per_hour is not None:
+        lines.append(f"cost: {seconds / 3600 * setup.args.gpu_cost_per_hour * setup.processes.world_size:.2f}")
+    setup.out.say("\n".join(lines))
     return Exit.DONE

@@ -14,12 +14,11 @@ import torch
 
 import data
 from architectures.table import ModelConfig, architecture_of
-from common.flags import FlagsOfGroup
 from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine, name_of_dtype
-from machine.memory import peak_memory, total_memory
+from machine.memory import total_memory
 from machine.processes import Processes
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
@@ -32,7 +31,7 @@ from tokens.mixture import share_in_words
 from tokens.shares import folders_of
 from training.checkpointing import SavingPlan
 from training.optimizers import OptimizerKind
-from training.state import Runtime, Setup, TrainState
+from training.state import Runtime, Setup
 
 MIN_VAL_TOKENS = 1000
 MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023)
@@ -137,10 +136,8 @@ def describe_mixture(data_dir: str | list[str], plan: Plan, corpus: Corpus) -> s
     """What is drawn from each folder of a mixture, and how often the whole run reads it."""
     said = [f"{share.name} {share_in_words(share.weight)}, {figure(passes)} epochs"
             for share, passes in zip(corpus.shares, share_epochs(plan, corpus), strict=True)]
-    weights = [folder.weight for folder in folders_of(data_dir)]
-    total = sum(weight for weight in weights if weight is not None)
-    how = " (by their sizes)" if None in weights else f" (weights that add up to {float(total):g})"
-    return f"mixture     {'; '.join(said)}{how if None in weights or total != 1 else ''}"
+    by_size = any(folder.weight is None for folder in folders_of(data_dir))
+    return f"mixture     {'; '.join(said)}{' (by their sizes)' * by_size}"
 
 
 def share_epochs(plan: Plan, corpus: Corpus) -> list[float]:
@@ -178,18 +175,6 @@ def describe_idle_gpus(runtime: Runtime) -> list[str]:
     script, *flags = sys.argv
     command = shlex.join(["torchrun", "--nproc_per_node", str(num_gpus), os.path.relpath(script), *flags])
     return [f"GPUs        1 of {num_gpus} is used. All, by: {command}"]
-
-
-def describe_finished(horizon: FlagsOfGroup, state: TrainState, recipe: Recipe) -> str:
-    """Why a resumed run has nothing left to do, and what would give it more."""
-    if state.step < recipe.total_steps:
-        return (f"already {horizon.max_minutes:g} minutes used, at step {state.step:,} of {recipe.total_steps:,}; "
-                "raise --max_minutes to continue")
-    limits = "--max_minutes" if horizon.max_minutes else "--epochs or --max_steps"
-    if recipe.cooldown:
-        return (f"already cooled down, at step {state.step:,}; give --max_steps to train on from step "
-                f"{recipe.cooldown.start:,}")
-    return f"already at step {state.step:,} of {recipe.total_steps:,}; raise {limits} to continue"
 
 
 def step_time(seconds: float) -> str:
@@ -312,29 +297,3 @@ def doubts(setup: Setup) -> list[str]:
         found.append(f"--output_dir has {size(free)} free, and up to {several(saving.num_checkpoints, 'checkpoint')} "
                      f"will take {size(saving.disk_bytes)}. Free some space{fewer}.")
     return found
-
-
-# ---------------------------------------------------------------- the result of a dry run
-
-
-def describe_dry_run(setup: Setup, pace: Pace, steps_done: int, validation_seconds: float, mfu: str) -> list[str]:
-    """What the run will take, by the measured seconds of a step and of all validations together."""
-    args, plan, recipe, saving = setup.args, setup.plan, setup.recipe, setup.plan.saving
-    steps = recipe.total_steps - steps_done
-    epochs = steps * recipe.samples_per_step / recipe.windows_per_epoch
-    seconds = pace.step * steps + validation_seconds
-    has_weights = bool(steps_done or args.init_from)
-    lines = [f"step_seconds: {pace.step:.4f}, the fastest of 3",
-             f"tokens_per_second: {recipe.samples_per_step * plan.config.seq_length / pace.step:.0f}",
-             f"mfu: {mfu}",
-             f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
-             f"peak_memory: {size(peak_memory(setup.machine))}",
-             f"checkpoint_size: {size(saving.checkpoint_bytes)}",
-             f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
-             f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),
-             f"epochs: {figure(epochs)}" + f" left of {figure(recipe.passes)}" * bool(steps_done),
-             f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
-             f"hours_per_epoch: {seconds / 3600 / epochs:.4g}"]
-    if args.gpu_cost_per_hour is not None:
-        lines.append(f"cost: {seconds / 3600 * args.gpu_cost_per_hour * setup.processes.world_size:.2f}")
-    return lines

@@ -23,7 +23,7 @@ from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, trial_command, what_fits
 from planning.pace import Deadline
-from planning.plan import Plan, describe_finished
+from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
 from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan, plan_saving
@@ -63,7 +63,10 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
     args, state, out = inputs.args, TrainState.from_stored(inputs.stored), runtime.out
     if state.step < recipe.total_steps and not deadline.is_near(0):
         return False
-    out.say(describe_finished(args.horizon, state, recipe))
+    more = f"raise {'--max_minutes' if args.max_minutes else '--epochs or --max_steps'} to continue"
+    if recipe.cooldown:
+        more = f"cooled down; give --max_steps to train on from step {recipe.cooldown.start:,}"
+    out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
     is_validated = inputs.corpus.val is None or state.validated_step == state.step
     if is_validated or state.step != recipe.total_steps or args.dry_run:
         if args.mirror_to and not args.dry_run:

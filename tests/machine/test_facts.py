@@ -1,7 +1,6 @@
-"""facts.py: the driver is asked, the disk is written and left as it was, products of matrices are timed."""
+"""facts.py: the disk is written and left as it was, products of matrices are timed."""
 
 import os
-import stat
 
 import pytest
 import torch
@@ -49,20 +48,6 @@ def test_products_of_matrices_are_timed_until_their_time_is_over(monkeypatch):
     assert called == [torch.float32] * 21
     facts.matmul_flops(machine, torch.bfloat16, 64, most_seconds=0)
     assert called[21:] == [torch.bfloat16] * 2
-
-
-def test_the_driver_is_asked_where_the_kernel_does_not_tell(tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "DRIVER_FILE", tmp_path / "version")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert facts.driver_version() is None
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 550.54.15\necho 550.54.15\n")
-    program.chmod(stat.S_IRWXU)
-    assert facts.driver_version() == "550.54.15"
-    program.write_text("#!/bin/sh\nexit 9\n")
-    assert facts.driver_version() is None
-    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n")
-    assert facts.driver_version() == "570.86.10"
 
 
 def test_there_is_at_least_as_much_ram_as_is_available():

@@ -136,7 +136,7 @@ def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags
 def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
     _, text = run("--resume_from", "auto")
-    assert "already cooled down, at step 24; give --max_steps to train on from step 20" in text
+    assert "already at step 24 of 24; cooled down; give --max_steps to train on from step 20" in text
     code, text = run("--resume_from", "auto", "--max_steps", "30")
     assert code == 0
     assert "a longer run goes on from checkpoint-20, before it" in text
