@@ -5,7 +5,7 @@
     python plot.py out-a out-b --names wide,deep --x tokens    two runs laid over each other
     python plot.py a-1 a-2 b-1 b-2 --names a,a,b,b             runs of one name are its seeds: their mean and their band
     python plot.py out-a out-b --text                          a table and curves on the terminal; needs no package
-    python plot.py out --html report.html                      one page: curves, samples, warnings, flags, checkpoints
+    python plot.py out --output report.html                    one page: curves, samples, warnings, flags, checkpoints
 
 A run that is still going can be drawn: a last line that is cut short, and values that were not finite, are skipped.
 """
@@ -26,8 +26,8 @@ from typing import Any
 
 from common import flags
 from common.errors import Exit, UserError, guard, warn
-from common.outputs import PICTURES, Output, requested
-from common.words import count, duration, printable, several, size
+from common.outputs import PICTURES, Output
+from common.words import count, duration, printable, several
 from watching.history import BITS_OF, VAL_LOSS_OF, Curve, LoggedRun, XAxis, have_other_tokens, lowest, read_run
 from watching.page import page_of
 
@@ -72,10 +72,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "bits where the runs have different vocabularies or validation texts")
     g = parser.group("where")
     g.switch("--text", False, "a table and curves made of characters; needs no package and writes no file")
-    g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf", "plot.png, unless --text or --html "
-           "is given", called="out output_file png")
-    g.flag("--html", flags.text(), None, "page to write, .html: the picture, or without matplotlib the curves of "
-           "--text, with samples, warnings, flags and checkpoints; it loads nothing", "none")
+    g.flag("--output", flags.text(), None, "picture to write, .png, .svg or .pdf, or page, .html: the picture, or "
+           "without matplotlib the curves of --text, with samples, warnings, flags and checkpoints; it loads nothing",
+           "plot.png, unless --text is given", called="out output_file png")
+    g.old("--html", flags.text(), lambda path, given: {"output": path})
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -84,10 +84,8 @@ def check(args: argparse.Namespace) -> list[str]:
     """What cannot be drawn."""
     num_runs = max(1, len(args.runs))
     wrong = {
-        f"--output {printable(args.output or '')}: must end in {', '.join(PICTURES)}":
-            args.output is not None and not args.output.lower().endswith(PICTURES),
-        f"--html {printable(args.html or '')}: must end in .html":
-            args.html is not None and not args.html.lower().endswith(".html"),
+        f"--output {printable(args.output or '')}: must end in {', '.join((*PICTURES, '.html'))}":
+            args.output is not None and not args.output.lower().endswith((*PICTURES, ".html")),
         f"OUT: {several(num_runs, 'run')}, at most {len(MARKS)} can be told apart": num_runs > len(MARKS),
         "OUT '': must be text that is not empty": not all(args.runs),
         f"--names: must name {several(num_runs, 'run')}, with commas between":
@@ -102,27 +100,25 @@ def check(args: argparse.Namespace) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    draws = args.output is not None or not (args.text or args.html)
-    picture = Output("--output", args.output or "plot.png") if draws else None
-    page = requested("--html", args.html)
+    output = None if args.text and args.output is None else Output("--output", args.output or "plot.png")
     words = args.runs or ["out"]
     runs = [read_run(word) for word in words]
     if args.names is not None:
         runs = [replace(run, name=printable(name)) for run, name in zip(runs, args.names.split(","), strict=True)]
-    drawn = Drawing.of(args, runs)
-    names = ", ".join(dict.fromkeys(run.name for run in runs))
+    drawn, has_panels = Drawing.of(args, runs), args.panels == "all"
     if args.text:
         print("\n".join(drawn.text(max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10)))), flush=True)
-    if page is not None:
-        curves = ""
+    if output is None:
+        return Exit.DONE
+    names = ", ".join(dict.fromkeys(run.name for run in runs))
+    if output.ending == "html":
+        curves = b""
         with contextlib.suppress(UserError):  # without matplotlib: curves made of characters
-            curves = picture_of(drawn, args.panels == "all", "svg").decode()
-        content = page_of(names, list(zip(words, runs, strict=True)), curves, "\n".join(drawn.text(100)))
-        page.write(content)
-        print(f"{printable(page.path)}: {names}, {size(len(content))}")
-    if picture is not None:
-        picture.write(picture_of(drawn, args.panels == "all", picture.ending))
-        print(f"{printable(picture.path)}: {names}{drawn.what_is_left_out()}")
+            curves = picture_of(drawn, has_panels, "svg")
+        output.write(page_of(names, list(zip(words, runs, strict=True)), curves.decode(), "\n".join(drawn.text(100))))
+    else:
+        output.write(picture_of(drawn, has_panels, output.ending))
+    print(f"{printable(output.path)}: {names}{drawn.what_is_left_out()}")
     return Exit.DONE
 
 

@@ -260,7 +260,7 @@ def test_without_matplotlib_one_line_names_it_and_text_still_works(make_run, tmp
 @pytest.mark.parametrize("flags", [
     ["--output", "a.jpg"], ["--outptu", "a.png"], ["x"] * 27, [""], ["--names", "a,b"], ["a", "b", "--names", "a"],
     ["--panels", "los"], ["--x", "epochs"], ["--y", "loss"],
-    ["--html", "x.htm"]], ids=" ".join)
+    ["--output", "x.htm"], ["--html", "x.htm"]], ids=" ".join)
 def test_bad_flags_end_the_command_with_2(flags):
     with pytest.raises(UserError) as caught:
         plot.read_flags(flags)

@@ -27,7 +27,7 @@ def run(tmp_path):
 
 
 def page_of(run, tmp_path) -> str:
-    assert plot.main([str(run), "--html", str(tmp_path / "x.html")]) == 0
+    assert plot.main([str(run), "--output", str(tmp_path / "x.html")]) == 0
     return (tmp_path / "x.html").read_text(encoding="utf-8")
 
 
