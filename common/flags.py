@@ -21,6 +21,7 @@ from common.words import printable
 
 MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that is quoted in a message
+MOST_PROBLEMS = 20  # after which the rest of a file is not looked at
 ON_THE_LINE_ALONE = ("help", "config", "debug")  # flags that a file cannot set
 
 # ---------------------------------------------------------------- kinds of values
@@ -400,6 +401,8 @@ class Parser(argparse.ArgumentParser):
         found = Layer(layer.source, {}, {}, layer.places)
         for fields, values in ((layer.given, found.given), (layer.decided, found.decided)):
             for name, value in fields.items():
+                if len(self.problems) > MOST_PROBLEMS:
+                    break
                 try:
                     if not self._is_gone(name, value, layer, fields is layer.decided):
                         values[name] = self._value_in_file(name, value, layer.places.get(name, layer.source))

@@ -13,21 +13,20 @@ SILENT_SECONDS = 1.0  # a program that writes into a pipe has begun by then
 PIECE_BYTES = 2**16
 
 
-def read_when_there(path: str, most_bytes: int, waits: Callable[[], None], look: Callable[[], None]) -> bytes:
+def read_when_there(source: str | int, most_bytes: int, waits: Callable[[], None], look: Callable[[], None]) -> bytes:
     """The bytes of a file, pipe or device, as many as most_bytes + 1, so that the caller sees that there are more.
 
-    A named pipe is opened without waiting for its writer. waits is called once if a second passes without a byte, look
-    each second, so that it can raise. Raises OSError.
+    source is its path, or the descriptor of one that is open. A named pipe is opened without waiting for its writer.
+    waits is called once if a second passes without a byte, look each second, so that it can raise. Raises OSError.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        return read_open_when_there(handle, most_bytes, waits, look)
-    finally:
-        os.close(handle)
+    if isinstance(source, str):
+        handle = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            return read_when_there(handle, most_bytes, waits, look)
+        finally:
+            os.close(handle)
 
-
-def read_open_when_there(handle: int, most_bytes: int, waits: Callable[[], None], look: Callable[[], None]) -> bytes:
-    """As read_when_there, of a file that is open."""
+    handle = source
     poll = select.poll() if hasattr(select, "poll") else None
     if poll is not None:
         poll.register(handle, select.POLLIN)

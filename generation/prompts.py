@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from common.errors import Exit, UserError, warn
-from common.waiting import read_open_when_there, read_when_there
+from common.waiting import read_when_there
 from common.words import printable
 from tokens.tokenizer import end_of_text_id, opening_ids
 
@@ -44,7 +44,7 @@ def read_prompt_file(name: str) -> str:
 
     try:
         if name == "-":
-            content = read_open_when_there(sys.stdin.fileno(), MAX_PROMPT_BYTES, waits, lambda: None)
+            content = read_when_there(sys.stdin.fileno(), MAX_PROMPT_BYTES, waits, lambda: None)
         else:
             content = read_when_there(name, MAX_PROMPT_BYTES, waits, lambda: None)  # a device has no end
     except OSError as error:

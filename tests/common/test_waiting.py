@@ -7,7 +7,7 @@ import time
 import pytest
 
 from common import waiting
-from common.waiting import read_open_when_there, read_when_there
+from common.waiting import read_when_there
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 
@@ -57,4 +57,4 @@ def test_files_and_devices_are_read_to_the_limit_and_nothing_is_said(tmp_path):
     with pytest.raises(IsADirectoryError):
         read_when_there(str(tmp_path), 5, quiet, quiet)
     with (tmp_path / "file").open("rb") as file:
-        assert read_open_when_there(file.fileno(), 1, quiet, quiet) == b"ab"
+        assert read_when_there(file.fileno(), 1, quiet, quiet) == b"ab"
