@@ -237,8 +237,9 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
         _check_finite(folder / WEIGHTS, model.named_parameters())
         with safe_open(folder / OPTIMIZER, framework="pt") as file:
             _check_optimizer_state(file, model, schema)  # all of it, before any is used
-            states = {parameter: {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
-                      for name, parameter in model.named_parameters()}
+            states: dict[torch.Tensor, dict[str, torch.Tensor]] = {
+                parameter: {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
+                for name, parameter in model.named_parameters()}
             kept = ((f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
                     for key, tensor in states[parameter].items())
             _check_finite(folder / OPTIMIZER, kept)

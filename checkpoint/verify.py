@@ -158,7 +158,7 @@ def check_state(state: Mapping[str, Any]) -> None:
     scaler = state.get("scaler", {})  # of fp16's loss scale; empty without fp16
     for key, low, high in SCALER if scaler else ():
         if high == MAX_COUNT:
-            check_whole(STATE, f"scaler.{key}", scaler.get(key), low, high)
+            check_whole(STATE, f"scaler.{key}", scaler.get(key), int(low), MAX_COUNT)
         else:
             _check_number(f"scaler.{key}", scaler.get(key), low, high)
 

@@ -58,6 +58,12 @@ def test_no_bit_of_the_manifest_is_without_a_meaning(folder):
             verify(path.parent)
 
 
+def test_a_checkpoint_under_another_steps_name_is_refused(folder):
+    moved = (folder / "checkpoint-900").rename(folder / "checkpoint-901")
+    with pytest.raises(InvalidCheckpoint, match="step is 900, the folder's name says 901"):
+        verify(moved)
+
+
 @pytest.mark.parametrize(("fields", "reason"), [
     ({"format": "other"}, "format is 'other'"), ({"version": 2}, "version 2"), ({"step": -1}, "step is -1"),
     ({"step": True}, "step is True"), ({"samples_seen": 1.5}, "samples_seen is 1.5"), ({"best_step": 8}, "best_step"),
