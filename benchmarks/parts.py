@@ -33,8 +33,8 @@ from common.words import printable, several
 from generation.continuation import Continuation, Sampling
 from generation.sampling import decode
 from machine import device
+from machine.backends import NVIDIA
 from machine.memory import forget_peak, peak_memory
-from machine.timing import synchronize
 from model import GPT, SIZES, GPTConfig
 from planning.inputs import find_corpus
 from tokens.corpus import Corpus, open_corpus
@@ -56,7 +56,7 @@ def prepare(folder: str, data_dir: str | None, shape: dict[str, Any], num_tokens
 
     Raises UserError: exit 3 for tokens that no run could train on, exit 5 if use_gpu is True and there is none.
     """
-    if use_gpu and (reason := device.why_no_cuda()):
+    if use_gpu and (reason := NVIDIA.why_not()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
     vocab_size, seq_length = shape["vocab_size"], shape["seq_length"]
     if data_dir is None:
@@ -69,9 +69,9 @@ def prepare(folder: str, data_dir: str | None, shape: dict[str, Any], num_tokens
                                        f"are too few for a sequence of T {seq_length:,}. Give a --shape with fewer, "
                                        "or more text to pretokenize.py.")
     config = GPTConfig(vocab_size, seq_length, *SIZES[shape["model_size"]], tie_weights=shape["tie_weights"])
-    machine = device.choose(False if device.uses_mps(use_gpu) else use_gpu, True, "auto", True)
-    on_gpu = machine.device.type == "cuda"
-    has_half = on_gpu or device.cpu_has_bf16()
+    machine = device.choose(use_gpu is not False and NVIDIA.why_not() is None, True, "auto", True)
+    on_gpu = machine.on_gpu
+    has_half = on_gpu or machine.backend.has_bf16()
     return {
         "vocab_size": vocab_size,
         "num_parameters": config.num_parameters,
@@ -80,7 +80,7 @@ def prepare(folder: str, data_dir: str | None, shape: dict[str, Any], num_tokens
         "on_gpu": on_gpu,
         "half": machine.precision if has_half else "bf16",
         "why_no_half": "" if has_half else "this CPU has no bf16 instructions",
-        "why_no_compile": device.why_no_compile(machine.device) or "",
+        "why_no_compile": machine.backend.why_no_compile() or "",
     }
 
 
@@ -157,7 +157,7 @@ def time_step(peer_dir: str, data_dir: str, shape: dict[str, Any], num_steps: in
         unread.append(loss.detach())
         if number == 0 or (number + 1) % every == 0 or number + 1 == num_steps:
             losses += torch.stack(unread).tolist()
-            synchronize(machine)
+            machine.backend.synchronize()
             seconds += [(time.perf_counter() - lap_began) / len(unread)] * len(unread)
             unread.clear()
             if number == 0:

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 
 from common.children import outside_current_folder
 from common.words import first_line, several
-from machine.backends import CPU, NVIDIA, Backend, backend_of, gpu_of_this_system, why_no_headers
+from machine.backends import CPU, Backend, backend_of, gpu_of_this_system, why_no_headers
 from machine.cards import find_card
 
 
@@ -160,25 +160,6 @@ def drops_the_same(use_gpu: bool | None) -> bool:
     return use_gpu is False or gpu.why_not() is not None or gpu.has_own_memory
 
 
-# The next five serve benchmarks/ alone, until it asks machine.backends itself.
-
-
-def why_no_cuda() -> str | None:
-    return NVIDIA.why_not()
-
-
-def uses_mps(use_gpu: bool | None) -> bool:
-    return use_gpu is not False and gpu_of_this_system().type == "mps" and why_no_gpu() is None
-
-
-def cpu_has_bf16() -> bool:
-    return CPU.has_bf16()
-
-
-def why_no_compile(device: torch.device) -> str | None:
-    return backend_of(device).why_no_compile()
-
-
 def compiler_complaint(error: Exception) -> str:
     """The first line of what a compiler's error says, and what is known to be missing here."""
     said = first_line(error)
@@ -188,8 +169,7 @@ def compiler_complaint(error: Exception) -> str:
 # ---------------------------------------------------------------- settings of the process
 
 
-def set_up(machine: Machine, compiled: Path, deterministic: bool = False,
-           dropout: float = 0.0) -> list[str]:
+def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropout: float = 0.0) -> list[str]:
     """Makes the settings that hold for the whole process, and returns warnings.
 
     What stays in fp32 is TF32 on a GPU. compiled is the folder in which the compiler keeps its kernels.

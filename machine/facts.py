@@ -29,12 +29,6 @@ class Disk:
     bytes_per_second: float
 
 
-def existing_folder(path: Path) -> Path:
-    """The path itself if it is a folder, else the nearest folder above it that exists."""
-    absolute = path.absolute()
-    return next(folder for folder in (absolute, *absolute.parents) if folder.is_dir())
-
-
 def measure_disk(path: Path, most_bytes: int = 2**27, most_seconds: float = 2.0) -> Disk:
     """Writes to the disk of a folder that need not exist, waits until the bytes are there, and frees them.
 
@@ -42,7 +36,8 @@ def measure_disk(path: Path, most_bytes: int = 2**27, most_seconds: float = 2.0)
     so that no disk compresses them, and their file has no name on Linux, so that nothing stays behind even if the
     process is killed. Raises OSError.
     """
-    folder = existing_folder(path)
+    absolute = path.absolute()
+    folder = next(place for place in (absolute, *absolute.parents) if place.is_dir())
     chunk = os.urandom(CHUNK_BYTES)
     free_bytes = shutil.disk_usage(folder).free
     written = 0
@@ -53,10 +48,6 @@ def measure_disk(path: Path, most_bytes: int = 2**27, most_seconds: float = 2.0)
             os.fsync(file.fileno())
         seconds = time.perf_counter() - started
     return Disk(folder, free_bytes, written / seconds)
-
-
-def matmul_width(machine: Machine) -> int:  # for benchmarks/ alone, until it asks machine.backends itself
-    return machine.backend.matmul_width
 
 
 # ---------------------------------------------------------------- products of matrices

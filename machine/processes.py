@@ -148,9 +148,13 @@ class Processes:
 
     def watch(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
               step_seconds: float) -> None:
-        """Starts the watchdog, where there is somebody to wait for."""
+        """Starts the watchdog, where there is somebody to wait for.
+
+        beat() changes while there is progress; is_busy() says that something is under way that may take long.
+        """
         if self.world_size > 1:
-            Watchdog(signals, beat, is_busy, STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds)
+            patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
+            threading.Thread(target=_watch, args=(signals, beat, is_busy, patience), daemon=True).start()
 
     def _broadcast(self, message: bytes) -> bytes:
         """The message of the first process."""
@@ -224,26 +228,18 @@ def is_of_lost_process(error: RuntimeError) -> bool:
     return any(word in str(error) for word in ("gloo", "Connection closed by peer", "Connection reset by peer"))
 
 
-class Watchdog:
-    """Ends this process when it was asked to stop but has to wait for another one that is gone.
+def _watch(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float) -> None:
+    """Ends this process when it was asked to stop but has to wait, for more than patience seconds, for another one.
 
-    A collective on a GPU does not notice that. beat() changes while there is progress; is_busy() says that something is
-    under way that may take long, such as a save.
+    A collective on a GPU does not notice that the other one is gone.
     """
-
-    def __init__(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float):
-        """patience is in seconds."""
-        self._signals, self._beat, self._is_busy, self._patience = signals, beat, is_busy, patience
-        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
-
-    def _watch(self) -> None:
-        seen, since = self._beat(), time.monotonic()
-        while True:
-            time.sleep(WATCH_SECONDS)
-            now = self._beat()
-            if now != seen or self._is_busy() or self._signals.number is None:
-                seen, since = now, time.monotonic()
-            elif time.monotonic() - since > self._patience:
-                print_line(f"error: stopped by {self._signals.name}, but another process has not answered for "
-                           f"{self._patience:.0f} s. What was saved is safe. Start again with --resume_from auto.")
-                os._exit(128 + self._signals.number)
+    seen, since = beat(), time.monotonic()
+    while True:
+        time.sleep(WATCH_SECONDS)
+        now = beat()
+        if now != seen or is_busy() or signals.number is None:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > patience:
+            print_line(f"error: stopped by {signals.name}, but another process has not answered for {patience:.0f} s. "
+                       "What was saved is safe. Start again with --resume_from auto.")
+            os._exit(128 + signals.number)

@@ -17,11 +17,6 @@ FEWEST_READINGS = 3  # for a mean that says something
 WAITING_SHARE = 0.01
 
 
-def synchronize(machine: Machine) -> None:
-    """Waits until the device has done all it was given."""
-    machine.backend.synchronize()
-
-
 @dataclass(frozen=True)
 class Mark:
     """A point in the device's time, and the seconds that did not count up to it: on a GPU the end of the work so far.
@@ -67,12 +62,12 @@ class TrainingClock:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Stops the clock while inside; on entry it waits until the device has done the training it was given."""
-        synchronize(self._machine)
+        self._machine.backend.synchronize()
         started = time.perf_counter()
         try:
             yield
         finally:
-            synchronize(self._machine)
+            self._machine.backend.synchronize()
             self._paused += time.perf_counter() - started
 
     def mark(self) -> Mark:

@@ -23,7 +23,6 @@ from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
 from machine.processes import Processes
-from machine.timing import synchronize
 from planning.micro_batch import divisors, remember_too_many
 from planning.recipe import Recipe
 from tokens.watch import TokensChanged
@@ -143,7 +142,7 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
             loss = run.parallel.forward(inputs_BT, targets_BT, args.label_smoothing)
         run.scaler.scale(loss).backward()
     compile_optimizer(run.optimizer)
-    synchronize(machine)
+    machine.backend.synchronize()
 
 
 def _fall_back_to_eager(run: Run, error: Exception) -> None:

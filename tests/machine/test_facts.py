@@ -10,10 +10,9 @@ from machine.memory import available_ram, total_ram
 
 
 def test_the_disk_of_a_folder_that_does_not_exist_is_that_of_the_nearest_one_above(tmp_path):
-    assert facts.existing_folder(tmp_path / "a" / "b") == tmp_path
+    assert facts.measure_disk(tmp_path / "a" / "b", most_bytes=1).folder == tmp_path
     (tmp_path / "file").write_text("")
-    assert facts.existing_folder(tmp_path / "file") == tmp_path
-    assert facts.existing_folder(tmp_path) == tmp_path
+    assert facts.measure_disk(tmp_path / "file", most_bytes=1).folder == tmp_path
 
 
 def test_a_disk_is_measured_and_nothing_stays_behind(tmp_path):

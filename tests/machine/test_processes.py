@@ -11,13 +11,14 @@ from machine.processes import ALONE, Processes, is_of_lost_process
 from tests.helpers.commands import ROOT
 
 WATCHED = """
-import sys, time
+import sys, threading, time
 from common.signals import Signals
-from machine.processes import Watchdog
+from machine.processes import _watch
 beats, is_busy = [], sys.argv[1] == "busy"
 with Signals() as signals:
     signals.promise(lambda: "stopping", lambda: ("", ""))
-    Watchdog(signals, lambda: len(beats), lambda: is_busy, patience=0.5)
+    watched = (signals, lambda: len(beats), lambda: is_busy, 0.5)
+    threading.Thread(target=_watch, args=watched, daemon=True).start()
     print("ready", flush=True)
     for _ in range(40):
         time.sleep(0.1)
