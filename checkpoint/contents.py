@@ -20,7 +20,7 @@ import torch
 from architectures.table import ModelConfig, Network, architecture_of, name_of
 from common.names import CARD, CONFIG, GENERATION, OPTIMIZER, STATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from machine.backends import backend_of
-from ops.shards import all_assembled, assembled
+from ops.shards import full_tensor, full_tensors
 
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a checkpoint's
 # What is published of a model besides its weights: ours, and what folders of others have.
@@ -82,11 +82,11 @@ class Tensors:
     def ask(self) -> None:
         """Takes part in gathering the tensors of which each process has some rows, for the process that keeps them."""
         for tensor in (*self.model.values(), *self.training.values()):
-            assembled(tensor)
+            full_tensor(tensor)
 
     def gathered(self) -> Tensors:
         """The same tensors, whole."""
-        return Tensors(*map(all_assembled, (self.model, self.training)))
+        return Tensors(*map(full_tensors, (self.model, self.training)))
 
     @property
     def num_bytes(self) -> int:

@@ -19,7 +19,7 @@ from common.errors import InvalidCheckpoint
 from common.names import MANIFEST
 from machine.backends import backend_of
 from machine.pinned import HostBuffer
-from ops.shards import assembled
+from ops.shards import full_tensor
 
 
 class Snapshot:
@@ -45,7 +45,7 @@ class Snapshot:
         for part, copied in ((tensors.model, copies.model), (tensors.training, copies.training)):
             for name, tensor in part.items():
                 place = self._buffer.bytes[used:used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                copied[name] = place.copy_(assembled(tensor), non_blocking=backend.runs_ahead)
+                copied[name] = place.copy_(full_tensor(tensor), non_blocking=backend.runs_ahead)
                 used += aligned(tensor.nbytes)
         if backend.runs_ahead:
             backend.synchronize()

@@ -15,7 +15,7 @@ from common.errors import Exit, UserError
 from generation.continuation import DEFAULTS, Continuation, Sampling
 from generation.decoder import Decoder
 from machine.backends import backend_of
-from ops.shards import all_assembled
+from ops.shards import full_tensors
 
 CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
 AnyContinuation = TypeVar("AnyContinuation", bound=Continuation)
@@ -84,7 +84,7 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
     should_stop() ends it after any of them. Raises UserError (exit 6) for logits that are not finite.
     """
     text = Continuation(prompt, max_new_tokens, seed)
-    decoder = Decoder(model.config, all_assembled(model.state_dict()), 1, next(model.parameters()).device)
+    decoder = Decoder(model.config, full_tensors(model.state_dict()), 1, next(model.parameters()).device)
     for _ in decode(decoder, [text], sampling, () if end_of_text_id is None else (end_of_text_id,)):
         if should_stop():
             break

@@ -1,6 +1,6 @@
-"""Tensors of which each process holds some rows (PyTorch's DTensor), and whole ones, by the same functions.
+"""Sharded tensors (PyTorch's DTensor: each process holds some rows) and whole ones, by the same functions.
 
-What only divided tensors need is imported where there are some: it takes half a second.
+What only sharded tensors need is imported where there are some: it takes half a second.
 """
 
 from __future__ import annotations
@@ -15,37 +15,36 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_divided(tensor: torch.Tensor) -> TypeGuard[DTensor]:
-    """True for a tensor of which this process holds some rows."""
+def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """True for a tensor of which this process holds a shard."""
     return hasattr(tensor, "placements")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part that this process holds: of a whole tensor all of it."""
-    return tensor.to_local() if is_divided(tensor) else tensor
+    """This process's shard; of a whole tensor all of it."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def assembled(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, on the same device; of a divided one all its processes must ask at the same time."""
-    return tensor.full_tensor() if is_divided(tensor) else tensor
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, on the same device; a sharded one is all-gathered, so all processes must call."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def let_go(model: torch.nn.Module) -> None:
-    """Divides again what a forward pass gathered, and no backward pass after it: else parameters are other objects."""
-    if isinstance(reshard := getattr(model, "reshard", None), Callable):
-        reshard()
+def reshard(model: torch.nn.Module) -> None:
+    """Shards again what a forward pass gathered without a backward pass: else the parameters are other objects."""
+    if isinstance(again := getattr(model, "reshard", None), Callable):
+        again()
 
 
-def all_assembled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """assembled() of each."""
-    return {name: assembled(tensor) for name, tensor in tensors.items()}
+def full_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """full_tensor() of each."""
+    return {name: full_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the device of the target, and divided as it is; every process has the whole and takes its part.
-    """
+    """A whole tensor on the device of the target and sharded like it; every process has the whole."""
     tensor = tensor.to(target.device)
-    if not is_divided(target) or tensor.shape != target.shape:
+    if not is_sharded(target) or tensor.shape != target.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
@@ -54,7 +53,7 @@ def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copies a whole tensor into the first rows of the target; the rows behind them become zero."""
-    if not is_divided(target):
+    if not is_sharded(target):
         target[:len(tensor)] = tensor.to(target.device, target.dtype)
         target[len(tensor):] = 0.0
         return
@@ -62,9 +61,9 @@ def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
     target.copy_(like(torch.cat([tensor, padding]) if len(padding) else tensor, target))
 
 
-def gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """All rows of a tensor of which this process has those that it has of the other one, in the dtype of rows."""
-    if not is_divided(like):
+def all_gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """All-gathers this process's rows into the full tensor, sharded like the other one, in the dtype of rows."""
+    if not is_sharded(like):
         return rows
     from torch.distributed.tensor import DTensor
 

@@ -15,7 +15,7 @@ import torch
 
 from machine.backends import backend_of
 from ops.orthogonal import orthogonalized
-from ops.shards import gathered, in_shares, like, local
+from ops.shards import all_gathered, in_shares, like, local
 
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
@@ -95,7 +95,7 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
             gradient, momentum = local(gradients[number]) / grad_scale, local(momenta[number])
             averaged = momentum.lerp(gradient, 1 - MOMENTUM)
             direction = gradient.lerp(averaged, MOMENTUM).to(dtype)
-            directions += gathered(direction, weights[number]).split(rows[number])
+            directions += all_gathered(direction, weights[number]).split(rows[number])
             momentum.copy_(torch.where(stays, momentum, averaged))
 
         updates = iter(orthogonalized_all(directions))

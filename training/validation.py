@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.words import printable_text
 from generation.sampling import sample
 from ops.loss import IGNORED
-from ops.shards import let_go
+from ops.shards import reshard
 from tokens.corpus import Share
 from tokens.tokenizer import bytes_per_id, load_tokenizer
 from training.state import Run
@@ -95,7 +95,7 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
                 sums.num_bytes += 0 if byte_lengths_V is None else int(byte_lengths_V[kept].sum())
     finally:
         model.train()
-        let_go(model)
+        reshard(model)
     return sums
 
 
