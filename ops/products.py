@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from ops.linear import gelu, gelu_tanh
 
 Activation: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-FUSED: dict[Activation, tuple[str, str]] = {gelu_tanh: ("gelu", "tanh"), gelu: ("gelu", "none")}  # what oneDNN applies itself
+# What oneDNN applies within the product.
+FUSED: dict[Activation, tuple[str, str]] = {gelu_tanh: ("gelu", "tanh"), gelu: ("gelu", "none")}
 PACKED_ROWS = 4  # fewer rows are filled up to this number: oneDNN's product is faster with 4 rows than with 1, 2 or 3
 INT8_ROWS = 32  # up to this number of rows 8-bit weights are multiplied as they are; with more, they are widened first
 LAYOUT_ROWS = 64  # the number of rows that oneDNN is told to expect when it chooses the layout
