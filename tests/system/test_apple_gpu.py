@@ -17,10 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from architectures.table import ARCHITECTURES, create
-from generation.continuation import Continuation, Sampling
-from generation.decoder import Decoder
-from generation.sampling import decode
-from model import GPT, Options
+from model import Options
 from tests.helpers import apple
 from tests.helpers.training import run_of
 from train import try_step
@@ -94,13 +91,3 @@ def test_every_operation_of_a_training_step_has_a_kernel_and_none_takes_float64(
     assert len(seen.names) > 30
     assert not {name for name in seen.names if not runs_on_mps(name)}
     assert seen.in_float64 == (BY_SCALER if arch == "gpt2" else set())
-
-
-def test_every_operation_of_decoding_has_a_kernel():
-    config = ARCHITECTURES["gpt2"].sized((2, 2, 16), 70, 16)
-    decoder = Decoder(config, GPT.create(config).state_dict(), 2)
-    texts = [Continuation([1, 2, 3], 4, seed) for seed in (1, 2)]
-    with sdpa_kernel(SDPBackend.MATH), Operations() as seen:
-        list(decode(decoder, texts, Sampling(temperature=0), ()))
-    assert not {name for name in seen.names if not runs_on_mps(name)}
-    assert not seen.in_float64
