@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from common.locks import try_lock_if_there_are_any
-from common.words import first_line, several
+from common.names import METRICS
+from common.words import first_line
 from trackers.libraries import LIBRARIES
 from trackers.tracker import RecordedRun
 
@@ -41,28 +42,27 @@ def main(name: str) -> None:
         with contextlib.suppress(OSError):  # the trainer has ended
             print(kind, words, file=trainer, flush=True)
 
-    run, said, num_lost = RecordedRun(**json.loads(sys.stdin.readline())), [], 0
+    def fail(error: Exception) -> None:
+        traceback.print_exc()
+        tell("warn", f"{type(error).__name__}: {first_line(error).rstrip('.')}")
+
+    run, said = RecordedRun(**json.loads(sys.stdin.readline())), []
     listener = threading.Thread(target=lambda: said.extend(sys.stdin), daemon=True)
     listener.start()
     try:
-        take_log(Path(run.folder))
+        folder = take_log(Path(run.folder))
         recorder = LIBRARIES[name](run)
         tell("say", recorder.opening)
-        for row in rows(Path(run.metrics), lambda: not listener.is_alive()):
+        for row in rows(folder.parent / METRICS, lambda: not listener.is_alive()):
             if row["step"] > recorder.recorded:
                 try:
                     recorder.log(row["step"], *fields_of(row))
                 except Exception as error:
-                    traceback.print_exc()
-                    num_lost += 1
-                    tell("warn", f"{type(error).__name__}: {first_line(error).rstrip('.')}")
+                    fail(error)
         recorder.close("done\n" in said)
         tell("say", recorder.closing)
     except Exception as error:
-        traceback.print_exc()
-        tell("warn", f"{type(error).__name__}: {first_line(error).rstrip('.')}")
-    if num_lost:
-        tell("say", f"{name} lacks {several(num_lost, 'record')}")
+        fail(error)
 
 
 def rows(path: Path, has_ended: Callable[[], bool]) -> Iterator[dict[str, Any]]:
@@ -92,8 +92,8 @@ def fields_of(row: dict[str, Any]) -> tuple[dict[str, float], dict[str, str], fl
     return numbers, texts, row.get("time", 0.0)
 
 
-def take_log(folder: Path) -> None:
-    """Sends all that is printed from here on to a file in the folder.
+def take_log(folder: Path) -> Path:
+    """Sends all that is printed from here on to a file in the folder, which it returns.
 
     Only one process at a time has it: that of a killed run may still be busy. Raises TimeoutError.
     """
@@ -106,6 +106,7 @@ def take_log(folder: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("the process of an earlier run still holds its folder")
         time.sleep(0.1)
+    return folder
 
 
 if __name__ == "__main__":

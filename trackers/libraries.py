@@ -67,7 +67,7 @@ def wandb(run: RecordedRun) -> Recorder:
     waiting = [path for path in folder.glob(f"offline-run-*-{run.id}") if not list(path.glob("*.synced"))]
     was_uploaded = len(list(folder.glob(f"*run-*-{run.id}"))) > len(waiting)
     library: Any = importlib.import_module("wandb")
-    settings = library.Settings(console="off", disable_code=True, x_stats_pid=run.process)
+    settings = library.Settings(console="off", disable_code=True, x_stats_pid=os.getppid())
     name, project = os.environ.get("WANDB_NAME", run.name), os.environ.get("WANDB_PROJECT", PROJECT)
     started = library.init(project=project, name=name, config=run.config, resume="allow", id=run.id,
                            dir=str(folder.parent), settings=settings)

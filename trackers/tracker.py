@@ -22,8 +22,8 @@ from common.words import printable
 class RecordedRun:
     """A run as its trackers see it.
 
-    id is the same for all starts of one run; step is the last one that it has done, 0 at its beginning. folder is the
-    tracker's own, shown is what the user would type for it. metrics is the path of metrics.jsonl, process the trainer.
+    id is the same for all starts of one run; step is the last one that it has done, 0 at its beginning. folder, beside
+    metrics.jsonl, is the tracker's own; shown is what the user would type for it.
     """
 
     id: str
@@ -32,8 +32,6 @@ class RecordedRun:
     config: dict[str, Any]
     folder: str
     shown: str
-    metrics: str
-    process: int
 
 
 class Tracker:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import operator
-import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -105,7 +104,7 @@ class Trackers:
             folder, number = Path.cwd() / output_dir, run_id(output_dir, bool(state.step or flags.resume_from))
             for name in names:
                 run = RecordedRun(number, folder.resolve().name, state.step, settings or {}, str(folder / name),
-                                  f"{flags.output_dir}/{name}", str(folder / METRICS), os.getpid())
+                                  f"{flags.output_dir}/{name}")
                 self._trackers.append(Tracker(name, run, out.say, lambda message: out.note(f"warning: {message}")))
 
     def log(self, step: int, **fields: Any) -> None:
