@@ -25,7 +25,7 @@ import train
 from checkpoint.find import steps_in
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
-from model import GPT, SIZES
+from model import GPT
 from planning.pace import WARM_STEPS
 from tests.helpers.forks import Forks, Raised
 from tests.helpers.training import (
@@ -120,30 +120,6 @@ def test_fp16_scales_the_loss_and_halves_the_scale_when_it_overflows(name):
     expected, expected_norm = step_with(run_of(small_model()), [small_batch(4)])
     assert loss.item() == pytest.approx(expected.item(), rel=1e-2)
     assert norm.item() == pytest.approx(expected_norm.item(), rel=2e-2)  # unscaled before it is measured and clipped
-
-
-def test_model_sizes_of_the_flag_are_those_of_the_model():
-    done = subprocess.run([sys.executable, ROOT / "train.py", "--help"], capture_output=True, text=True, check=True)
-    assert "|".join(SIZES) in done.stdout
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    ("--lerning_rate 1", "Did you mean --learning_rate?"), ("--batch 4", "Did you mean --batch_size?"),
-    ("--learning_rate nan", "--learning_rate 'nan'"), ("--learning_rate 1e999", "--learning_rate '1e999'"),
-    ("--epochs 0", "--epochs '0'"), ("--batch_size -3", "--batch_size '-3'"), ("--dropout 1", "below 1"),
-    ("--epochs two", "a whole number of at least 1"), ("--model_size huge", "one of tiny"),
-    ("--batch_size most", "auto or a whole number"), ("--learning_rate", "--learning_rate: expected one argument")])
-def test_wrong_flags_are_answered_with_the_cure(flags, message):
-    with pytest.raises(UserError) as caught:
-        train.read_flags(flags.split())
-    assert caught.value.code == Exit.FLAGS
-    assert message in str(caught.value)
-
-
-def test_all_problems_of_the_flags_are_reported_together():
-    with pytest.raises(UserError) as caught:
-        train.read_flags(["--epochs", "0", "--dropout", "2", "--sed", "1"])
-    assert all(name in str(caught.value) for name in ("--epochs", "--dropout", "--sed"))
 
 
 def test_help_and_wrong_flags_answer_before_torch_is_imported():
@@ -321,12 +297,6 @@ def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, mo
     assert "validation at" not in text
 
 
-def test_ram_and_mmap_train_alike(run):
-    for where in ("ram", "mmap"):
-        run("--max_steps", "5", "--preload", where, out=where)
-    assert metrics_of(run.folder / "ram") == metrics_of(run.folder / "mmap")
-
-
 def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> None:
     """Compares a run with one that is killed, uncatchably, at the start of its 8th, 24th and 47th step."""
     common = ["train.py", "--no-use_gpu", "--data_dir", str(corpus), *TINY, "--epochs", "9", "--max_steps", "60",
@@ -349,13 +319,6 @@ def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> N
                                    "--gradient_accumulation_steps 3 --use_amp"])
 def test_a_run_killed_three_times_equals_one_that_was_not(forks, corpus, tmp_path, flags):
     three_kills(forks, corpus, tmp_path, flags.split())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preload", ["ram", "mmap"])
-def test_a_mixture_killed_three_times_equals_one_that_was_not(forks, make_corpus, tmp_path, preload):
-    prose, code = (make_corpus(tmp_path / name, seed, 300 * seed) for seed, name in ((3, "prose"), (1, "code")))
-    three_kills(forks, prose, tmp_path, ["--data_dir", f"{prose}:0.7", f"{code}:0.3", "--preload", preload])
 
 
 @pytest.mark.slow
@@ -408,14 +371,6 @@ def test_a_run_that_never_began_leaves_no_folder(run):
     code, _ = run("--metadata_file", "nowhere.json")
     assert code.code == Exit.DATA
     assert not (run.folder / "out").exists()
-
-
-def test_a_gpu_that_is_asked_for_and_missing_ends_with_exit_5(run):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    code, _ = run("--use_gpu")
-    assert code.code == Exit.MACHINE
-    assert "CPU build" in str(code) or "driver" in str(code)
 
 
 def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):

@@ -147,15 +147,6 @@ def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
 
 
 @pytest.mark.slow
-def test_an_earlier_checkpoint_of_a_cooled_run_is_resumed_without_the_cooldown(run, plateau):
-    assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
-    code, text = run("--resume_from", str(plateau / "checkpoint-15"), out="other")
-    assert code == 0
-    assert "without the cooldown" in text
-    assert same_tensors(plateau / "checkpoint-20", run.folder / "other/checkpoint-20")
-
-
-@pytest.mark.slow
 def test_a_cooldown_has_minutes_of_its_own(run, plateau):
     code, _ = run("--cooldown_from", str(plateau), "--cooldown_steps", "100000", "--max_minutes", "0.02")
     assert code == 0

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import math
-import os
 import re
-import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +14,12 @@ import torch.nn.functional as F
 
 import data
 import train
-from common.errors import Exit, UserError
 from machine.processes import Processes
 from model import GPTConfig
 from ops.loss import IGNORED
-from tests.helpers.training import recipe, same_tensors, small_batch, small_model
+from tests.helpers.training import recipe, small_batch, small_model
 from tokens.layouts import Part
 from tokens.stream import TokenStream
-from training.parts import Parts
 from training.starting import forget_best_on_other_tokens
 from training.state import TrainState
 from training.validation import LossSums, sum_losses
@@ -151,31 +147,3 @@ def test_a_resumed_dry_run_tells_what_is_left_and_writes_nothing(run):
     assert re.search(r"^epochs: 0\.\d+ left of 0\.\d+$", text, re.MULTILINE)
     assert before == {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*")}
     assert run("--max_steps", "9", "--dry_run", out="new")[1].count("left of") == 0
-
-
-def test_tokens_that_change_while_training_reads_them_end_the_run_with_its_last_step_saved(run, corpus, tmp_path):
-    shutil.copytree(corpus, tmp_path / "copy")
-    path = tmp_path / "copy/train.bin"
-    whole, status = path.read_bytes(), path.stat()
-
-    class Changing(data.Batches):
-        def get(self, samples_seen: int, micro: int) -> data.Batch:
-            if (samples_seen, micro) == (24, 1):  # in the middle of step 4, after the dropout of its first half
-                os.truncate(path, 16)
-                self._windows._tokens._watch._look_at = 0.0  # type: ignore[attr-defined]  # time passes
-            return super().get(samples_seen, micro)
-
-    flags = ["--data_dir", str(tmp_path / "copy"), "--preload", "mmap", "--dropout", "0.1", "--max_steps", "6",
-             "--gradient_accumulation_steps", "2", "--log_interval", "1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.main, "__defaults__", (Parts(batches=Changing),))
-        code, _ = run(*flags)
-    assert isinstance(code, UserError)
-    assert code.code == Exit.DATA
-    assert re.search(r"train.bin was cut from \d,\d+ to 16 bytes while it was read.* Step 3 is saved", str(code))
-
-    path.write_bytes(whole)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert run(*flags, "--resume_from", "auto")[0] == 0
-    assert run(*flags, out="whole")[0] == 0
-    assert same_tensors(run.folder / "out/checkpoint-6", run.folder / "whole/checkpoint-6")
