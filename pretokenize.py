@@ -45,17 +45,20 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                                  "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
     text.flag("--corpus", flags.one_of(*CORPORA), None,
               "a corpus of the hub by a short name; its size and license are said before it is downloaded", "none")
-    text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB")
+    text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB",
+                against="corpus")
     text.flag("--text_field", flags.text("NAME"), "text",
               "field of a JSON line, or column of a table, that holds the document",
-              called="text_key json_key json_keys text_column")
+              called="text_key json_key json_keys text_column", against="corpus")
     text.flag("--document_separator", flags.escaped(), None,
               r"text that stands between the documents of a text file; \n is a newline, \t a tab, \\ a backslash",
               "each file is one document", called="separator delimiter doc_separator")
     text.flag("--encoding", flags.encoding(), None,
-              "encoding of all the text, such as cp1251, shift_jis or utf-16; it is decoded strictly", "utf-8")
+              "encoding of all the text, such as cp1251, shift_jis or utf-16; it is decoded strictly", "utf-8",
+              against="demo")
     text.switch("--strict_utf8", False,
-                "stop at bytes that are not UTF-8, naming their offset and line, instead of replacing them")
+                "stop at bytes that are not UTF-8, naming their offset and line, instead of replacing them",
+                against="encoding")
     text.flag("--min_document_chars", flags.whole(0), 0,
               "leave out documents with fewer characters; blank ones are always left out")
     text.switch("--dedup", False, "keep only the first of equal documents")
@@ -67,11 +70,13 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     tokenizer = parser.group("the tokenizer, a byte-level BPE")
     tokenizer.flag("--vocab_size", flags.auto_or(flags.whole(257)), "auto",
                    "number of ids; auto: 32,000 from 100 MB of training text on, fewer for less",
-                   called="vocab n_vocab")
+                   called="vocab n_vocab", against="tokenizer_file")
     tokenizer.flag("--min_frequency", flags.whole(1), MIN_FREQUENCY,
-                   "a pair of tokens is merged only if it occurs at least this often")
+                   "a pair of tokens is merged only if it occurs at least this often",
+                   against="tokenizer_file")
     tokenizer.flag("--train_sample_bytes", flags.whole(1, 10**9, "BYTES"), TRAIN_SAMPLE_BYTES,
-                   "train the tokenizer on at most this much text, spread evenly; 200 MB take 1.5 GB of memory")
+                   "train the tokenizer on at most this much text, spread evenly; 200 MB take 1.5 GB of memory",
+                   against="tokenizer_file")
     tokenizer.flag("--tokenizer_file", flags.text(), None,
                    "use this tokenizer.json, or GPT-2's encoder.json with vocab.bpe beside it, or that of a model, "
                    "hf://OWNER/NAME", "train a new tokenizer",
@@ -104,29 +109,12 @@ def find_conflicts(args: Namespace) -> list[str]:
         problems.append("--verify: takes no FILE, --corpus or --demo beside it")
     elif args.verify is None and args.peek is None and not has_text:
         problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
-    elif args.demo and (args.files or args.corpus):
-        problems.append(f"--demo: takes no {'FILE' if args.files else '--corpus'} beside it")
-    elif args.corpus and args.files:
-        problems.append("--corpus: takes no FILE beside it")
-    if args.corpus and "text_field" in args.config.given:
-        problems.append(f"--text_field: impossible with --corpus, whose field is {CORPORA[args.corpus].text_field}")
+    elif args.files and (args.demo or args.corpus):
+        problems.append(f"{'--demo' if args.demo else '--corpus'}: takes no FILE beside it")
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
-    if args.encoding is not None and args.strict_utf8:
-        problems.append("--strict_utf8: impossible with --encoding, which is strict itself")
-    if args.encoding is not None and args.demo:
-        problems.append("--encoding: has no effect with --demo, whose text is UTF-8")
     if "" in args.files:
         problems.append("FILE '': must be text that is not empty")
-
-    if args.tokenizer_file is not None:
-        are_given = {
-            "--vocab_size": args.vocab_size != "auto",
-            "--min_frequency": args.min_frequency != MIN_FREQUENCY,
-            "--train_sample_bytes": args.train_sample_bytes != TRAIN_SAMPLE_BYTES,
-        }
-        problems += [f"{flag}: impossible with --tokenizer_file, whose vocabulary is fixed"
-                     for flag, is_given in are_given.items() if is_given]
     return problems
 
 

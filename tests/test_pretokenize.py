@@ -515,7 +515,7 @@ def test_what_is_no_text_is_refused_by_name_and_leaves_nothing(name, content, re
         (["a.txt", "--val_fraction", "1"], ["below 1"]),
         (
             ["a.txt", "--tokenizer_file", "t.json", "--vocab_size", "300", "--min_frequency", "3"],
-            ["--vocab_size: impossible", "--min_frequency: impossible"],
+            ["--vocab_size: not with --tokenizer_file", "--min_frequency: not with"],
         ),
         (["a.txt", "--verify", "data"], ["takes no FILE"]),
     ],

@@ -395,7 +395,7 @@ PRETOKENIZE_FLAGS = [
     ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
     ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: is a model"),
     ("an empty name", "''", "FILE '': must be text"),
-    ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: impossible with"),
+    ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: not with"),
     ("an encoding that is none", "text.txt --encoding klingon",
      "--encoding 'klingon': must be an encoding that Python knows, such as cp1251"),
     ("six wrong flags", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers 0 --peek 0 --engine 9",
