@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures.gpt2 import to_hf_tensors
 from checkpoint import folder as folders
 from checkpoint import save as room
 from checkpoint import tensors as tensors_room
@@ -25,7 +24,7 @@ from tests.helpers.checkpoints import flip, names_in
 def test_the_bytes_are_those_that_safetensors_writes(make_checkpoint, tmp_path):
     path, model, optimizer = make_checkpoint(tmp_path)
     tensors = Tensors.of(model, optimizer)
-    for name, part in (("model", to_hf_tensors(model.config, tensors.model)),
+    for name, part in (("model", tensor_files(model.config, tensors)["model.safetensors"]),
                        ("optimizer", load_file(path / "optimizer.safetensors"))):
         save_file({name: tensor.contiguous() for name, tensor in part.items()}, tmp_path / "theirs", {"format": "pt"})
         assert (path / f"{name}.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
