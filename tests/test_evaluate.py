@@ -55,13 +55,6 @@ def test_bad_flags_end_the_command_with_2(flags):
     assert caught.value.code == Exit.FLAGS
 
 
-def test_a_stride_beyond_the_window_is_refused(call, tmp_path):
-    (tmp_path / "a.txt").write_text("the cat")
-    with pytest.raises(UserError, match="--stride 17: more than the model's window") as caught:
-        call("--text", tmp_path / "a.txt", "--stride", "17")
-    assert caught.value.code == Exit.FLAGS
-
-
 @pytest.mark.parametrize("flag", ["--text", "--tokens"])
 def test_a_missing_file_ends_the_command_with_3(call, tmp_path, flag):
     with pytest.raises(UserError, match=r"No such file|is missing") as caught:
@@ -106,12 +99,6 @@ def test_pruning_zeroes_the_smallest_weights_of_each_matrix(call, make_model, wr
     pruned = write_folder(tmp_path / "pruned", model)
     [before], [after] = (call("--text", tmp_path / "a.txt", ckpt=folder) for folder in (path, pruned))
     assert before["nats_per_token"] != after["nats_per_token"]
-
-
-def test_the_batch_size_changes_no_figure(call, texts, tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": content}) + "\n" for content in texts))
-    first, second = (call("--text", tmp_path / "a.jsonl", "--batch_size", size)[0] for size in ("1", "7"))
-    assert second["nats_per_token"] == pytest.approx(first["nats_per_token"], rel=1e-6)
 
 
 def test_a_tokenizer_without_an_end_of_text_is_a_warning(call, make_model, write_folder, tokenizer, tmp_path, capsys):

@@ -161,14 +161,6 @@ def test_a_step_that_cannot_be_compiled_is_said_and_runs_eagerly(call, monkeypat
     assert "warning: --compile: failed, running eagerly: no kernel\n" in call("--compile")[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--quantize", "int8"]], ids=str)
-def test_compiled_the_command_writes_a_text(call, flags):
-    out, err = call("--compile", "--prompt", "the cat", *flags)
-    assert out.startswith("the cat")
-    assert re.fullmatch(TIMING, err)
-
-
 # ---------------------------------------------------------------- on a GPU
 
 

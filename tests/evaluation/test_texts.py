@@ -7,11 +7,10 @@ import math
 import pytest
 
 from common.errors import UserError
-from common.signals import Stopped
 from evaluation import texts
 from evaluation.scoring import TextEncoder
 from evaluation.texts import measure_texts
-from pretokenization.blocks import Limits, Reading
+from pretokenization.blocks import Reading
 from tests.helpers.scoring import T, log_probabilities
 from tests.helpers.texts import in_language
 from tokens.tokenizer import END_OF_TEXT
@@ -63,13 +62,6 @@ def test_documents_count_alike_in_whatever_form_they_come(measure, texts, tmp_pa
         assert found["bits_per_byte"] == pytest.approx(whole["bits_per_byte"], rel=1e-6)
 
 
-def test_a_document_longer_than_a_part_has_the_ids_of_the_whole(measure, tokenizer, tmp_path, texts):
-    content = " ".join(texts)
-    (tmp_path / "a.txt").write_bytes(content.encode())
-    found, = measure(tmp_path / "a.txt", limits=Limits(block_bytes=64, part_bytes=64, window_bytes=16))
-    assert (found["documents"], found["tokens"]) == (1, len(tokenizer.encode(content).ids))
-
-
 def test_without_an_end_of_text_id_the_first_token_is_context_alone(scorer, tokenizer, tmp_path):
     fields = json.loads(tokenizer.to_str())
     fields["added_tokens"] = []
@@ -119,20 +111,3 @@ def test_files_without_a_token_are_refused(measure, tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(UserError, match="no token to score"):
         measure(tmp_path / "a.txt")
-
-
-def test_a_signal_ends_it_between_two_parts_of_a_long_document(scorer, encoder, monkeypatch, tmp_path):
-    """Encoding one document can take minutes; the reading's parts are a hundred bytes here."""
-    (tmp_path / "long.txt").write_text("the cat sat on the mat " * 100)
-    looks = []
-
-    def look() -> None:
-        looks.append(True)
-        if len(looks) == 3:
-            raise Stopped
-
-    monkeypatch.setattr(scorer.signals, "look", look)
-    reading = Reading(limits=Limits(part_bytes=100))
-    with pytest.raises(Stopped):
-        list(measure_texts(scorer, encoder, [str(tmp_path / "long.txt")], T // 2, reading))
-    assert len(looks) == 3

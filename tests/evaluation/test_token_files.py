@@ -1,7 +1,6 @@
 """evaluation/token_files.py: the figures of token files are those of the text that they were made from."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -106,15 +105,3 @@ def test_tokens_of_another_vocabulary_are_refused(measure, make_corpus, tmp_path
     with pytest.raises(UserError, match=why) as caught:
         measure(tmp_path / "corpus")
     assert caught.value.code == Exit.DATA
-
-
-def test_tokens_without_their_tokenizer_are_measured_with_a_warning(measure, corpus_folder, tmp_path, capsys):
-    shutil.copy(corpus_folder / "val.bin", tmp_path / "alone.bin")
-    measure(tmp_path / "alone.bin")
-    assert "alone.bin: no tokenizer.json lies beside it" in capsys.readouterr().err
-
-
-def test_only_ends_of_texts_are_nothing_to_score(measure, tmp_path):
-    write_raw(tmp_path / "a.bin", np.zeros(9))
-    with pytest.raises(UserError, match="no token to score, only ends of texts"):
-        measure(tmp_path / "a.bin")

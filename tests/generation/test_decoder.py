@@ -16,30 +16,13 @@ from tests.helpers.decoding import EXACT_KINDS, KINDS, decoder_of, largest_diffe
 
 
 @pytest.mark.parametrize(("dtype", "kind"), KINDS)
-@pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "activation": "gelu"}, {"bias": False}])
-def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_model, dtype, kind, changes):
-    skip_unless_possible(dtype, kind)
-    model = make_model(vocab_size=300, **changes)
-    ids = torch.randint(0, 300, (3, 16))
-    with torch.no_grad():
-        whole = model(ids)
-    decoder = decoder_of(model, 3, dtype, kind)
-    for row, length in enumerate((0, 5, 8)):
-        decoder.fill(row, ids[row, :length].tolist())
-    for step in range(8):
-        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 8))])
-        expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 8))])
-        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
-
-
-@pytest.mark.parametrize(("dtype", "kind"), KINDS)
 @pytest.mark.parametrize(("arch", "changes"), [
-    ("qwen3", {}), ("llama", {"tie_weights": False, "n_kv_head": 6, "rope_scaling": RotaryScaling(4.0, 1.0, 4.0, 32)})],
-    ids=["qwen3", "llama"])
-def test_rotated_queries_find_the_keys_that_their_heads_share(make_any, arch, changes, dtype, kind):
+    ("gpt2", {}), ("gpt2", {"tie_weights": False, "activation": "gelu"}), ("gpt2", {"bias": False}), ("qwen3", {}),
+    ("llama", {"tie_weights": False, "n_kv_head": 6, "rope_scaling": RotaryScaling(4.0, 1.0, 4.0, 32)})], ids=str)
+def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_any, arch, changes, dtype, kind):
     skip_unless_possible(dtype, kind)
-    model = make_any(arch, **changes)
-    ids = torch.randint(0, 400, (2, 32))
+    model = make_any(arch, **{"seq_length": 32, **changes})
+    ids = torch.randint(0, model.config.vocab_size, (2, 32))
     with torch.no_grad():
         whole = model(ids)
     decoder = decoder_of(model, 2, dtype, kind)
@@ -96,13 +79,6 @@ def test_a_row_that_is_moved_goes_on_as_before(make_model):
     decoder.fill(2, [5, 6, 7])
     decoder.move(2, 0)
     torch.testing.assert_close(decoder.step([8])[0], expected)
-
-
-def test_a_row_beyond_its_window_is_a_bug_of_the_caller(make_model):
-    decoder = decoder_of(make_model(seq_length=4), 1)
-    decoder.fill(0, [1, 2, 3, 4])
-    with pytest.raises(AssertionError, match="more tokens than positions"):
-        decoder.step([1])
 
 
 @pytest.mark.slow
