@@ -59,13 +59,6 @@ def test_a_file_gives_flags_and_the_command_line_wins(toml):
     assert args.config.given == {"batch_size", "learning_rate", "bias", "mode"}
 
 
-def test_every_switch_of_a_file_can_be_turned_off_on_the_command_line(toml):
-    toml("overwrite = true\ncompile = true\n")
-    assert read("--config", "my.toml").overwrite is True
-    args = read("--config", "my.toml", "--no-overwrite", "--no-compile")
-    assert (args.overwrite, args.compile) == (False, False)
-
-
 def test_all_that_is_wrong_in_a_file_is_said_with_its_line(toml):
     toml('learning_rat = 1e-3\n\nn_layer = 2.5\n"min-lr" = 0\ndata_dir = 5\n')
     assert problems("--config", "my.toml") == [

@@ -3,7 +3,6 @@
 import errno
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -72,16 +71,6 @@ def test_a_device_takes_the_bytes_and_stays_one(device):
         file.write(b"x")
     assert caught.value.code == Exit.MACHINE
     assert stat.S_ISCHR(null.stat().st_mode)
-
-
-def test_a_pipe_takes_the_bytes(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    read = []
-    reader = threading.Thread(daemon=True, target=lambda: read.append((tmp_path / "pipe").read_bytes()))
-    reader.start()
-    Output("--json", str(tmp_path / "pipe")).write(b"x" * 200_000)
-    reader.join()
-    assert read == [b"x" * 200_000]
 
 
 STDOUT = """

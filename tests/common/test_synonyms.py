@@ -94,11 +94,3 @@ def test_the_words_of_others_are_answered_with_ours(words, meant):
     message = said("train", *words.split())
     assert meant in message
     assert "See --help" not in message
-
-
-@pytest.mark.parametrize(("command", "words", "meant"), [
-    ("generate", "--start=hi", "--prompt"), ("generate", "hello", "--prompt"),
-    ("pretokenize", "--input x.txt", "python pretokenize.py FILE"), ("evaluate", "x.txt", "--text"),
-    ("export", "--output o --dtype float16", "Did you mean f16?"), ("plot", "--out x.png", "--output")])
-def test_so_are_those_that_other_commands_get(command, words, meant):
-    assert meant in said(command, *words.split())

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import Exit, UserError
 from common.progress import Progress
-from common.transcript import Transcript, heading
+from common.transcript import Transcript
 from tests.helpers.terminals import terminal
 
 
@@ -26,18 +26,6 @@ def test_it_has_what_was_printed_before_and_after_it_begins_on_both_streams(tmp_
     captured = capsys.readouterr()
     assert captured.out == "the plan\nhalf a line, and its end\nafter it\n"
     assert captured.err == "warning: slow\n"
-
-
-def test_a_run_that_goes_on_adds_to_it_and_a_new_one_begins_again(tmp_path):
-    path = tmp_path / "log.txt"
-    for words, appends in (("one", False), ("two", True)):
-        with Transcript() as transcript:
-            transcript.begin(path, f"==== {words}", appends)
-    assert path.read_text() == "==== one\n==== two\n"
-    with Transcript() as transcript:
-        transcript.begin(path, "==== three", appends=False)
-    assert path.read_text() == "==== three\n"
-    assert "resumed after step 1,200: python train.py" in heading("python train.py", 1200)
 
 
 def test_a_bar_leaves_its_lines_and_none_of_its_redraws(tmp_path, monkeypatch):

@@ -88,13 +88,6 @@ def test_one_flag_continues_a_run_bit_for_bit(stopped, flags, capsys):
     assert "\n    python train.py --data_dir " in cards[0]
 
 
-def test_a_checkpoint_that_was_copied_away_is_enough(stopped):
-    stopped(ALL)
-    shutil.copytree(f"parts/checkpoint-{STOP}", f"copy/checkpoint-{STOP}")
-    assert train.main(["--resume_from", f"copy/checkpoint-{STOP}", "--output_dir", "other"]) == 0
-    assert same_tensors(Path("whole/checkpoint-20"), Path("other/checkpoint-20"))
-
-
 def test_what_the_command_line_changes_is_said_in_one_line(stopped, capsys):
     stopped(FEW)
     rate = read_toml(Path("parts/config.toml")).decided["learning_rate"]
