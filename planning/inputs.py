@@ -1,6 +1,6 @@
 """What a run begins with: the terminal, the machine, the tokens, the model's shape, the checkpoint to resume from.
 
-All of it is checked before anything is decided, and all problems that do not depend on each other are told together.
+All of it is checked before anything is decided; problems that do not depend on each other are reported together.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _check(args: Flags, at: Session) -> Inputs:
 
 
 def _named(inputs: Inputs) -> tuple[str, dict[str, Any], str] | None:
-    """What the others are told of the checkpoint to resume from: folder, state, manifest's sha256."""
+    """What the other processes get of the checkpoint to resume from: folder, state, manifest's sha256."""
     if not inputs.resumed:
         return None
     folder, state = inputs.resumed

@@ -92,7 +92,7 @@ def before_decay(resume_from: str | None, horizon: FlagsOfGroup, found: Found, o
                 state = verify(path, to_train=True)
                 out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before "
                         "it")
-                if horizon.max_minutes:  # the horizon of these minutes is planned anew
+                if horizon.max_minutes:  # their horizon is planned again
                     state = {**state, "settings": {**state["settings"], "total_steps": state["step"]}}
                 return path, state
     if rate <= schedule.learning_rate / 2:

@@ -24,21 +24,21 @@ class Decisions:
     def agree(self, what: str, here: bool) -> bool:
         """True in all processes if one of them said so, DELAY asks ago.
 
-        The answers travel between the hosts while the devices compute. A wish lasts until it is heard.
+        The votes travel between the hosts while the devices compute. Who votes yes does so until it is decided.
         """
         self.num_asked += 1
         if self._processes.world_size == 1 or what in self._decided:
             return here or what in self._decided
-        wish, sent = torch.tensor(float(here)), self._sent[what]
-        work = dist.all_reduce(wish, async_op=True)
+        vote, sent = torch.tensor(float(here)), self._sent[what]
+        work = dist.all_reduce(vote, async_op=True)
         assert work
-        sent.append((wish, work))
+        sent.append((vote, work))
         if len(sent) <= DELAY:
             return False
-        wish, work = sent.popleft()
+        vote, work = sent.popleft()
         work.wait()
-        if decided := wish.item() > 0:
-            sent.clear()  # those asked since then have the same wish, which is fulfilled now
+        if decided := vote.item() > 0:
+            sent.clear()  # those asked since then are the same vote, which is decided now
         return decided
 
     def agree_now(self, what: str, here: bool) -> bool:

@@ -116,7 +116,7 @@ class FullySharded(_Shared):
     """Several processes, each with some rows of every weight, gradient and moment (Zhao et al. 2023, PyTorch FSDP).
 
     A block's weights are gathered when it is computed. Each of the groups, such as machines, has all rows. No process
-    ever holds the whole model: it is built on the meta device, and divided before it gets its weights.
+    ever holds the whole model: it is built on the meta device, and sharded before it gets its weights.
     """
 
     def __init__(self, model: Network, processes: Processes, machine: Machine, std: float, groups: int = 1):
@@ -144,20 +144,20 @@ class FullySharded(_Shared):
         return contextlib.nullcontext()
 
 
-def build(config: ModelConfig, options: Options, way: str, processes: Processes, machine: Machine,
+def build(config: ModelConfig, options: Options, strategy: str, processes: Processes, machine: Machine,
           std: float, in_graphs: bool = False) -> tuple[Network, Alone]:
     """The model with its initial weights, the same for any number of processes, and how they train it.
 
-    way is 'ddp', 'fsdp' or 'hsdp', where there are several. std is the deviation of initial matrices. in_graphs: the
-    passes of one are compiled to CUDA graphs.
+    strategy is 'ddp', 'fsdp' or 'hsdp', where there are several. std is the deviation of initial matrices. in_graphs:
+    the passes of one are compiled to CUDA graphs.
     """
-    if processes.world_size == 1 or way == "ddp":
+    if processes.world_size == 1 or strategy == "ddp":
         model = create(config, machine.device, options, std).train()
         alone = InGraphs if in_graphs else Alone
         return model, alone(model) if processes.world_size == 1 else DataParallel(model, processes)
     with torch.device("meta"):
         model = architecture_of(config).build(config, options).train()
-    return model, FullySharded(model, processes, machine, std, processes.num_machines if way == "hsdp" else 1)
+    return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
 
 
 def sequences_at_a_time(samples_per_step: int, batch_size: int, processes: Processes) -> int:

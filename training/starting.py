@@ -116,7 +116,7 @@ def resume(run: Run, settings: Settings) -> None:
 
 
 def forget_best_on_other_tokens(run: Run) -> None:
-    """Starts the search for the best validation loss anew, and says so, if the resumed run measures other tokens."""
+    """Forgets the best validation loss, and says so, if the resumed run measures other tokens."""
     setup, state, corpus, recipe = run.setup, run.state, run.setup.corpus, run.setup.recipe
     if corpus.val is None or state.best_val_loss is None:
         return

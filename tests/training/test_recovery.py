@@ -7,7 +7,7 @@ import torch
 
 import train
 from common.errors import Exit
-from machine import device
+from machine.backends import Backend
 from model import GPT
 from planning.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
 from tests.helpers.training import (
@@ -25,7 +25,7 @@ def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(device, "why_no_compile", lambda _: None)
+    monkeypatch.setattr(Backend, "why_no_compile", lambda _: None)
     monkeypatch.setattr(GPT, "compile", broken)
     code, text = run("--max_steps", "2", "--compile")
     assert code == 0
