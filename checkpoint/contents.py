@@ -29,7 +29,6 @@ PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, "vocab.json", "mer
 
 WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # the cure in messages
 
-NOTHING_ON_HUB: Mapping[str, Sequence[str | None]] = {}
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 MOST_NEW_TOKENS = 256  # as transformers' own default; half of T where that is less, so that a prompt has room
@@ -60,7 +59,7 @@ class Tensors:
     """The tensors of a checkpoint, by name.
 
     model is the network's state dict. training holds the optimizer's state, 'exp_avg.transformer.wte.weight' for
-    example, and the states of the random-number generators, 'rng.cpu' and on a GPU 'rng.cuda' or 'rng.mps'.
+    example, and the states of the random-number generators, 'rng.cpu' and that of the GPU by its kind.
     """
 
     model: dict[str, torch.Tensor]
@@ -130,18 +129,13 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     files = {
         CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
         GENERATION: _json(generation),
-        STATE: state_text({**about, **state}),
+        STATE: _json({**about, **state}),
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
         files[TOKENIZER_CONFIG] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
     files[CARD] = card
     return files
-
-
-def state_text(state: Mapping[str, Any]) -> str:
-    """trainer_state.json, from all its fields."""
-    return _json(state)
 
 
 def manifest_text(files: Mapping[str, Mapping[str, Any]]) -> str:
@@ -170,42 +164,27 @@ def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_lengt
 
 
 def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
-               command: str = "", on_hub: Mapping[str, Sequence[str | None]] = NOTHING_ON_HUB) -> str:
+               command: str = "", on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
     """README.md: the model's shape, facts about its training, its validation curve, and how to open it.
 
     A point of the curve is (step, loss in nats, bits per byte or None). on_hub names the repositories of the hub that
     the model was made of, by the field in which the hub looks for them.
     """
-    return (
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
-        + _repositories(on_hub)
-        + "---\n\n"
-        f"# {architecture_of(config).NAME}, {config.num_parameters:,} parameters\n\n"
-        f"- layers {config.n_layer}, heads {config.n_head}{_shared_heads(config)}, width {config.n_embd}, context "
-        f"{config.seq_length}, "
-        f"vocabulary {config.vocab_size:,}\n"
-        + "".join(f"- {name}: {value}\n" for name, value in facts.items())
-        + _curve_table(curve)
-        + (f"\n    {command}\n" if command else "")
-        + "\n    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")\n"
-        "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")\n"
-    )
-
-
-def _repositories(on_hub: Mapping[str, Sequence[str | None]]) -> str:
-    """The fields of a card's head with these repositories; none for a field without any."""
-    named = {field: list(dict.fromkeys(repo for repo in repos if repo)) for field, repos in on_hub.items()}
-    return "".join(f"{field}:\n" + "".join(f"- {repo}\n" for repo in repos) for field, repos in named.items() if repos)
-
-
-def _shared_heads(config: ModelConfig) -> str:
     n_kv_head, _ = architecture_of(config).kv_heads(config)
-    return f" ({n_kv_head} of keys and values)" if n_kv_head != config.n_head else ""
-
-
-def _curve_table(curve: Sequence[tuple[int, float, float | None]]) -> str:
-    if not curve:
-        return ""
-    rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |\n" for step, loss, bits in curve]
-    return "\n| step | validation loss in nats | bits per byte |\n| --- | --- | --- |\n" + "".join(rows)
+    shared = f" ({n_kv_head} of keys and values)" if n_kv_head != config.n_head else ""
+    named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}
+    rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |" for step, loss, bits in curve]
+    table = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |", *rows] if rows else []
+    return "\n".join([
+        "---", "library_name: transformers", "pipeline_tag: text-generation",
+        *(line for field, repos in named.items() if repos for line in (f"{field}:", *(f"- {repo}" for repo in repos))),
+        "---", "",
+        f"# {architecture_of(config).NAME}, {config.num_parameters:,} parameters", "",
+        f"- layers {config.n_layer}, heads {config.n_head}{shared}, width {config.n_embd}, context "
+        f"{config.seq_length}, vocabulary {config.vocab_size:,}",
+        *(f"- {name}: {value}" for name, value in facts.items()),
+        *table,
+        *(["", f"    {command}"] if command else []), "",
+        "    from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")",
+        "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")", ""])
