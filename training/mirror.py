@@ -124,6 +124,7 @@ class Mirror:
         """Asks for a copy of what the run's folder holds now; returns at once."""
         with self._changed:
             self._keeping, self._is_asked = keeping, True
+            self._damaged.discard(self.output_dir / f"checkpoint-{keeping.saved}")  # it may have been saved anew
             stands_still = time.monotonic() - self._moved_at if self._is_working else 0.0
             self._changed.notify_all()
         if stands_still > STANDSTILL_SECONDS:

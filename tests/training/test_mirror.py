@@ -231,6 +231,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(mirror, numbered, capsys)
     said = capsys.readouterr().err
     for step in (2, 3):
         assert f"checkpoint-{step} is damaged and is not copied to the mirror: " in said
+    shutil.rmtree(out / "checkpoint-3")
+    numbered(3)  # saved anew
+    copied(mirror, 3)
+    assert list(steps_in(mirror.root)) == [3, 1]
 
 
 # ---------------------------------------------------------------- runs
