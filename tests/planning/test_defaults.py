@@ -64,8 +64,7 @@ def test_muons_peak_meets_its_table_and_falls_smoothly_with_the_width():
 
     assert [peak(width) for width in MUON_PEAKS] == pytest.approx([*MUON_PEAKS.values()])
     rates = [peak(width) for width in range(16, 4097, 16)]
-    assert rates == sorted(rates, reverse=True)
-    assert all(a / b < 1.05 for a, b in itertools.pairwise(rates))
+    assert all(1 <= a / b < 1.05 for a, b in itertools.pairwise(rates))
 
 
 def test_beta2_forgets_half_in_as_many_tokens_whatever_the_step():

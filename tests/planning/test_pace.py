@@ -132,14 +132,3 @@ def test_a_resumed_run_has_the_minutes_that_are_left_and_its_start_does_not_coun
     new.start(TrainState())
     assert new.used == 20
     assert not Deadline(None, {}, 0.0).is_near(1e12)
-
-
-def test_a_dry_run_of_a_resume_says_what_is_left(run):
-    assert run("--max_steps", "4", "--eval_interval", "2")[0] == 0
-    before = sorted(path.name for path in (run.folder / "out").rglob("*"))
-    code, text = run("--max_steps", "10", "--dry_run", "--resume_from", "auto")
-    assert code == 0
-    assert "\nsteps: 6 left of 10\n" in text
-    assert re.search(r"^epochs: 0\.24\d* left of 0\.4\d*$", text, re.MULTILINE)
-    assert "from checkpoint-4, step 4 of 10" in text
-    assert before == sorted(path.name for path in (run.folder / "out").rglob("*"))

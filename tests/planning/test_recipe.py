@@ -3,9 +3,9 @@
 import pytest
 
 import train
-from model import SIZES, GPTConfig
+from model import GPTConfig
 from planning.defaults import embedding_rate
-from planning.recipe import Recipe, choose_config, choose_recipe, fix_eval_tokens
+from planning.recipe import Recipe, choose_recipe, fix_eval_tokens
 
 NUM_TOKENS = 8 * 4001
 
@@ -36,12 +36,6 @@ def test_defaults_fill_in_what_the_flags_leave_open(flags, expected):
     found = recipe(*flags.split())
     assert {key: getattr(found, key) for key in expected} == expected
     assert 0 <= found.warmup_steps <= max(1, found.total_steps // 5)
-
-
-def test_model_sizes_are_those_of_the_table():
-    for name, shape in SIZES.items():
-        config = choose_config(train.read_flags(["--model_size", name]), 300, 10_000)
-        assert (config.n_layer, config.n_head, config.n_embd, config.seq_length) == (*shape, 1024)
 
 
 def eval_tokens(*flags: str, micro_batch: int = 4, num_tokens: int = NUM_TOKENS, **settings: int) -> int:
