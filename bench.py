@@ -90,7 +90,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
              against="peer")
     g = parser.group("on what")
     g.flag("--shape", shape_kind(), None, "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 "
-           "ids, head untied; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
+           "ids; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")

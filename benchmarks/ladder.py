@@ -46,7 +46,6 @@ class Shape:
     vocab_size: int
     seq_length: int
     batch_size: int
-    tie_weights: bool = True
 
     @property
     def tokens_per_step(self) -> int:
@@ -55,7 +54,7 @@ class Shape:
 
 SHAPES = {
     "mini": Shape("mini", 8192, 256, 8),
-    "A": Shape("gpt2_small", 32_000, 512, 32, tie_weights=False),
+    "A": Shape("gpt2_small", 32_000, 512, 32),
     "B": Shape("gpt2_small", 50_304, 1024, 16),
 }
 
@@ -227,7 +226,7 @@ def flags_of(bench: Bench, rung: Rung) -> list[str]:
     shape = bench.shape
     return as_flags({
         "data_dir": bench.data_dir, "output_dir": bench.children.folder / "out", "model_size": shape.model_size,
-        "seq_length": shape.seq_length, "tie_weights": shape.tie_weights, "use_gpu": bench.machine.on_gpu,
+        "seq_length": shape.seq_length, "use_gpu": bench.machine.on_gpu,
         "max_steps": bench.warmup + bench.steps, "learning_rate": LEARNING_RATE, "lr_schedule": "constant",
         "optimizer": "adamw", "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1,
         "checkpoint_every": 0, **rung.flags})

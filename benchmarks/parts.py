@@ -47,7 +47,6 @@ MOST_TOKENS = 20_000_000  # of the text that is tokenized
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, for tiktoken
 OUR_DECODING = {"ours fp32": ["--no-use_amp"], "ours bf16": ["--use_amp"], "ours int8": ["--quantize", "int8"],
                 "ours bf16, compiled": ["--use_amp", "--compile"]}
-ROWS = 1024  # texts that are drawn side by side
 
 
 def prepare(folder: str, data_dir: str | None, shape: dict[str, Any], num_tokens: int,
@@ -68,7 +67,7 @@ def prepare(folder: str, data_dir: str | None, shape: dict[str, Any], num_tokens
             raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: its {several(corpus.train.length, 'token')} "
                                        f"are too few for a sequence of T {seq_length:,}. Give a --shape with fewer, "
                                        "or more text to pretokenize.py.")
-    config = GPTConfig(vocab_size, seq_length, *SIZES[shape["model_size"]], tie_weights=shape["tie_weights"])
+    config = GPTConfig(vocab_size, seq_length, *SIZES[shape["model_size"]])
     machine = device.choose(use_gpu is not False and NVIDIA.why_not() is None, True, "auto", True)
     on_gpu = machine.on_gpu
     has_half = on_gpu or machine.backend.has_bf16()
@@ -85,24 +84,13 @@ def prepare(folder: str, data_dir: str | None, shape: dict[str, Any], num_tokens
 
 
 def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
-    """Writes train.bin with num_tokens tokens or a few more, and metadata.json.
-
-    Frequencies follow Zipf's law, and every other token is determined by the one before it, so that losses fall as they
-    do on text.
-    """
+    """Writes train.bin with so many tokens, whose frequencies follow Zipf's law, and metadata.json."""
     dtype = native_dtype(vocab_size)
-    columns = -(-num_tokens // ROWS)
-    rng = np.random.default_rng(SEED)
     # Log-uniform: the frequency of an id is as 1 / rank.
-    tokens = (vocab_size ** rng.random((columns, ROWS))).astype(np.int64) - 1
-    is_determined = rng.random((columns, ROWS)) < 0.5
-    successor = rng.permutation(vocab_size)
-    for column in range(1, columns):
-        tokens[column] = np.where(is_determined[column], successor[tokens[column - 1]], tokens[column])
-
-    tokens.T.ravel().astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
+    tokens = vocab_size ** np.random.default_rng(SEED).random(num_tokens) - 1
+    tokens.astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
     fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
-              "splits": {"train": {"tokens": columns * ROWS}}}
+              "splits": {"train": {"tokens": num_tokens}}}
     write_whole(folder / "metadata.json", json.dumps(fields))
 
 
@@ -131,8 +119,6 @@ def time_step(peer_dir: str, data_dir: str, shape: dict[str, Any], num_steps: in
     spec.loader.exec_module(nanogpt)
     net = nanogpt.GPT(nanogpt.GPTConfig(config.seq_length, config.vocab_size, config.n_layer, config.n_head,
                                         config.n_embd, 0.0, True))
-    if not config.tie_weights:
-        net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
     net.load_state_dict(weights)
     net.to(machine.device)
     optimizer = net.configure_optimizers(0.1, LEARNING_RATE, (0.9, 0.95), machine.device.type)
@@ -173,7 +159,7 @@ def _ours(data_dir: Path, shape: Shape, where: Any) -> tuple[Any, Any, dict[str,
     """
     corpus = _corpus(data_dir)
     windows = data.CorpusWindows(corpus.train, "ram", shape.seq_length, SEED, where)
-    config = GPTConfig(corpus.vocab_size, shape.seq_length, *SIZES[shape.model_size], tie_weights=shape.tie_weights)
+    config = GPTConfig(corpus.vocab_size, shape.seq_length, *SIZES[shape.model_size])
     torch.manual_seed(SEED)
     weights = {name: tensor[:config.vocab_size] if "wte" in name or "lm_head" in name else tensor
                for name, tensor in GPT.create(config).state_dict().items()}
@@ -280,8 +266,7 @@ def time_saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> d
     machine = device.choose(on_gpu, None, "auto", False)
     device.set_up(machine, Path())
     what, place = Shape(**shape), Path(folder)
-    model = GPT.create(GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size],
-                                 tie_weights=what.tie_weights), machine.device)
+    model = GPT.create(GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size]), machine.device)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)

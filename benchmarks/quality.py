@@ -136,7 +136,7 @@ def run_flags(bench: Bench, steps: int, seed: int) -> list[str]:
     shape = bench.shape
     return as_flags({
         "data_dir": bench.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
-        "batch_size": shape.batch_size, "tie_weights": shape.tie_weights, "use_gpu": bench.machine.on_gpu,
+        "batch_size": shape.batch_size, "use_gpu": bench.machine.on_gpu,
         "max_steps": steps, "seed": seed, "eval_tokens": EVAL_TOKENS, "eval_interval": steps // VALIDATIONS,
         "sample_interval": 0, "keep_checkpoints": 1})
 

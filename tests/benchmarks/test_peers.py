@@ -11,7 +11,7 @@ from common.children import Answer
 from model import GPT
 from tests.helpers.bench import leave_a_run, make_bench
 
-TINY = {"model_size": "tiny", "vocab_size": 300, "seq_length": 16, "batch_size": 2, "tie_weights": True}
+TINY = {"model_size": "tiny", "vocab_size": 300, "seq_length": 16, "batch_size": 2}
 NANOGPT = """
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
