@@ -146,12 +146,11 @@ from hub.download import fetch_dataset, with_tokenizer_here
 from pretokenization.blocks import LIMITS, Limits, Reading
 from pretokenization.commit import check_disk, commit, fingerprint_of, summarise
 from pretokenization.files import Source, refuse_changed, unpacked
-from pretokenization.passes import Job, Text, encode_text
+from pretokenization.passes import Job, Text, encode_text, keep_settled, settle_split
 from pretokenization.report import Report, names_of
 from pretokenization.sources import demo_sources, find_sources
 from pretokenization.split import Split
 from pretokenization.store import TEXT, WORK, Folder, Journal
-from pretokenization.survey import keep_settled, settle_split
 from pretokenization.verify import peek, verify_folder
 from pretokenization.vocabulary import given_vocabulary, new_vocabulary, refuse_on_this_text
 from tokens.layouts import native_dtype

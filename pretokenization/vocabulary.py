@@ -19,9 +19,8 @@ from common.files import write_whole
 from common.words import printable
 from pretokenization.blocks import Findings
 from pretokenization.engines import Encoder, Fence, fence_ranges
-from pretokenization.passes import Job
+from pretokenization.passes import Job, Survey, write_sample
 from pretokenization.sources import documents_of
-from pretokenization.survey import Survey, write_sample
 from pretokenization.workers import SEPARATOR, in_child
 from tokens.faithful import NOT_NFC, probes_of, refuse_changes, refuse_uncertain_ids
 from tokens.tokenizer import (

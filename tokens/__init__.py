@@ -1,6 +1,6 @@
 """Token files and the tokenizer that they were made with. Read in this order:
 
-layouts    one class for each layout of token files, ours and other programs': recognise, read, write
+layouts    how each layout of token files, ours and other programs', is recognised and read
 files      which files a folder or a pattern means, and which of them are for validation
 stream     several files as one stream of tokens; the check that reads every token once
 tokenizer  opening a tokenizer safely; the end of a text, the size of a vocabulary
