@@ -177,8 +177,9 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "default: the whole model; blocks: block by block, a start in seconds and a step about 1% slower; "
            "reduce-overhead: CUDA graphs, for models so small that launching takes longer than computing; autotuning "
            "compiles longer and may run faster", "default; blocks for GPUs without bf16, and of several processes",
-           against="no-compile, no-use_gpu, deterministic, " + ", ".join(
-               f"{graphs}: {other}" for other in ("activation_checkpointing", "batch_size auto", "dropout")))
+           against="no-compile, max-autotune-no-cudagraphs: deterministic, " + ", ".join(
+               f"{graphs}: {other}" for other in (
+                   "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout")))
     g.old("--compile_blocks", flags.SWITCH, lambda is_on, asked: {"compile_mode": "blocks" if is_on else "default"})
     g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
              "resumed run then equals one that was never stopped bit for bit; an operation without such a kernel ends "
