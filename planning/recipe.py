@@ -340,6 +340,8 @@ class _Choices:
         if args.cooldown is None and name == "wsd":
             self.reasons.append(f"cooldown {defaults.DECAY_SHARE:g}: {defaults.REASONS['cooldown']}")
         fall = args.cooldown or defaults.DECAY_SHARE
+        if cooldown:  # which --cooldown is of, and the share of wsd stays what it was
+            fall = self.settings.get("decay_share", defaults.DECAY_SHARE)
         return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,
                 "warmup_steps": self._warmup_steps(name, total_steps),
                 "decay_share": min(1.0, fall / total_steps) if fall >= 1 else fall, "cooldown": cooldown}
