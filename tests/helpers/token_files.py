@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tokens.layouts import Part
 from tokens.stream import DTYPES, TokenStream
 
-BINS = Path(__file__).parents[3] / "shared/corpora/bins"
-real_files = pytest.mark.skipif(not BINS.is_dir(), reason="needs the token files of other programs")
 IDS = np.random.default_rng(0).integers(0, 50_257, 5000)
 ENDS = np.array([1, 40, 40, 2500, 4999, 5000], "<u8")  # the third document is empty
 

@@ -1,11 +1,8 @@
 """engines.py: two engines give the same ids, and where that is not certain only one is used."""
 
-import bz2
-import gzip
 import importlib.metadata
 import importlib.util
 import json
-import lzma
 import random
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from pretokenization.engines import (
     fence_ranges,
     hard_texts,
 )
-from pretokenization.vocabulary import choose_trainer, given_vocabulary, train_tokenizer
+from pretokenization.vocabulary import choose_trainer, train_tokenizer
 from pretokenization.workers import SEPARATOR
 from tests.helpers.training_texts import in_child, language
 from tokens.tokenizer import Vocabulary, byte_alphabet, parse, vocabulary_of
@@ -294,7 +291,7 @@ def test_a_difference_that_shows_within_a_run_is_said_and_all_is_done_again(num_
     assert "Everything is encoded again by tokenizers" in captured.err
 
 
-# ---------------------------------------------------------------- the real libraries on real text
+# ---------------------------------------------------------------- the real libraries
 
 
 @pytest.mark.slow
@@ -303,47 +300,3 @@ def test_the_installed_versions_differ_in_the_characters_that_are_known():
     if any(importlib.metadata.version(name) not in versions for name, versions in COMPARED.items()):
         pytest.skip("other versions than those that were compared")
     assert tuple(in_child(differing_code_points)) == NEWER
-
-
-def unpacked(path: Path) -> bytes:
-    """A file's text, in UTF-8."""
-    content = path.read_bytes()
-    if path.suffix == ".zst":
-        content = pytest.importorskip("zstandard").ZstdDecompressor().stream_reader(content).read()
-    for ending, unpack in ((".gz", gzip.decompress), (".bz2", bz2.decompress), (".xz", lzma.decompress)):
-        content = unpack(content) if path.suffix == ending else content
-    return content.decode(errors="replace").encode()
-
-
-def real_files() -> list[Path]:
-    """The text files of the corpora, but for the largest one, which takes tokenizers half a minute."""
-    folders = ("english", "jsonl", "multilingual")
-    paths = sorted(path for folder in folders for path in (CORPORA / folder).iterdir() if "novels" not in path.name)
-    return [CORPORA / "tinyshakespeare.txt", *paths]
-
-
-def needs_corpora() -> None:
-    pytest.importorskip("gigatoken")
-    if not CORPORA.is_dir():
-        pytest.skip("needs the corpora")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "trained"])
-def test_real_text_gets_the_same_ids_by_both_engines_and_comes_back(kind, content):
-    needs_corpora()
-    if kind == "gpt2":
-        vocabulary = given_vocabulary(str(CORPORA / "gpt2/tokenizer.json"), print)
-    else:
-        vocabulary = vocabulary_of(parse(content))
-    both = Encoder(vocabulary, "gigatoken"), Encoder(vocabulary, "tokenizers")
-    num_bytes = 0
-    for path in real_files():
-        whole = unpacked(path)
-        ids, ends = same(both, [whole])
-        assert decoded(vocabulary, ids, ends) == [whole.decode()], path
-        lines = whole.splitlines(keepends=True)
-        ids, ends = same(both, lines)
-        assert "".join(decoded(vocabulary, ids, ends)) == whole.decode(), path
-        num_bytes += len(whole)
-    assert num_bytes > 20_000_000

@@ -9,12 +9,10 @@ import pytest
 
 from common.errors import Exit, UserError
 from tests.helpers.token_files import (
-    BINS,
     ENDS,
     IDS,
     ids_in,
     megatron_index,
-    real_files,
     write_datatrove,
     write_llmc,
     write_megatron,
@@ -57,17 +55,6 @@ def test_a_new_layout_is_one_function_and_one_entry_of_the_table(tmp_path, monke
     corpus = open_corpus(tmp_path, None, None, None, vocab_size=50_257, val_fraction=0.2)
     assert ids_in(corpus.train) + ids_in(corpus.val) == IDS.tolist()
     assert corpus.notes[0] == "train.bin: a toy's layout, uint16, 5,000 tokens"
-
-
-@real_files
-@pytest.mark.parametrize(("name", "layout", "length", "offset"), [
-    ("llmc_tiny_shakespeare_train.bin", "llmc", 305_260, 1024), ("llmc_tiny_shakespeare_val.bin", "llmc", 32_768, 1024),
-    ("nanogpt_shakespeare_train.bin", "nanogpt", 301_966, 0), ("nanogpt_shakespeare_val.bin", "nanogpt", 36_059, 0)])
-def test_the_real_files_of_other_programs_are_read(name, layout, length, offset):
-    assert recognise(BINS / name) is LAYOUTS[layout]
-    assert LAYOUTS[layout].read(BINS / name, "uint16") == Part(BINS / name, "uint16", length, offset)
-    assert 198 in ids_of(BINS / name)  # GPT-2's line feed
-    assert ids_of(BINS / name).max() <= 50_256
 
 
 def test_what_datatrove_itself_writes_is_read(tmp_path):
