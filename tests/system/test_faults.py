@@ -73,7 +73,7 @@ def usual(forks, corpus, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=MATRIX)
-def mode(request, make_corpus, tmp_path_factory) -> Callable[..., tuple[list[str], dict[str, int]]]:
+def mode(request, make_corpus, tmp_path_factory):
     """The flags of a mode, and how many processes on how many machines."""
     flags = request.param.split()
     if request.param == MIXTURE:

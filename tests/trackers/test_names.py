@@ -11,7 +11,7 @@ from trackers.names import requested_trackers, require_packages
 
 
 def requested(*flags: str) -> list[str]:
-    return requested_trackers(train.read_flags(flags))
+    return requested_trackers(train.read_flags(flags).output)
 
 
 def test_the_flag_takes_several_names_and_may_be_repeated():

@@ -43,12 +43,12 @@ def wandb(tmp_path, monkeypatch):
         metrics.write_text('{"step": 1, "loss": 2.0}\n')
         run = RecordedRun("1", "out", 1, {}, str(tmp_path / "wandb"), "out/wandb")
 
-        def log(step: int, **fields) -> None:
+        def record(step: int, **fields) -> None:
             with metrics.open("a") as file:
                 file.write(json.dumps({"step": step, **fields}) + "\n")
 
         trainers = Tracker("wandb", run, said.append, warned.append)
-        return SimpleNamespace(said=said, warned=warned, log=log, trainers=trainers)
+        return SimpleNamespace(said=said, warned=warned, log=record, trainers=trainers)
 
     return start
 
