@@ -102,7 +102,8 @@ class GPT2(Architecture[GPTConfig]):
             raise InvalidCheckpoint(f"config.json: activation_function is {shown(activation)}, not one of "
                                     f"{', '.join(ACTIVATIONS)}")
         tied, dropout = truth_of(fields, "tie_word_embeddings", True), fraction_of(fields, "resid_pdrop", 0.1)
-        return GPTConfig(*numbers.values(), dropout, tie_weights=tied, activation=activation,
+        shape = (numbers[key] for key in NUMBERS)
+        return GPTConfig(*shape, dropout=dropout, tie_weights=tied, activation=activation,
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
 
     def unpadded_tensors(self, config: GPTConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
 
 from common import flags
 from common.errors import Exit, UserError
-from common.files import cache_folder
 from common.signals import USUALLY_SECONDS, Signals
 from common.words import printable
 from generation.continuation import Continuation, Sampling
@@ -20,7 +18,6 @@ from generation.streaming import DecodingClock, StreamedText, show
 
 TEMPERATURE = flags.real(0, 100)
 SEED = flags.whole(0, 2**63 - 1)
-KEPT_LINES = 1000  # of earlier conversations, for the arrow keys
 HELP = """/seed N         the seed of the next continuation; each later one adds 1
 /temperature X  0: always the likeliest token
 /reset          start again from nothing
@@ -48,18 +45,19 @@ class Conversation:
             raise UserError(Exit.DATA, "--interactive: standard input is closed. Start it in a terminal, or pipe lines "
                                        "into it.")
         sign = "> " if sys.stdin.isatty() else ""
-        with line_editing():
-            while True:
-                try:
-                    line = without_surrogates(input(sign))
-                except (EOFError, KeyboardInterrupt):
-                    return
-                if line.split(" ")[0] == "/quit":
-                    return
-                if line.startswith("/"):
-                    self._obey(line)
-                else:
-                    self._answer(line)
+        with contextlib.suppress(ImportError):  # Windows
+            import readline  # noqa: F401 - gives input() line editing
+        while True:
+            try:
+                line = without_surrogates(input(sign))
+            except (EOFError, KeyboardInterrupt):
+                return
+            if line.split(" ")[0] == "/quit":
+                return
+            if line.startswith("/"):
+                self._obey(line)
+            else:
+                self._answer(line)
 
     def _obey(self, line: str) -> None:
         """Carries out a line that is a command."""
@@ -95,22 +93,3 @@ class Conversation:
 
         self._ids = continuation.ids
         self._seed += 1
-
-
-@contextlib.contextmanager
-def line_editing() -> Iterator[None]:
-    """Gives input() line editing and the lines of earlier conversations, and keeps the lines of this one."""
-    try:
-        import readline
-    except ImportError:  # Windows
-        yield
-        return
-    path = cache_folder() / "history"
-    with contextlib.suppress(OSError):
-        readline.read_history_file(path)
-    yield
-    if sys.stdin.isatty():
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            readline.set_history_length(KEPT_LINES)
-            readline.write_history_file(path)
