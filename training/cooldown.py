@@ -86,9 +86,9 @@ def before_decay(resume_from: str | None, horizon: FlagsOfGroup, found: Found, o
         return found
     is_named = resume_from not in (None, "auto") and Path(resume_from).resolve() == folder.resolve()
     plateau_end, rate = schedule.plateau_end, learning_rate_at(stored["step"], schedule)
-    for step, path in {} if is_named or plateau_end is None else find.steps_in(folder.parent).items():
+    for step, path in {} if is_named else find.steps_in(folder.parent).items():
         with contextlib.suppress(InvalidCheckpoint):
-            if step <= plateau_end:
+            if plateau_end is not None and step <= plateau_end:
                 state = verify(path, to_train=True)
                 out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before "
                         "it")
