@@ -36,7 +36,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     half = torch.bfloat16 if capability >= 80 else torch.float16
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(flags)
-    config = choose_config(args, VOCABULARY, 10**9)
+    config = choose_config(args.model, VOCABULARY, 10**9)
     options = choose_options(args.activation_checkpointing, False, machine, fused_attention(half), {})
     kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     B, T = args.batch_size, config.seq_length
