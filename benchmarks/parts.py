@@ -61,7 +61,7 @@ def prepare(folder: str, data_dir: str | None, shape: dict[str, Any], num_tokens
     if data_dir is None:
         synthesise(Path(folder), vocab_size, num_tokens)
     else:
-        corpus = find_corpus(train.read_flags(["--data_dir", data_dir]))
+        corpus = find_corpus(train.read_flags(["--data_dir", data_dir]).data)
         vocab_size = corpus.vocab_size
         if corpus.train.length <= seq_length:
             raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: its {several(corpus.train.length, 'token')} "
