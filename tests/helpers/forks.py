@@ -286,21 +286,16 @@ class Forks:
         self.shim = compiled_shim(folder)
         self.env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "TMPDIR": str(folder),
                     "XDG_CACHE_HOME": str(folder / "cache"), **({"LD_PRELOAD": str(self.shim)} if self.shim else {})}
-        self.always: dict[str, str] = {}  # variables for all jobs
         self.started: list[subprocess.Popen] = []
         self.lock = threading.Lock()
 
-    def run(self, line: str | list[str], *, cwd: Path | None = None, stdin: str | None = None,
-            env: dict[str, str] | None = None, kill_after: float | None = None, alarm: int = 0,
-            raised: Iterable[Raised] = (), ignored: Iterable[int] = (), merged: bool = False,
-            printed_to: Path | None = None, world_size: int = 1, num_machines: int = 1,
-            victim: int | None = None, own_words: dict[str, list[str]] | None = None) -> Ended:
+    def run(self, line: str | list[str], *, cwd: Path | None = None, stdin: str | None = None, merged: bool = False,
+            printed_to: Path | None = None, env: dict[str, str] | None = None, raised: Iterable[Raised] = (),
+            **more: Any) -> Ended:
         """Runs a command line ("train.py --max_steps 2"; a list of words where they hold spaces) and waits for its end.
 
-        kill_after and alarm are seconds after which SIGKILL or SIGALRM ends it; raised and ignored are signals. merged
-        puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it. So many
-        processes as world_size says do it together, as if they were on so many machines; of these the victim is the one
-        that is killed.
+        merged puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it.
+        more are fields of Job.
         """
         with self.lock:
             self.count += 1
@@ -316,9 +311,8 @@ class Forks:
         if stdin is not None:
             streams.with_suffix(".in").write_text(stdin)
             given = str(streams.with_suffix(".in"))
-        job = Job(words, str(cwd or self.folder), given, str(stdout), str(stderr), {**self.always, **(env or {})},
-                  kill_after, alarm, list(ignored), [asdict(wanted) for wanted in raised], world_size, num_machines,
-                  victim, own_words or {})
+        job = Job(words, str(cwd or self.folder), given, str(stdout), str(stderr), env or {},
+                  raised=[asdict(wanted) for wanted in raised], **more)
         server = self.idle.get()
         try:
             assert server.stdin

@@ -4,15 +4,13 @@ import importlib.util
 import json
 import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.helpers.commands import ROOT, run_python
+from tests.helpers.commands import run_python
+from tests.helpers.forks import Raised
 from tests.helpers.training import TINY
+from tests.helpers.trial import MEASURED, STEP
 
 # Each prints what the tracker holds in the folder given: [step, value] of the losses and of the validations, and the
 # steps of the samples.
@@ -58,51 +56,29 @@ while at + 7 <= len(content):
 }
 
 
-def wait_for(what: Callable[[], object], process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
-    while not what():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-def test_a_killed_run_is_one_run_in_its_tracker(name, corpus, tmp_path):
+def test_a_killed_run_is_one_run_in_its_tracker(name, corpus, tmp_path, forks):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"the package {name} is not installed")
-    out, printed = tmp_path / "out", tmp_path / "printed.txt"
+    out = tmp_path / "out"
     flags = [*TINY, "--no-use_gpu", "--data_dir", str(corpus), "--output_dir", str(out), "--log_interval", "10",
              "--eval_interval", "100", "--sample_interval", "200", "--checkpoint_every_steps", "150", "--tracker", name,
-             "--epochs", "999999", "--checkpoint_interval", "999999"]
-    metrics = out / "metrics.jsonl"
-
-    def last_step() -> int:
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        return json.loads(lines[-1])["step"] if lines else 0
-
-    with printed.open("w") as file, subprocess.Popen([sys.executable, str(ROOT / "train.py"), *flags, "--max_steps",
-                                                      "200000"], stdout=file, stderr=file) as process:
-        wait_for(lambda: "\ntracker " in printed.read_text(), process)
-        assert "warning: --tracker" not in printed.read_text()
-        seen = last_step()
-        wait_for(lambda: last_step() > seen + 400, process)
-        process.send_signal(signal.SIGKILL)
-    killed_at = last_step()
+             "--epochs", "999999", "--checkpoint_interval", "999999", "--max_steps", "3000"]
+    killed = forks.run(["train.py", *flags], merged=True, raised=[Raised(STEP, MEASURED + 2000, signal.SIGKILL)])
+    assert killed.code == -signal.SIGKILL, killed.stdout
     known = (out / "trackers.json").read_text()
-    argv = ["--resume_from", str(out), "--max_steps", str(killed_at + 500)]
-    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "warning: --tracker" not in done.stderr
+    done = forks.run(["train.py", "--resume_from", str(out)], merged=True)
+    assert done.code == 0, done.stdout
+    assert "warning: --tracker" not in killed.stdout + done.stdout
     assert (out / "trackers.json").read_text() == known
-    resumed_at = int(re.search(r"resume +from checkpoint-(\d+)", done.stdout)[1])  # type: ignore[index]
-    assert 0 < resumed_at < killed_at
+    assert re.search(r"resume +from checkpoint-1\d+", done.stdout)
 
     read = run_python(f"import json, sys\nfolder = sys.argv[1]\n{READERS[name]}\n"
                       "print('\\n' + json.dumps([losses, validations, samples]))", out)
     assert read.returncode == 0, read.stderr
     losses, validations, samples = json.loads(read.stdout.splitlines()[-1])
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     for found, field in ((losses, "loss"), (validations, "val_loss")):
         expected = {row["step"]: row[field] for row in rows if field in row}
         assert [step for step, _ in found] == sorted(expected)
