@@ -267,7 +267,8 @@ def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], vocabul
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(name)
-    architecture.add_gguf_fields(writer, config)
+    for field, value in architecture.gguf_fields(config).items():
+        getattr(writer, f"add_{field}")(value)
     types = gguf.LlamaFileType
     writer.add_file_type({"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype])
     add_vocabulary(gguf, writer, vocabulary)

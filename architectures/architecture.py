@@ -145,6 +145,5 @@ class Architecture(Protocol[ConfigT]):
         """Why llama.cpp would compute something else from this model; None if it computes the same."""
         return None
 
-    def add_gguf_fields(self, writer: Any, config: ConfigT) -> None:
-        """Adds to a gguf.GGUFWriter the fields by which llama.cpp knows the model's shape."""
-        ...
+    def gguf_fields(self, config: ConfigT) -> dict[str, int | float]:
+        """The fields by which llama.cpp knows the model's shape, by the names of gguf.GGUFWriter's add_ methods."""

@@ -32,7 +32,6 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' 
 STALE_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old versions of transformers stored
 
 
-
 class GPT2(Architecture[GPTConfig]):
     """The functions of architecture.py for GPT-2."""
 
@@ -68,21 +67,14 @@ class GPT2(Architecture[GPTConfig]):
 
     def to_hf_config(self, config: GPTConfig, end_of_text_id: int | None) -> dict[str, Any]:
         return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "activation_function": config.activation,
-            "vocab_size": config.vocab_size,
-            "n_positions": config.seq_length,
-            "n_ctx": config.seq_length,
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+            "activation_function": config.activation, "vocab_size": config.vocab_size,
+            **dict.fromkeys(("n_positions", "n_ctx"), config.seq_length),
             **{name: getattr(config, name) for name in ("n_embd", "n_layer", "n_head")},
             "n_inner": None,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
-            "layer_norm_epsilon": config.layer_norm_epsilon,
-            "initializer_range": 0.02,
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "reorder_and_upcast_attn": False,
-            "use_cache": True,
+            "layer_norm_epsilon": config.layer_norm_epsilon, "initializer_range": 0.02, "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "use_cache": True,
             "tie_word_embeddings": config.tie_weights,
             **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
             **dict.fromkeys(("dtype", "torch_dtype"), "float32"),
@@ -155,13 +147,10 @@ class GPT2(Architecture[GPTConfig]):
             return None
         return f"the model's activation is {config.activation}, and llama.cpp computes gelu_new for GPT-2"
 
-    def add_gguf_fields(self, writer: Any, config: GPTConfig) -> None:
-        writer.add_block_count(config.n_layer)
-        writer.add_context_length(config.seq_length)
-        writer.add_embedding_length(config.n_embd)
-        writer.add_feed_forward_length(4 * config.n_embd)
-        writer.add_head_count(config.n_head)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    def gguf_fields(self, config: GPTConfig) -> dict[str, int | float]:
+        return {"block_count": config.n_layer, "context_length": config.seq_length, "embedding_length": config.n_embd,
+                "feed_forward_length": 4 * config.n_embd, "head_count": config.n_head,
+                "layer_norm_eps": config.layer_norm_epsilon}
 
 
 # ---------------------------------------------------------------- decoding

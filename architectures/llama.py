@@ -45,7 +45,6 @@ SCALING_FIELDS = {  # of rope_type llama3: those of RotaryScaling
 MOST_ANGLES = 2**28  # positions x head size: their cosines and sines take 1 GiB
 
 
-
 @dataclass(frozen=True)
 class LlamaConfig(RotaryConfig):
     """RotaryConfig without norms of queries and keys."""
@@ -116,17 +115,12 @@ class Llama(Architecture[RotaryConfig]):
 
     def to_hf_config(self, config: RotaryConfig, end_of_text_id: int | None) -> dict[str, Any]:
         return {
-            "architectures": [self.CLASS],
-            "model_type": self.MODEL_TYPE,
+            "architectures": [self.CLASS], "model_type": self.MODEL_TYPE,
             **{key: getattr(config, name) for key, (name, _) in NUMBERS.items()},
-            "hidden_act": "silu",
-            "rms_norm_eps": config.rms_norm_epsilon,
+            "hidden_act": "silu", "rms_norm_eps": config.rms_norm_epsilon,
             **_rope_fields(config),
-            "attention_bias": False,
-            "attention_dropout": config.dropout,
-            "initializer_range": 0.02,
-            "use_cache": True,
-            "tie_word_embeddings": config.tie_weights,
+            "attention_bias": False, "attention_dropout": config.dropout, "initializer_range": 0.02,
+            "use_cache": True, "tie_word_embeddings": config.tie_weights,
             **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
             **dict.fromkeys(("dtype", "torch_dtype"), "float32"),
             **self.OTHER_FIELDS,
@@ -136,24 +130,19 @@ class Llama(Architecture[RotaryConfig]):
         numbers = _numbers(fields, self.DEFAULTS)
         check_values(fields, {"hidden_act": ("silu", "swish"), "attention_bias": (False,),
                               "quantization_config": (None,), **self.COMPUTED})
-        tied = truth_of(fields, "tie_word_embeddings", False)
         rope_theta, rope_scaling = _rope(fields)
-        return self.Config(
-            **{name: numbers[key] for key, (name, _) in NUMBERS.items()},
-            dropout=fraction_of(fields, "attention_dropout", 0.0),
-            tie_weights=tied,
-            rope_theta=rope_theta,
-            rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6),
-            rope_scaling=rope_scaling,
-        )
+        return self.Config(**{name: numbers[key] for key, (name, _) in NUMBERS.items()},
+                           dropout=fraction_of(fields, "attention_dropout", 0.0),
+                           tie_weights=truth_of(fields, "tie_word_embeddings", False), rope_theta=rope_theta,
+                           rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6), rope_scaling=rope_scaling)
 
     def to_hf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         found = self.unpadded_tensors(config, tensors)
         for layer in range(config.n_layer):
             for fused, rows in _fused_rows(config).items():
                 parts = found.pop(f"model.layers.{layer}.{fused}.weight").split(rows)
-                found.update({f"model.layers.{layer}.{name}.weight": part
-                              for name, part in zip(FUSED[fused], parts, strict=True)})
+                found |= {f"model.layers.{layer}.{name}.weight": part
+                          for name, part in zip(FUSED[fused], parts, strict=True)}
         return found
 
     def from_hf_tensors(self, config: RotaryConfig, stored: Mapping[str, torch.Tensor]) -> StackedParts:
@@ -175,9 +164,9 @@ class Llama(Architecture[RotaryConfig]):
                         raise InvalidCheckpoint(f"{name} has shape {list(part.shape)}, the config asks for "
                                                 f"{[height, config.n_embd]}")
                 named[f"model.layers.{layer}.{fused}.weight"] = tuple(named.pop(name)[0] for name in names)
-        is_tied_head = {"lm_head.weight"} if config.tie_weights else set()
-        return {name: parts for name, parts in named.items()
-                if name not in is_tied_head and not name.endswith(STALE_TABLES)}
+        if config.tie_weights:
+            named.pop("lm_head.weight", None)
+        return {name: parts for name, parts in named.items() if not name.endswith(STALE_TABLES)}
 
     def kv_heads(self, config: RotaryConfig) -> tuple[int, int]:
         return config.n_kv_head, config.head_dim
@@ -204,18 +193,11 @@ class Llama(Architecture[RotaryConfig]):
             found["rope.freqs.weight"] = plain_K2 / config.rope_scaling.of(plain_K2)
         return found
 
-    def add_gguf_fields(self, writer: Any, config: RotaryConfig) -> None:
-        writer.add_block_count(config.n_layer)
-        writer.add_context_length(config.seq_length)
-        writer.add_embedding_length(config.n_embd)
-        writer.add_feed_forward_length(config.n_inner)
-        writer.add_head_count(config.n_head)
-        writer.add_head_count_kv(config.n_kv_head)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-        writer.add_rope_dimension_count(config.head_dim)
-        writer.add_rope_freq_base(config.rope_theta)
-        writer.add_layer_norm_rms_eps(config.rms_norm_epsilon)
+    def gguf_fields(self, config: RotaryConfig) -> dict[str, int | float]:
+        return {"block_count": config.n_layer, "context_length": config.seq_length, "embedding_length": config.n_embd,
+                "feed_forward_length": config.n_inner, "head_count": config.n_head, "head_count_kv": config.n_kv_head,
+                **dict.fromkeys(("key_length", "value_length", "rope_dimension_count"), config.head_dim),
+                "rope_freq_base": config.rope_theta, "layer_norm_rms_eps": config.rms_norm_epsilon}
 
 
 def _fused_rows(config: RotaryConfig) -> dict[str, tuple[int, ...]]:
@@ -255,11 +237,9 @@ def _numbers(fields: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str
 
 def _rope_fields(config: RotaryConfig) -> dict[str, Any]:
     """The fields of the rotary frequencies, for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
-    scaling = config.rope_scaling
-    kind: dict[str, Any] = {"rope_type": "default"}
+    scaling, kind = config.rope_scaling, {"rope_type": "default"}
     if scaling is not None:
-        values = (getattr(scaling, name) for name in SCALING_FIELDS.values())
-        kind = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, values, strict=True))}
+        kind = {"rope_type": "llama3", **{key: getattr(scaling, name) for key, name in SCALING_FIELDS.items()}}
     return {"rope_theta": config.rope_theta, "rope_scaling": kind if scaling else None,
             "rope_parameters": {**kind, "rope_theta": config.rope_theta}}
 

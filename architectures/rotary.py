@@ -121,8 +121,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(config.n_inner, config.n_embd, False, options.product)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.down_proj(swiglu(self.gate_up_proj(x)))
-        return F.dropout(x, self.dropout, self.training)
+        return F.dropout(self.down_proj(swiglu(self.gate_up_proj(x))), self.dropout, self.training)
 
 
 class RotaryBlock(nn.Module):
@@ -165,15 +164,10 @@ class RotaryTransformer(nn.Module):
         """normal(0, std), residual projections / sqrt(2 L) as in GPT-2; norms 1."""
         for name, parameter in self.named_parameters():
             owner = name.split(".")[-2]
-            weights = torch.empty(parameter.shape, device="cpu")
-            if owner.endswith("norm"):
-                nn.init.ones_(weights)
-            elif owner in ("o_proj", "down_proj"):
-                nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer))
-            elif owner in ("embed_tokens", "qkv_proj", "gate_up_proj", "lm_head"):
-                nn.init.normal_(weights, std=std)
-            else:
-                raise AssertionError(f"{name} has no initialisation")
+            weights = torch.ones(parameter.shape, device="cpu")
+            if not owner.endswith("norm"):
+                is_residual = owner in ("o_proj", "down_proj")
+                nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer) if is_residual else std)
             fill(parameter, weights[:self.config.vocab_size] if owner in ("embed_tokens", "lm_head") else weights)
 
         config = self.config

@@ -1,6 +1,6 @@
 """The kinds of devices: what each can do and how it is asked. The rest of the program asks these, never for a name.
 
-A kind is added as one class and its place in GPUS.
+A kind is added as one class, its place in BACKENDS, and in gpu_of_this_system.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from machine.memory import available_ram, peak_resident
 # The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
 OLDEST_WITH_A_BUILD = (5, 0)  # compute capability
-SYSCTL_SECONDS = 5
 
 
 class Backend:
@@ -68,18 +67,12 @@ class Backend:
 
     def name(self) -> str:
         """The name of the card or the CPU."""
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-        return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
+        found = re.search(r"^model name\s*: *(.*\S)", _cpu_info(), re.MULTILINE)
+        return found[1] if found else _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
     def has_bf16(self) -> bool:
         """True if it multiplies bf16 in hardware (a CPU by AVX512-BF16, AMX, or Arm's BF16) instead of emulating it."""
-        with contextlib.suppress(OSError):
-            flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-            return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
-        return _sysctl("hw.optional.arm.FEAT_BF16") == "1"
+        return bool(re.search("avx512_bf16|amx_bf16| bf16", _cpu_info())) or _sysctl("hw.optional.arm.FEAT_BF16") == "1"
 
     def has_tf32(self) -> bool:
         """True if matrices of fp32 may be rounded to TF32."""
@@ -147,10 +140,6 @@ class MPS(Backend):
     def device(self) -> torch.device:
         return torch.device("mps", 0)
 
-    def is_for_this_system(self) -> bool:
-        """True where the system would have one, or has."""
-        return sys.platform == "darwin" or torch.backends.mps.is_available()
-
     def why_not(self) -> str | None:
         if not torch.backends.mps.is_built():
             return (f"this torch ({torch.__version__}) is built without MPS, which drives Apple's GPU. Install the "
@@ -205,10 +194,6 @@ class CUDA(Backend):
 
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
-
-    def is_for_this_system(self) -> bool:
-        """True where the system would have one, or has."""
-        return True
 
     def why_not(self) -> str | None:
         if torch.cuda.is_available():
@@ -270,9 +255,8 @@ class CUDA(Backend):
         torch.cuda.empty_cache()
 
 
-CPU, NVIDIA = Backend(), CUDA()
-GPUS = (MPS(), NVIDIA)  # the first that is for this system counts
-BACKENDS = {backend.type: backend for backend in (CPU, *GPUS)}
+CPU, APPLE, NVIDIA = Backend(), MPS(), CUDA()
+BACKENDS = {backend.type: backend for backend in (CPU, APPLE, NVIDIA)}
 
 
 def backend_of(place: torch.device | torch.Tensor) -> Backend:
@@ -282,7 +266,7 @@ def backend_of(place: torch.device | torch.Tensor) -> Backend:
 
 def gpu_of_this_system() -> Backend:
     """The kind of GPU that this system has, or would have: its why_not() says whether there is one."""
-    return next(gpu for gpu in GPUS if gpu.is_for_this_system())
+    return APPLE if sys.platform == "darwin" or torch.backends.mps.is_available() else NVIDIA
 
 
 def why_no_headers() -> str | None:
@@ -294,9 +278,15 @@ def why_no_headers() -> str | None:
     is_elsewhere = sys.platform == "darwin" or any(map(os.environ.get, ("CPATH", "CPLUS_INCLUDE_PATH")))
     if is_elsewhere or (folder / "Python.h").exists():
         return None
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return (f"Python.h is missing in {printable(str(folder))}. Run: apt-get install python{version}-dev (Fedora: dnf "
-            "install python3-devel)")
+    return (f"Python.h is missing in {printable(str(folder))}. Run: apt-get install "
+            f"python{sysconfig.get_python_version()}-dev (Fedora: dnf install python3-devel)")
+
+
+def _cpu_info() -> str:
+    """What Linux says of the processors; empty on other systems."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def _sysctl(name: str) -> str:
@@ -304,7 +294,7 @@ def _sysctl(name: str) -> str:
     if sys.platform == "darwin":
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             return subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=True,
-                                  timeout=SYSCTL_SECONDS).stdout.strip()
+                                  timeout=5).stdout.strip()
     return ""
 
 
@@ -313,11 +303,13 @@ def _why_this_card_cannot_be_used() -> str | None:
         major, minor = torch.cuda.get_device_capability()
     except RuntimeError as error:
         return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
-    built_for = [name for name in torch.cuda.get_arch_list() if _capability(name)]
-    if not built_for or any(_runs_on(name, major, minor) for name in built_for):
+    # 'sm_90' or 'compute_90a'; names of another kind say nothing.
+    found = re.findall(r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(torch.cuda.get_arch_list()))
+    built_for = [(kind, (int(its_major), int(its_minor)), suffix) for kind, its_major, its_minor, suffix in found]
+    if not built_for or any(_runs_on(*built, (major, minor)) for built in built_for):
         return None
     reason = f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. "
-    if (major, minor) > min(number for name in built_for if (number := _capability(name))):
+    if (major, minor) > min(number for _, number, _ in built_for):
         return (f"{reason}It is newer than this build, for CUDA {torch.version.cuda}. Install the build for the newest "
                 "CUDA, and a driver for it: pip install --force-reinstall torch")
     if (major, minor) < OLDEST_WITH_A_BUILD:
@@ -325,23 +317,13 @@ def _why_this_card_cannot_be_used() -> str | None:
     return f"{reason}Install a build that has them: {OLDER_CUDA_BUILD}"
 
 
-def _capability(name: str) -> tuple[int, int] | None:
-    """(9, 0) of 'sm_90' or 'compute_90a'; None for a name of another kind."""
-    found = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[af]?", name)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _runs_on(name: str, major: int, minor: int) -> bool:
-    """True if what was compiled for this name of torch.cuda.get_arch_list() runs on a GPU of that compute capability.
+def _runs_on(kind: str, built: tuple[int, int], suffix: str, card: tuple[int, int]) -> bool:
+    """True if what was compiled for this compute capability runs on a card of that one.
 
     Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
     What uses an architecture's own instructions runs on that one alone (sm_90a), or on its family (sm_100f).
     Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
     """
-    if (built := _capability(name)) is None:
-        return False
-    if name.endswith("a"):
-        return built == (major, minor)
-    if name.startswith("sm") or name.endswith("f"):
-        return built[0] == major and built[1] <= minor
-    return built <= (major, minor)
+    if suffix == "a":
+        return built == card
+    return built <= card and (built[0] == card[0] or (kind == "compute" and not suffix))

@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +62,8 @@ class Machine:
         card = find_card(self.name) if self.backend.has_own_memory else None  # a CPU may be called A10 too
         if card is None:
             return None
-        if self.dtype != torch.float32:
-            return card.half_tflops * 1e12
-        if card.tf32_tflops is not None and torch.get_float32_matmul_precision() != "highest":
-            return card.tf32_tflops * 1e12
-        return card.fp32_tflops * 1e12
+        tf32_tflops = None if torch.get_float32_matmul_precision() == "highest" else card.tf32_tflops
+        return 1e12 * (card.half_tflops if self.dtype != torch.float32 else tf32_tflops or card.fp32_tflops)
 
 
 def name_of_dtype(dtype: torch.dtype | None) -> str:
@@ -83,10 +81,9 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
     """
     warnings: list[str] = []
     backend, device_reason = _choose_device(use_gpu, warnings)
-    dtype, precision_reason = _choose_precision(backend, use_amp, amp_dtype, warnings)
-    compiled, compile_reason = _choose_compile(backend, dtype, use_compile, warnings)
-    return Machine(backend.device(), backend.name(), device_reason, dtype, precision_reason, compiled, compile_reason,
-                   tuple(warnings))
+    precision = _choose_precision(backend, use_amp, amp_dtype, warnings)  # with its reason, as the next
+    compiling = _choose_compile(backend, precision[0], use_compile, warnings)
+    return Machine(backend.device(), backend.name(), device_reason, *precision, *compiling, tuple(warnings))
 
 
 def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[Backend, str]:
@@ -203,8 +200,7 @@ def _keep_kernels_in(folder: Path) -> list[str]:
         return []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f".{os.getpid()}").touch()
-        (folder / f".{os.getpid()}").unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         return [f"compiled kernels cannot be kept in {folder}: {error.strerror}. The next start compiles again, unless "
                 "TORCHINDUCTOR_CACHE_DIR names a folder of yours."]
@@ -221,8 +217,7 @@ def _use_deterministic_algorithms() -> None:
 def _find_vector_instructions() -> None:
     """On Python 3.10, makes the compiler find the CPU's vector instructions now, which it does once.
 
-    It tries them in a child process, which only newer releases of Python can keep from importing what lies in the
-    current folder.
+    It tries them in a child process, which only newer releases can keep from importing what lies in the current folder.
     """
     if sys.version_info < (3, 11):
         with outside_current_folder():

@@ -17,9 +17,6 @@ MATMUL_REPEATS = 20  # the best counts
 CHUNK_BYTES = 2**24  # between two waits for the disk
 
 
-# ---------------------------------------------------------------- the disk
-
-
 @dataclass(frozen=True)
 class Disk:
     """The disk that a folder lies on, or would lie on: a folder of it that exists, bytes free, bytes a second."""
@@ -48,9 +45,6 @@ def measure_disk(path: Path, most_bytes: int = 2**27, most_seconds: float = 2.0)
             os.fsync(file.fileno())
         seconds = time.perf_counter() - started
     return Disk(folder, free_bytes, written / seconds)
-
-
-# ---------------------------------------------------------------- products of matrices
 
 
 def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, most_seconds: float = 60.0) -> float:

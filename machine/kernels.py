@@ -25,24 +25,22 @@ def compile_again_where_unfinished(attempt: Callable[[], None], say: Callable[[s
 
     Raises what the attempt raises otherwise.
     """
-    _say_removed(remove_unfinished_kernels(), say)
+    _remove_and_say(say)
     try:
         attempt()
-        return
     except Exception:  # each version of the compiler has errors of its own
-        removed = remove_unfinished_kernels()  # which another process, killed meanwhile, has left
-        if not removed:
+        if not _remove_and_say(say):  # what another process, killed meanwhile, has left
             raise
-    _say_removed(removed, say)
-    torch.compiler.reset()
-    attempt()
+        torch.compiler.reset()
+        attempt()
 
 
-def _say_removed(paths: list[Path], say: Callable[[str], None]) -> None:
-    if paths:
+def _remove_and_say(say: Callable[[str], None]) -> bool:
+    if paths := remove_unfinished_kernels():
         others = f" and {several(len(paths) - 1, 'other')}" if paths[1:] else ""
         say(f"compile     a compiler that was killed had left {printable(str(paths[0]))}{others} unfinished: deleted, "
             "to be compiled again")
+    return bool(paths)
 
 
 def remove_unfinished_kernels() -> list[Path]:
@@ -84,9 +82,7 @@ def is_whole_library(path: Path) -> bool:
 def _is_locked(path: Path) -> bool:
     """True if a process holds the lock, as the compiler does while it writes."""
     assert fcntl is not None
-    if not path.exists():
-        return False
-    with path.open("rb+") as file:
+    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -75,8 +75,7 @@ def total_ram() -> int | None:
     """Bytes of RAM in the machine; None where the system does not tell."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    status = _windows_memory()
-    return status.total if status else None
+    return _ram_of_windows()[0] or None
 
 
 def available_ram() -> int:
@@ -91,8 +90,8 @@ def available_ram() -> int:
             found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
     if sys.platform == "darwin":
         found += _available_on_macos()
-    if status := _windows_memory():
-        found.append(status.available)
+    if available := _ram_of_windows()[1]:
+        found.append(available)
     return max(0, min(found or [total_ram() or 2**62]))
 
 
@@ -116,40 +115,19 @@ def peak_resident() -> int:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    counters = _ProcessMemory(length=ctypes.sizeof(_ProcessMemory))
+    counters = (ctypes.c_uint64 * 9)(72)  # PROCESS_MEMORY_COUNTERS of psapi.h, its length in bytes first
     this_process = ctypes.c_void_p(-1)  # what GetCurrentProcess returns
-    asked = _asked_windows("K32GetProcessMemoryInfo", this_process, ctypes.byref(counters),
-                           ctypes.c_uint32(counters.length))
-    return counters.peak_working_set if asked else 0
-
-
-# ---------------------------------------------------------------- Windows, for which Python has no functions
-
-
-class _MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX of sysinfoapi.h."""
-
-    _fields_ = [("length", ctypes.c_uint32), ("load", ctypes.c_uint32),
-                *((name, ctypes.c_uint64) for name in ("total", "available", "total_page_file", "available_page_file",
-                                                       "total_virtual", "available_virtual", "extended"))]
-
-
-class _ProcessMemory(ctypes.Structure):
-    """PROCESS_MEMORY_COUNTERS of psapi.h."""
-
-    _fields_ = [("length", ctypes.c_uint32), ("page_faults", ctypes.c_uint32),
-                *((name, ctypes.c_size_t) for name in (
-                    "peak_working_set", "working_set", "peak_paged_pool", "paged_pool", "peak_nonpaged_pool",
-                    "nonpaged_pool", "pagefile", "peak_pagefile"))]
+    asked = _asked_windows("K32GetProcessMemoryInfo", this_process, ctypes.byref(counters), ctypes.c_uint32(72))
+    return counters[1] if asked else 0
 
 
 def _asked_windows(function: str, *arguments: object) -> bool:
-    """True if this is Windows, and its function succeeds."""
+    """True if this is Windows, for whose memory Python has no functions, and its function succeeds."""
     libraries = getattr(ctypes, "windll", None)
     return libraries is not None and bool(getattr(libraries.kernel32, function)(*arguments))
 
 
-def _windows_memory() -> _MemoryStatus | None:
-    """Bytes of RAM, all and available; None on other systems, and where Windows does not say."""
-    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
-    return status if _asked_windows("GlobalMemoryStatusEx", ctypes.byref(status)) else None
+def _ram_of_windows() -> tuple[int, int]:
+    """Bytes of RAM, all and available; 0 on other systems, and where Windows does not say."""
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX of sysinfoapi.h, its length in bytes first
+    return (status[1], status[2]) if _asked_windows("GlobalMemoryStatusEx", ctypes.byref(status)) else (0, 0)

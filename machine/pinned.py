@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -51,14 +51,6 @@ def _ask_cuda(function: str, *arguments: int) -> bool:
     It runs in a thread of its own: CUDA keeps the error of a refusal in the thread, where the next kernel that is
     launched would report it as its own.
     """
-    succeeded = False
-
-    def call() -> None:
-        nonlocal succeeded
-        with contextlib.suppress(Exception):
-            succeeded = int(getattr(torch.cuda.cudart(), function)(*arguments)) == 0
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    return succeeded
+    with ThreadPoolExecutor(1) as thread, contextlib.suppress(Exception):
+        return int(thread.submit(lambda: getattr(torch.cuda.cudart(), function)(*arguments)).result()) == 0
+    return False

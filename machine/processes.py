@@ -8,7 +8,6 @@ is a no-op: the same line of train.py serves both.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -58,57 +57,52 @@ class Processes:
         return self.rank == 0
 
     def agree(self, decide: Callable[[], T]) -> T:
-        """What decide() returns in the first process, JSON values, in all of them; the others do not call it.
+        """What decide() returns in the first process, in all of them; the others do not call it.
 
         Its UserError is raised in all of them. Whatever else it raises ends the others with exit 70.
         """
         if self.world_size == 1:
             return decide()
-        if not self.is_first:
-            told = json.loads(self._broadcast(b""))
-            if "ends" in told:
-                raise SystemExit(told["ends"])
-            if "error" in told:
-                raise UserError(Exit(told["code"]), told["error"])
-            return told["value"]
-        told = {"error": "it ended without a message", "code": Exit.BUG}
+        told: list[Any] = [None, Exit.BUG, "it ended without a message"]  # the value, or a code, an error's with why
         try:
-            value = decide()
-            told = {"value": value}
-            return value
+            if self.is_first:
+                told = [decide(), None, None]
         except UserError as error:
-            told = {"error": str(error), "code": error.code}
+            told = [None, error.code, str(error)]
             raise
         except SystemExit as end:
-            told = {"ends": end.code}
+            told = [None, end.code, None]
             raise
         finally:
-            self._broadcast(json.dumps(told).encode())
+            dist.broadcast_object_list(told, device=CPU.device())
+        value, code, why = told
+        if why is not None:
+            raise UserError(code, why)
+        if code is not None:
+            raise SystemExit(code)
+        return value
 
     def lead(self, first: Callable[[], T], tell: Callable[[T], U], follow: Callable[[U], T]) -> T:
         """first() in the first process, and only then follow(x) in the others; x is what tell makes of the result.
 
-        x is a JSON value. What first raises is raised in all of them.
+        What first raises is raised in all of them.
         """
-        if not self.is_first:
-            told: Any = self.agree(dict)
-            with self.on_its_own():
-                return follow(told)
+        if self.world_size == 1:
+            return first()
         found: list[T] = []
 
         def work() -> U:
             found.append(first())
             return tell(found[0])
 
-        if self.world_size == 1:
-            return first()
-        self.agree(work)
-        return found[0]
+        told = self.agree(work)
+        if found:
+            return found[0]
+        with self.on_its_own():
+            return follow(told)
 
     def any(self, here: bool) -> bool:
         """True in all processes if it is true in one of them."""
-        if self.world_size == 1:
-            return here
         return self.total([here])[0] > 0
 
     def total(self, numbers: Sequence[float]) -> list[float]:
@@ -156,14 +150,6 @@ class Processes:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
             threading.Thread(target=_watch, args=(signals, beat, is_busy, patience), daemon=True).start()
 
-    def _broadcast(self, message: bytes) -> bytes:
-        """The message of the first process."""
-        length = torch.tensor([len(message)])
-        dist.broadcast(length, 0)
-        content = torch.frombuffer(bytearray(message or bytes(int(length))), dtype=torch.uint8)
-        dist.broadcast(content, 0)
-        return content.numpy().tobytes()
-
 
 ALONE = Processes()
 
@@ -172,15 +158,13 @@ def of_environment() -> Processes:
     """What torchrun says in the environment, ALONE without it. Raises UserError (exit 5) for what makes no sense."""
     if not is_one_of_several():
         return ALONE
-    found = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
-    try:
+    with contextlib.suppress(ValueError):
         rank, world_size, local_rank, local_world_size = (int(os.environ[name]) for name in PLACE)
-    except ValueError:
-        rank, world_size, local_rank, local_world_size = -1, 0, 0, 0
-    if not 0 <= rank < world_size or not 0 <= local_rank < local_world_size <= world_size:
-        raise UserError(Exit.MACHINE, f"the environment speaks of several processes, but {found} makes no sense. Start "
-                                      "them by torchrun, or unset RANK to train in one.")
-    return Processes(rank, world_size, local_rank, local_world_size)
+        if 0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size:
+            return Processes(rank, world_size, local_rank, local_world_size)
+    found = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
+    raise UserError(Exit.MACHINE, f"the environment speaks of several processes, but {found} makes no sense. Start "
+                                  "them by torchrun, or unset RANK to train in one.")
 
 
 @contextlib.contextmanager
@@ -196,10 +180,9 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     threading.Thread(target=_stop_without_torchrun, daemon=True, name="parent").start()
     gpu, here = gpu_of_this_system(), None
     if use_gpu is not False and gpu.why_not() is None:
-        if processes.local_world_size > gpu.num_devices():
+        if processes.local_world_size > (num := gpu.num_devices()):
             raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a machine with "
-                                          f"{gpu.num_devices()} GPUs. Give torchrun --nproc_per_node "
-                                          f"{gpu.num_devices()}.")
+                                          f"{num} GPUs. Give torchrun --nproc_per_node {num}.")
         here = torch.device(gpu.type, processes.local_rank)
         gpu.api.set_device(here)
     dist.init_process_group(gpu.collectives if here else CPU.collectives, timeout=PATIENCE, device_id=here)
@@ -223,9 +206,8 @@ def _stop_without_torchrun() -> None:
 
 def is_of_lost_process(error: RuntimeError) -> bool:
     """True for what a collective raises when the connection to another process is gone."""
-    if isinstance(error, dist.DistError):
-        return True
-    return any(word in str(error) for word in ("gloo", "Connection closed by peer", "Connection reset by peer"))
+    words = ("gloo", "Connection closed by peer", "Connection reset by peer")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 def _watch(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -117,11 +118,9 @@ class Gauge:
         """Adds seconds of training and, on a GPU every 5 s, a reading."""
         self.trained += seconds
         is_due = time.monotonic() - self._read_at >= READING_SECONDS
-        if self._machine.backend.reports_use and not self.missing and is_due:
-            self._read_at = time.monotonic()
-            self._take_reading()
-
-    def _take_reading(self) -> None:
+        if self.missing or not is_due or not self._machine.backend.reports_use:
+            return
+        self._read_at = time.monotonic()
         try:
             self.readings.append(self._machine.backend.utilisation_and_watts())
         except ModuleNotFoundError:
@@ -142,9 +141,8 @@ class Gauge:
     @property
     def utilisation(self) -> float | None:
         """Mean percent of the time that the GPU was busy; None before the third reading."""
-        if len(self.readings) < FEWEST_READINGS:
-            return None
-        return sum(percent for percent, _ in self.readings) / len(self.readings)
+        enough = len(self.readings) >= FEWEST_READINGS
+        return statistics.mean(percent for percent, _ in self.readings) if enough else None
 
     def last_reading(self) -> dict[str, float]:
         """The newest reading by name, in percent and watts; nothing where there is none."""
@@ -152,10 +150,8 @@ class Gauge:
 
     def describe(self) -> dict[str, str]:
         """The lines of the closing block, by their names."""
-        lines = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}
+        gpu = f"utilisation and power are not known without {self.missing}" if self.missing else ""
         if self.readings:
-            percent, watts = (sum(column) / len(self.readings) for column in zip(*self.readings, strict=True))
-            lines["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
-        elif self.missing:
-            lines["gpu"] = f"utilisation and power are not known without {self.missing}"
-        return lines
+            percent, watts = map(statistics.mean, zip(*self.readings, strict=True))
+            gpu = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
+        return {"data_wait": f"{self.wait_share:.1%} of the steps' time", **({"gpu": gpu} if gpu else {})}
