@@ -7,9 +7,7 @@ copy, training waits for the disk.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +29,7 @@ from hub.names import DATASET, MODEL, is_on_hub, repo_of
 from machine.memory import available_ram
 from planning.recipe import Recipe
 from tokens.mixture import in_words, share_in_words
-from training.mirror import Mirror
+from training.mirror import Mirror, yield_the_cores
 from training.optimizers import state_bytes
 from training.state import Run, Settings
 from watching.trackers import sync_metrics
@@ -134,7 +132,6 @@ class Checkpointer:
         if self._snapshot is not None:
             self._pending = self._thread.submit(self._reservation())
         if self.mirror is not None:
-            self.mirror.start()
             self._mirror()  # a killed run may have left it behind
 
     def reserve(self) -> None:
@@ -353,12 +350,6 @@ class Checkpointer:
             self.mirror.close()
         if self._snapshot is not None:
             self._snapshot.close()
-
-
-def yield_the_cores() -> None:
-    """Lets other threads run before this one, where the system can: only Linux gives a thread a priority of its own."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def command_for_card(given: Mapping[str, Any]) -> str:

@@ -12,13 +12,14 @@ import errno
 import os
 import platform
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint import find
-from checkpoint.find import steps_in
+from checkpoint.find import Found, steps_in
 from checkpoint.folder import Keeping, appearing, check_place, outdated, prune, sweep
 from checkpoint.recorded import read_mark, write_mark
 from checkpoint.verify import manifest_entries, read_state, verify
@@ -34,10 +35,6 @@ BLOCK_BYTES = 2**24  # copied, and the disk waited for, at a time: a network's w
 PART = ".mirror-part"  # a file that is no checkpoint's, while it is copied
 STANDSTILL_SECONDS = 300.0  # without a block: the last copy is waited for no longer, any other is said to hang
 LONGEST_WAIT_SECONDS = 1200.0  # for the last copy; other processes, if there are any, wait for 30 minutes at most
-
-
-class GivenUp(Exception):
-    """The run has ended before the copy."""
 
 
 # ---------------------------------------------------------------- copies
@@ -65,13 +62,12 @@ def copy_checkpoint(source: Path, folder: Path, advance: Callable[[], None] = la
 def copy_file(source: Path, target: Path, advance: Callable[[], None] = lambda: None) -> None:
     """Copies a file, waits for the disk, and forgets it: who reads the copy then reads what the disk holds."""
     with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
-        handle = writer.fileno()
         while block := reader.read(BLOCK_BYTES):
-            write_all(handle, block)
-            os.fsync(handle)
+            write_all(writer.fileno(), block)
+            os.fsync(writer.fileno())
             advance()
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(writer.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def run_files(folder: Path) -> list[Path]:
@@ -100,9 +96,8 @@ class Mirror:
         self._changed = threading.Condition()
         self._keeping: Keeping | None = None  # what is asked for
         self._is_asked = self._is_working = self._is_closed = self._is_finished = False
-        self._known: dict[Path, tuple[int, int]] = {}  # size and time of the run's files that were copied
         self._damaged: set[Path] = set()
-        self._trouble = self._said = ""  # what is wrong now, and what was said last
+        self._trouble = ""  # what was wrong first since all was right, and was said
         self._moved_at = 0.0
         self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")  # a disk that hangs ends no run
 
@@ -116,19 +111,17 @@ class Mirror:
         write_mark(self.root, self._mark)
         sweep(self.root)
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
     def wants(self, keeping: Keeping) -> None:
         """Asks for a copy of what the run's folder holds now; returns at once."""
+        if self._thread.ident is None:
+            self._thread.start()
         with self._changed:
             self._keeping, self._is_asked = keeping, True
             self._damaged.discard(self.output_dir / f"checkpoint-{keeping.saved}")  # it may have been saved anew
-            stands_still = time.monotonic() - self._moved_at if self._is_working else 0.0
+            hangs = self._is_working and time.monotonic() - self._moved_at > STANDSTILL_SECONDS
             self._changed.notify_all()
-        if stands_still > STANDSTILL_SECONDS:
-            self._warn(f"it has taken nothing for {duration(stands_still)}")
+        if hangs:
+            self._warn(f"it has taken nothing for {duration(STANDSTILL_SECONDS)}")
 
     def finish(self) -> None:
         """Waits for the last copy while the disk takes it, and says whether it is there."""
@@ -137,17 +130,18 @@ class Mirror:
         self._is_finished = True
         self.wants(self._keeping)  # once more where it failed, and with the last lines of the logs
         began, last = time.monotonic(), self.output_dir / f"checkpoint-{self._keeping.saved}"
+        trouble = ""
         with self._out.phase(f"copying to the mirror {self._shown}"), self._changed:
-            while self._is_asked or self._is_working:
+            while (self._is_asked or self._is_working) and not trouble:
                 self._changed.wait(0.2)
                 now = time.monotonic()
                 if now - max(began, self._moved_at) > STANDSTILL_SECONDS or now - began > LONGEST_WAIT_SECONDS:
-                    self._trouble = f"no end after {duration(now - began)}"
-                    break
-        if not self._trouble and is_copied(last, self.root / last.name):
+                    trouble = f"no end after {duration(now - began)}"
+        trouble = trouble or self._trouble
+        if not trouble and is_copied(last, self.root / last.name):
             self._out.say(f"mirror      {last.name} is in {self._shown}, verified")
             return
-        self._out.warn(f"the mirror {self._shown} lacks {last.name}: {self._trouble or 'it was not copied'}. Copy it "
+        self._out.warn(f"the mirror {self._shown} lacks {last.name}: {trouble or 'it was not copied'}. Copy it "
                        f"by hand: cp -r {shell_word(str(last))} {shell_word(str(self.root))}/")
 
     def close(self) -> None:
@@ -162,89 +156,78 @@ class Mirror:
     # ---- the thread
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # only Linux gives a thread a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        yield_the_cores()
         while True:
             with self._changed:
                 self._is_working = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._is_asked or self._is_closed)
-                if self._is_closed:
+                if self._is_closed or self._keeping is None:
                     return
-                self._is_asked, self._is_working, self._moved_at = False, True, time.monotonic()
+                keeping, self._is_asked, self._is_working = self._keeping, False, True
+                self._moved_at = time.monotonic()
             try:
-                self._bring_in_line()
-            except GivenUp:
-                return
+                self._bring_in_line(keeping)
             except Exception as error:  # a thread that ends by a bug would end the mirror without a word
-                self._trouble = printable(getattr(error, "strerror", None) or str(error))[:200]
-                self._warn(self._trouble)
+                self._warn(printable(getattr(error, "strerror", None) or str(error))[:200])
             finally:
                 self.held = frozenset()
 
-    def _bring_in_line(self) -> None:
+    def _bring_in_line(self, keeping: Keeping) -> None:
         """Copies what the mirror lacks, and deletes from it what the run's folder does not keep either."""
-        self._check_mark()
-        while self._keeping:
-            path = self._next(self._keeping)
-            self._copy_run_files()  # before the checkpoint: metrics.jsonl has the rows that led to it
-            if path is None:
-                break
+        self._check_mark(keeping.saved)
+        for path in run_files(self.output_dir):  # before the checkpoint: metrics.jsonl has the rows that led to it
+            copy_file(path, self.root / PART, self._advance)
+            rename(self.root / PART, self.root / path.name)
+        there, passed_over = steps_in(self.root), {*outdated(self.output_dir, *keeping), *self._damaged}
+        for step, path in steps_in(self.output_dir).items():
+            is_there = step in there and (step != keeping.saved or is_copied(path, there[step]))
+            if is_there or step > keeping.saved or path in passed_over:
+                continue
+            self.held = frozenset((step,))
             try:
                 copy_checkpoint(path, self.root, self._advance)
             except InvalidCheckpoint as error:
                 self._damaged.add(path)
                 if path.exists():
                     self._out.warn(f"{printable(str(path))} is damaged and is not copied to the mirror: {error}")
-            prune(self.root, *self._keeping)
-        if self._said:
+            prune(self.root, *keeping)
+            if self._is_asked:  # the newest first
+                return
+        if self._trouble:
             self._out.say(f"mirror      {self._shown} can be written again and has all that it lacked")
-        self._trouble = self._said = ""
-
-    def _next(self, keeping: Keeping) -> Path | None:
-        """The newest checkpoint that the mirror lacks, up to the one asked for."""
-        there, going = steps_in(self.root), outdated(self.output_dir, *keeping)
-        for step, path in steps_in(self.output_dir).items():
-            is_new = step not in there or (step == keeping.saved and not is_copied(path, there[step]))
-            if is_new and step <= keeping.saved and path not in going and path not in self._damaged:
-                self.held = frozenset((step,))
-                return path
-        return None
-
-    def _copy_run_files(self) -> None:
-        """Copies what has changed of the run's other files, each whole or not at all."""
-        for path in run_files(self.output_dir):
-            status = path.stat()
-            if self._known.get(path) != (status.st_size, status.st_mtime_ns):
-                copy_file(path, self.root / PART, self._advance)
-                rename(self.root / PART, self.root / path.name)
-                self._known[path] = status.st_size, status.st_mtime_ns
+        self._trouble = ""
 
     def _advance(self) -> None:
         if self._is_closed:
-            raise GivenUp
+            raise SystemExit  # which ends this thread alone, without a word
         self._moved_at = time.monotonic()
 
-    def _check_mark(self) -> None:
+    def _check_mark(self, saved: int) -> None:
         """Raises OSError unless the folder is there, which is another one below a mount point, and is this run's."""
         os.listdir(self.root)  # raises the reason why not
         mark = read_mark(self.root)
         if not mark:
             raise FileNotFoundError(errno.ENOENT, f"its {MIRROR} is missing")
         if not self._mark:  # its disk was away when the run began
-            if self._keeping and any(step > self._keeping.saved for step in steps_in(self.root)):
+            if any(step > saved for step in steps_in(self.root)):
                 raise OSError("it holds checkpoints of later steps")
             self.take()
         elif mark != self._mark:
             raise OSError(f"another run uses it now ({mark.get('taken_by', 'unknown')})")
 
     def _warn(self, trouble: str) -> None:
-        """Says what is wrong, once until it is something else, or has been right in between."""
-        kind = trouble.partition(" for ")[0]
-        if kind != self._said:
-            self._said = kind
+        """Says what is wrong, once until all is right again."""
+        if not self._trouble:
+            self._trouble = trouble
             self._out.warn(f"--mirror_to {self._shown}: {trouble}. Look at that disk. Training goes on, its "
                            f"checkpoints are in {printable(str(self.output_dir))}; each save tries again.")
+
+
+def yield_the_cores() -> None:
+    """Lets other threads run before this one, where the system can: only Linux gives a thread a priority of its own."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 # ---------------------------------------------------------------- before the run
@@ -258,7 +241,7 @@ def prepare_mirror(args: FlagsOfGroup, out: Progress) -> None:
     """
     if not args.mirror_to:
         return
-    root, output_dir, shown = Path(args.mirror_to), Path(args.output_dir), f"--mirror_to {printable(args.mirror_to)}"
+    root, output_dir, asked = Path(args.mirror_to), Path(args.output_dir), args.resume_from
     check_place("--mirror_to", root)
     with out.phase("looking at the mirror"):
         try:
@@ -266,15 +249,16 @@ def prepare_mirror(args: FlagsOfGroup, out: Progress) -> None:
                 raise OSError(errno.ENOENT, f"it has no {MIRROR}")
             _try_to_write(root)
         except OSError as error:
-            if not (args.resume_from and steps_in(output_dir)):
-                raise UserError(Exit.MACHINE, f"{shown} cannot be written: {error.strerror}. Mount its disk, or choose "
-                                              "a folder that you may write to.") from error
-            out.warn(f"{shown} cannot be written: {error.strerror}. The run goes on without it, and each save tries "
-                     f"again. Mount its disk; for a new mirror delete {printable(str(output_dir / MIRROR))}.")
+            trouble = f"--mirror_to {printable(args.mirror_to)} cannot be written: {error.strerror}."
+            if not (asked and steps_in(output_dir)):
+                raise UserError(Exit.MACHINE, f"{trouble} Mount its disk, or choose a folder that you may write to."
+                                ) from error
+            out.warn(f"{trouble} The run goes on without it, and each save tries again. Mount its disk; for a new "
+                     f"mirror delete {printable(str(output_dir / MIRROR))}.")
             return
-        folder, _ = named_in(Path(args.resume_from or ""), output_dir)
-        if args.resume_from and (args.resume_from == "auto" or any(
-                is_same_folder(str(folder), own) for own in (args.output_dir, args.mirror_to))):
+        folder = str(named_in(Path(asked or ""), output_dir)[0])
+        if asked and (asked == "auto" or is_same_folder(folder, args.output_dir)
+                      or is_same_folder(folder, args.mirror_to)):
             bring_back(root, output_dir, out)
 
 
@@ -288,11 +272,8 @@ def _is_away(args: FlagsOfGroup) -> bool:
 def _try_to_write(root: Path) -> None:
     """Writes a byte where the mirror is, or is to be. Raises OSError."""
     nearest = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-    probe = nearest / f".tmp-try-{os.getpid()}"
-    try:
-        probe.write_bytes(b"\n")
-    finally:
-        probe.unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=nearest, buffering=0) as probe:
+        probe.write(b"\n")
 
 
 def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
@@ -333,10 +314,9 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
         return
 
 
-def check_mirror(args: FlagsOfGroup, init_from: str | None, found: find.Found | None) -> None:
+def check_mirror(args: FlagsOfGroup, init_from: str | None, found: Found | None) -> None:
     """Raises UserError (exit 4) if the mirror holds checkpoints that do not lead to the one the run goes on from."""
-    there = steps_in(Path(args.mirror_to)) if args.mirror_to else {}
-    if not there:
+    if not args.mirror_to or not (there := steps_in(Path(args.mirror_to))):
         return
     root, shown = Path(args.mirror_to), printable(args.mirror_to)
     if args.overwrite:
@@ -344,17 +324,18 @@ def check_mirror(args: FlagsOfGroup, init_from: str | None, found: find.Found | 
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
                                         "--init_from. Give another --mirror_to.")
         return
-    decays = [path for path, _ in left_decays(root, root / found[0].name, found[1]["step"])] if found else []
-    later = [path for step, path in there.items()
-             if found is None or (step > found[1]["step"] and path not in decays)]
-    if later:
-        raise UserError(Exit.CHECKPOINT, f"--mirror_to {shown} holds the checkpoints of another run, the last "
-                                         f"one of step {max(there):,}. Give --resume_from auto to "
-                                         "continue that run, another folder, or --overwrite, which deletes "
-                                         f"{several(len(later), 'checkpoint')}.")
-    assert found
-    with contextlib.suppress(InvalidCheckpoint):  # a damaged one tells nothing
-        _check_same_run(found[1], read_state(next(iter(there.values()))), root)
+    later = there.keys()
+    if found:
+        path, state = found
+        decays = [decay for decay, _ in left_decays(root, root / path.name, state["step"])]
+        later = [step for step in there if step > state["step"] and there[step] not in decays]
+        if not later:
+            with contextlib.suppress(InvalidCheckpoint):  # a damaged one tells nothing
+                _check_same_run(state, read_state(next(iter(there.values()))), root)
+            return
+    raise UserError(Exit.CHECKPOINT, f"--mirror_to {shown} holds the checkpoints of another run, the last one of step "
+                                     f"{max(there):,}. Give --resume_from auto to continue that run, another folder, "
+                                     f"or --overwrite, which deletes {several(len(later), 'checkpoint')}.")
 
 
 def _check_same_run(state: dict, other: dict, root: Path) -> None:
@@ -398,7 +379,6 @@ def catch_up(args: FlagsOfGroup, step: int, best_step: int, out: Progress) -> No
     mirror = Mirror(Path(args.mirror_to), Path(args.output_dir), out)
     with contextlib.suppress(OSError):  # of which the copy tells more
         mirror.take()
-    mirror.start()
     mirror.wants(Keeping(step, args.keep_checkpoints, frozenset((best_step,))))
     mirror.close()
 
