@@ -114,8 +114,9 @@ from safetensors.torch import save_file
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import PUBLISHED
 from checkpoint.find import resolve
-from checkpoint.load import chat_template, end_ids, load_model, open_model, stored_in
+from checkpoint.load import chat_template, end_ids, load_model, open_model
 from checkpoint.nanogpt import convert
+from checkpoint.tensors import stored_tensors
 from common.errors import Exit, UserError
 from common.files import rename, sync
 from common.outputs import cannot_write, place_of
@@ -199,7 +200,7 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
                 num_tensors = write_gguf(config, weights, vocabulary, chat_template(source), name, temporary,
                                          args.dtype)
             elif args.prune is None:
-                num_tensors = write_folder(source, stored_in(source), temporary, args.dtype)
+                num_tensors = write_folder(source, stored_tensors(source), temporary, args.dtype)
             else:
                 model = load_model(source, torch.device("cpu"))
                 num_zeros, num_weights = prune_blocks(model, args.prune)

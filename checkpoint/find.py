@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,16 +77,13 @@ def _numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True) -> Found | None:
-    """The newest checkpoint of a folder that verifies, with its state; damaged ones are skipped with a warning.
+def newest_sound(folder: Path, warn: Callable[[str], None],
+                 reader: Callable[[Path], dict[str, Any]] = verify) -> Found | None:
+    """The newest checkpoint of a folder that the reader accepts, with the state that it returns.
 
-    None if the folder holds no checkpoint. Raises UserError (exit 4) if all are damaged, with the reasons.
+    Damaged ones are skipped with a warning. None if the folder holds no checkpoint. Raises UserError (exit 4) if all
+    are damaged, with the reasons.
     """
-    return _newest(folder, warn, lambda path: verify(path, to_train))
-
-
-def _newest(folder: Path, warn: Callable[[str], None], reader: Callable[[Path], dict[str, Any]]) -> Found | None:
-    """The newest checkpoint that the reader accepts, with what it returns; as newest_sound for those it does not."""
     reasons = []
     for path, why in _numbered_in(folder).values():
         if why is None:
@@ -139,7 +137,8 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
         return folder, None
     if folder.exists() and not folder.is_dir():
         raise _refusal(f"{shown} is neither a file nor a folder. Give {WHAT_OPENS}.")
-    found = _best_of(folder, warn, to_train) if name == BEST else newest_sound(folder, warn, to_train)
+    reader = partial(verify, to_train=to_train)
+    found = _best_of(folder, warn, to_train) if name == BEST else newest_sound(folder, warn, reader)
     if found is None:
         raise _nothing_found(folder)
     return found
@@ -156,7 +155,7 @@ def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
     """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
     cure, sought = f"Give {shell_word(str(folder / LAST))}, or another checkpoint.", None
-    while newest := _newest(folder, warn, read_state):
+    while newest := newest_sound(folder, warn, read_state):
         path, state = newest
         if (loss := state.get("best_val_loss")) is None:
             raise _refusal(f"{printable(str(folder))} has no best checkpoint: {path.name} records no validation. "

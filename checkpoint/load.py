@@ -5,6 +5,7 @@ Which fields and tensors there must be is known to the folder's architecture (ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -157,24 +158,19 @@ def _copy(weights: Mapping[str, torch.Tensor], model: Network) -> None:
 
 def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
     """Config and weights of a checkpoint or a Hugging Face folder, as weights_of. Raises UserError (exit 4)."""
-    try:
+    with opening(f"checkpoint {printable(str(folder))}"):
         config, stored = open_stored(folder)
         return config, weights_of(config, stored)
-    except InvalidCheckpoint as error:
-        raise refusal(f"checkpoint {printable(str(folder))}", error) from error
 
 
-def stored_in(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a folder as they are stored. Raises UserError (exit 4)."""
+@contextlib.contextmanager
+def opening(what: str) -> Iterator[None]:
+    """Raises UserError (exit 4) for a folder that cannot be opened in this block."""
     try:
-        return stored_tensors(folder)
+        yield
     except InvalidCheckpoint as error:
-        raise refusal(f"checkpoint {printable(str(folder))}", error) from error
-
-
-def refusal(what: str, error: InvalidCheckpoint) -> UserError:
-    """The error of a command about a folder that cannot be opened."""
-    return UserError(Exit.CHECKPOINT, f"{what}: {error}. {error.cure or f'Give {WHAT_OPENS} with safetensors.'}")
+        cure = error.cure or f"Give {WHAT_OPENS} with safetensors."
+        raise UserError(Exit.CHECKPOINT, f"{what}: {error}. {cure}") from error
 
 
 def load_model(folder: Path, device: torch.device) -> Network:
@@ -191,18 +187,14 @@ def load_model(folder: Path, device: torch.device) -> Network:
 def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
     """The folder that --init_from means and its model's config. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
-    try:
+    with opening(f"--init_from {printable(requested)}"):
         return folder, open_stored(folder)[0]
-    except InvalidCheckpoint as error:
-        raise refusal(f"--init_from {printable(requested)}", error) from error
 
 
 def start_from(folder: Path, model: Network) -> None:
     """Copies the weights of --init_from into the model. Raises UserError (exit 4), for NaN and infinity too."""
-    try:
+    with opening(f"--init_from {printable(str(folder))}"):
         load_weights(folder, model)
-    except InvalidCheckpoint as error:
-        raise refusal(f"--init_from {printable(str(folder))}", error) from error
     weights = folder / WEIGHTS
     _check_finite(weights if os.path.isfile(weights) else folder, model.named_parameters())
 

@@ -212,7 +212,7 @@ class Checkpointer:
         return Keeping(step, self._args.keep_checkpoints, frozenset(protected))
 
     def _mirror(self) -> None:
-        """Asks for a copy of what was written last, if there is a mirror; returns at once."""
+        """Asks for a copy of what was written last; returns at once."""
         if self.mirror is not None and self._written_step is not None:
             self.mirror.wants(self._keeping(self._written_step))
 
@@ -316,10 +316,9 @@ class Checkpointer:
         if self._run.state.step and not agree(lambda: self.is_on_disk):
             self.save(self.stays())
             self._settle_all()
-        if self._args.mirror_to is not None:
-            self._is_waiting = True
-            agree(self._finish_mirror)
-            self._is_waiting = False
+        self._is_waiting = True
+        agree(self._finish_mirror)
+        self._is_waiting = False
         return agree(lambda: self.is_on_disk)
 
     def _finish_mirror(self) -> None:
