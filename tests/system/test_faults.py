@@ -408,7 +408,9 @@ def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
 def test_a_mirror_that_is_full_or_gone_is_said_and_costs_the_run_nothing(forks, corpus, tmp_path, small_disk, what):
     trial, out, drive = Trial(forks, corpus, tmp_path / "trial", 200, *LONG), tmp_path / "out", small_disk / "run"
     run = Background(trial, out, "--mirror_to", str(drive), "--keep_checkpoints", "1")
-    run.wait("is in")
+    while not list(drive.glob("checkpoint-*/manifest.json")):
+        assert run.thread.is_alive()
+        time.sleep(0.005)
     if what == "full":
         ballast = fill(small_disk)
         run.wait("No space left on device")
