@@ -147,3 +147,4 @@ class Architecture(Protocol[ConfigT]):
 
     def gguf_fields(self, config: ConfigT) -> dict[str, int | float]:
         """The fields by which llama.cpp knows the model's shape, by the names of gguf.GGUFWriter's add_ methods."""
+        ...

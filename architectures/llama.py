@@ -21,7 +21,7 @@ from common.errors import Exit, InvalidCheckpoint, UserError
 from ops.attention import attends_in_blocks, attention_bytes
 from ops.linear import swiglu
 from ops.options import Options
-from ops.rotary import RotaryScaling, rotary_frequencies, rotary_tables, rotate
+from ops.rotary import RotaryScaling, rotary_frequencies, rotate
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [N, K/2] each
 
@@ -223,15 +223,15 @@ def _numbers(fields: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str
 
     for key, (_, high) in NUMBERS.items():
         check_whole("config.json", key, numbers[key], 1, high)
-    if H % numbers["num_key_value_heads"]:
-        raise InvalidCheckpoint(f"config.json: num_attention_heads {H} is not a multiple of num_key_value_heads "
-                                f"{numbers['num_key_value_heads']}")
-    if numbers["max_position_embeddings"] * numbers["head_dim"] > MOST_ANGLES:
-        raise InvalidCheckpoint(f"config.json: max_position_embeddings {numbers['max_position_embeddings']:,} with "
-                                f"head_dim {numbers['head_dim']:,} needs tables of more than 1 GiB")
-    if numbers["head_dim"] % 2:
-        raise InvalidCheckpoint(f"config.json: head_dim is {numbers['head_dim']}, and an odd number of dimensions "
-                                "cannot be rotated in pairs")
+    T, KV, K = (numbers[key] for key in ("max_position_embeddings", "num_key_value_heads", "head_dim"))
+    if H % KV:
+        raise InvalidCheckpoint(f"config.json: num_attention_heads {H} is not a multiple of num_key_value_heads {KV}")
+    if T * K > MOST_ANGLES:
+        raise InvalidCheckpoint(f"config.json: max_position_embeddings {T:,} with head_dim {K:,} needs tables of more "
+                                "than 1 GiB")
+    if K % 2:
+        raise InvalidCheckpoint(f"config.json: head_dim is {K}, and an odd number of dimensions cannot be rotated in "
+                                "pairs")
     return numbers
 
 
@@ -250,9 +250,7 @@ def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
     Raises InvalidCheckpoint for another scaling than llama3's, and where only a part of a head is rotated.
     """
     theta, found = fields.get("rope_theta", 10_000.0), []
-    if fields.get("partial_rotary_factor", 1.0) not in (1, None):
-        raise InvalidCheckpoint(f"config.json: partial_rotary_factor is {shown(fields['partial_rotary_factor'])}; only "
-                                "1.0 is supported")
+    check_values(fields, {"partial_rotary_factor": (1.0, None)})
     for key in ("rope_scaling", "rope_parameters"):
         rope = fields.get(key) or {}
         if not isinstance(rope, Mapping):
@@ -304,8 +302,7 @@ class RotaryDecodingNorm:
     """
 
     def __init__(self, config: RotaryConfig, weight: torch.Tensor):
-        self.weight = weight
-        self.epsilon = config.rms_norm_epsilon
+        self.weight, self.epsilon = weight, config.rms_norm_epsilon
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return (F.rms_norm(x.float(), x.shape[-1:], None, self.epsilon) * self.weight).to(x.dtype)
@@ -347,8 +344,7 @@ class RotaryDecodingEnds:
 
     def __init__(self, config: RotaryConfig, parts: LaidOutParts):
         weight = parts.vector("model.norm.weight")
-        tables = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
-        self.cos_TK2, self.sin_TK2 = (table.to(weight.device) for table in tables)
+        self.cos_TK2, self.sin_TK2 = (table.to(weight.device) for table in config.rotation())
         self.leave = RotaryDecodingNorm(config, weight)
 
     def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Rotation]:

@@ -58,6 +58,10 @@ class RotaryConfig:
     def padded_vocab_size(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
+    def rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cosines and sines of all positions, [T, K/2] each."""
+        return rotary_tables(self.seq_length, self.head_dim, self.rope_theta, self.rope_scaling)
+
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
         """The rows of qkv_proj that make queries, keys and values."""
@@ -155,9 +159,8 @@ class RotaryTransformer(nn.Module):
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False, options.product)
         self.output = OutputLayer()
-        cos_TK2, sin_TK2 = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
-        self.register_buffer("cos_TK2", cos_TK2, persistent=False)
-        self.register_buffer("sin_TK2", sin_TK2, persistent=False)
+        for name, table in zip(("cos_TK2", "sin_TK2"), config.rotation(), strict=True):
+            self.register_buffer(name, table, persistent=False)
 
     @torch.no_grad()
     def init_weights(self, std: float = INIT_STD) -> RotaryTransformer:
@@ -169,10 +172,7 @@ class RotaryTransformer(nn.Module):
                 is_residual = owner in ("o_proj", "down_proj")
                 nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer) if is_residual else std)
             fill(parameter, weights[:self.config.vocab_size] if owner in ("embed_tokens", "lm_head") else weights)
-
-        config = self.config
-        tables = rotary_tables(config.seq_length, config.head_dim, config.rope_theta, config.rope_scaling)
-        for name, table in zip(("cos_TK2", "sin_TK2"), tables, strict=True):
+        for name, table in zip(("cos_TK2", "sin_TK2"), self.config.rotation(), strict=True):
             self.get_buffer(name).copy_(table)
         return self
 

@@ -18,20 +18,17 @@ RATE = "512 FLOP per clock and multiprocessor, as in the white paper; clock and 
 
 @dataclass(frozen=True)
 class Card:
-    """The data sheet of a GPU: peaks in TFLOP/s for dense matrices, memory in GB, its bandwidth in GB/s.
+    """The data sheet of a GPU: peaks in TFLOP/s for dense matrices.
 
     pattern is found, as whole words, in the name that CUDA gives the card. half_tflops is the peak in bf16 or fp16
     with sums in fp32; GeForce cards do half of what they do with sums in fp16. tf32_tflops is that of fp32 matrices
-    rounded to TF32, None where the chip has no TF32; fp32_tflops that of plain fp32. Of a card that is sold with more
-    than one size of memory, memory_gb is the usual or the smaller one.
+    rounded to TF32, None where the chip has no TF32; fp32_tflops that of plain fp32.
     """
 
     pattern: str
     half_tflops: float
     tf32_tflops: float | None
     fp32_tflops: float
-    memory_gb: int
-    bandwidth_gbs: int
     source: str
 
     @property
@@ -43,44 +40,44 @@ class Card:
 # The first pattern that is found counts, so "H200 NVL" stands before "H200".
 CARDS = (
     # Blackwell. Of the B200 and GB200 the sheet has a table of single GPUs.
-    Card("GB200", 2500, 1250, 80, 186, 8000, SHEET),
-    Card("B200", 2250, 1100, 75, 180, 7700, SHEET),
-    Card("RTX 5090", 209.5, 104.8, 104.8, 32, 1792, BLACKWELL),
-    Card("RTX 5080", 112.6, 56.3, 56.3, 16, 960, BLACKWELL),
+    Card("GB200", 2500, 1250, 80, SHEET),
+    Card("B200", 2250, 1100, 75, SHEET),
+    Card("RTX 5090", 209.5, 104.8, 104.8, BLACKWELL),
+    Card("RTX 5080", 112.6, 56.3, 56.3, BLACKWELL),
     # Hopper. The SXM boards have no suffix in CUDA's names, "H100 80GB HBM3".
-    Card("H200 NVL", 835, 418, 60, 141, 4800, SHEET),
-    Card("H200", 989, 494, 67, 141, 4800, SHEET),
-    Card("H100 PCIe", 756, 378, 51, 80, 2000, SHEET),  # the sheet of 2022
-    Card("H100 NVL", 835, 418, 60, 94, 3900, SHEET),
-    Card("H100", 989, 494, 67, 80, 3350, SHEET),
+    Card("H200 NVL", 835, 418, 60, SHEET),
+    Card("H200", 989, 494, 67, SHEET),
+    Card("H100 PCIe", 756, 378, 51, SHEET),  # the sheet of 2022
+    Card("H100 NVL", 835, 418, 60, SHEET),
+    Card("H100", 989, 494, 67, SHEET),
     # Ada.
-    Card("L40S", 362, 183, 91.6, 48, 864, SHEET),
-    Card("L40", 181, 90.5, 90.5, 48, 864, SHEET),
-    Card("L4", 121, 60, 30.3, 24, 300, SHEET),
-    Card("RTX 6000 Ada", 364.2, 182.1, 91.1, 48, 960, SHEET),  # a quarter, an eighth of its 1,457 in FP8 with sparsity
-    Card("RTX 4090", 165.2, 82.6, 82.6, 24, 1008, ADA),
-    Card("RTX 4080", 97.5, 48.7, 48.7, 16, 717, ADA),
-    Card("RTX 4070", 58.3, 29.1, 29.1, 12, 504, RATE),  # 46 multiprocessors, 2.475 GHz
-    Card("RTX 4060", 30.2, 15.1, 15.1, 8, 272, RATE),  # 24 multiprocessors, 2.46 GHz
+    Card("L40S", 362, 183, 91.6, SHEET),
+    Card("L40", 181, 90.5, 90.5, SHEET),
+    Card("L4", 121, 60, 30.3, SHEET),
+    Card("RTX 6000 Ada", 364.2, 182.1, 91.1, SHEET),  # a quarter, an eighth of its 1,457 in FP8 with sparsity
+    Card("RTX 4090", 165.2, 82.6, 82.6, ADA),
+    Card("RTX 4080", 97.5, 48.7, 48.7, ADA),
+    Card("RTX 4070", 58.3, 29.1, 29.1, RATE),  # 46 multiprocessors, 2.475 GHz
+    Card("RTX 4060", 30.2, 15.1, 15.1, RATE),  # 24 multiprocessors, 2.46 GHz
     # Ampere.
-    Card("A100 80GB PCIe", 312, 156, 19.5, 80, 1935, SHEET),
-    Card("A100-SXM4-80GB", 312, 156, 19.5, 80, 2039, SHEET),
-    Card("A100", 312, 156, 19.5, 40, 1555, SHEET),
-    Card("A40", 149.7, 74.8, 37.4, 48, 696, SHEET),
-    Card("A10G", 70, 35, 35, 24, 600, SHEET),  # by AWS, for its g5 instances
-    Card("A10", 125, 62.5, 31.2, 24, 600, SHEET),
-    Card("RTX A6000", 154.8, 77.4, 38.7, 48, 768, GA102),
-    Card("RTX 3090", 71, 35.6, 35.6, 24, 936, GA102),
-    Card("RTX 3080", 59.5, 29.8, 29.8, 10, 760, GA102),
-    Card("RTX 3070", 40.6, 20.3, 20.3, 8, 448, GA102),
-    Card("RTX 3060", 25.5, 12.7, 12.7, 12, 360, RATE),  # 28 multiprocessors, 1.777 GHz
+    Card("A100 80GB PCIe", 312, 156, 19.5, SHEET),
+    Card("A100-SXM4-80GB", 312, 156, 19.5, SHEET),
+    Card("A100", 312, 156, 19.5, SHEET),
+    Card("A40", 149.7, 74.8, 37.4, SHEET),
+    Card("A10G", 70, 35, 35, SHEET),  # by AWS, for its g5 instances
+    Card("A10", 125, 62.5, 31.2, SHEET),
+    Card("RTX A6000", 154.8, 77.4, 38.7, GA102),
+    Card("RTX 3090", 71, 35.6, 35.6, GA102),
+    Card("RTX 3080", 59.5, 29.8, 29.8, GA102),
+    Card("RTX 3070", 40.6, 20.3, 20.3, GA102),
+    Card("RTX 3060", 25.5, 12.7, 12.7, RATE),  # 28 multiprocessors, 1.777 GHz
     # Turing, Volta, Pascal: no TF32. The P100 has no tensor cores, and with sums in fp32 it is as fast as in fp32.
-    Card("T4", 65, None, 8.1, 16, 320, SHEET),
-    Card("V100S-PCIE", 130, None, 16.4, 32, 1134, SHEET),
-    Card("V100-PCIE", 112, None, 14, 16, 900, SHEET),
-    Card("V100-SXM2", 125, None, 15.7, 16, 900, SHEET),
-    Card("P100-PCIE", 9.3, None, 9.3, 16, 732, SHEET),
-    Card("P100-SXM2", 10.6, None, 10.6, 16, 732, SHEET),
+    Card("T4", 65, None, 8.1, SHEET),
+    Card("V100S-PCIE", 130, None, 16.4, SHEET),
+    Card("V100-PCIE", 112, None, 14, SHEET),
+    Card("V100-SXM2", 125, None, 15.7, SHEET),
+    Card("P100-PCIE", 9.3, None, 9.3, SHEET),
+    Card("P100-SXM2", 10.6, None, 10.6, SHEET),
 )
 
 # A name with one of these words contains a card's name, but its chip has another peak, or is a slice of one.

@@ -103,12 +103,6 @@ def test_without_pythons_headers_nothing_is_compiled_and_the_cure_is_said(monkey
     assert device.compiler_complaint(RuntimeError()) == "RuntimeError"
 
 
-def test_a_compiler_named_by_cxx_counts(monkeypatch):
-    monkeypatch.setenv("CXX", "my-compiler")
-    monkeypatch.setattr(shutil, "which", lambda name: "/bin/x" if name == "my-compiler" else None)
-    assert device.choose(False, False, "auto", True).compile is True
-
-
 # ---------------------------------------------------------------- on a GPU that is not there
 
 
@@ -173,13 +167,6 @@ def test_the_peak_is_the_cards_in_the_precision_chosen(a_gpu, monkeypatch):
         assert full.peak_flops == tflops * 1e12
     a_gpu("NVIDIA Unheard Of")
     assert device.choose(None, None, "auto", None).peak_flops is None
-
-
-def test_a_gpu_that_is_not_used_is_warned_of(a_gpu):
-    a_gpu("NVIDIA L4")
-    machine = device.choose(False, None, "auto", None)
-    assert machine.device.type == "cpu"
-    assert "NVIDIA L4" in " ".join(machine.warnings)
 
 
 def test_compile_that_is_off_or_impossible_on_a_gpu_is_warned_of(a_gpu, monkeypatch):

@@ -87,17 +87,6 @@ def test_a_host_that_waits_for_the_gpu_is_not_late(monkeypatch):
     assert on_cpu.host_is_late
 
 
-def test_the_time_in_which_the_process_stood_still_is_not_training(monkeypatch):
-    now, stopped = [0.0], [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock = TrainingClock(CPU, lambda: stopped[0])
-    now[0] += 100
-    stopped[0] += 90
-    assert clock.lap() == 10
-    now[0] += 1
-    assert clock.lap() == 1
-
-
 @pytest.mark.parametrize(("error", "missing"), [
     (ModuleNotFoundError(), "nvidia-ml-py"), (RuntimeError("MIG"), "a driver that reports them")])
 def test_a_gpu_is_read_every_five_seconds_or_it_is_said_what_is_missing(monkeypatch, error, missing):
