@@ -28,7 +28,7 @@ from machine.device import Machine, name_of_dtype
 from machine.facts import matmul_flops, measure_disk
 from machine.memory import is_out_of_memory, total_memory
 from model import SIZES
-from planning.memory import MARGIN, MemorySetting, predicted_peak, room_on_card
+from planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
 from planning.plan import attention_in_words, figure
 from planning.recipe import DEFAULT_SEQ_LENGTH, LOSS_CHUNK, choose_config, choose_options
 from planning.sizing import config_of_size
@@ -164,7 +164,8 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
     for gigabytes, name in TYPICAL.items():
         card = find_card(name)
         assert card
-        rows[f"{name}, {gigabytes} GB"] = (card, SHARE_OF_PEAK * 1e12 * card.half_tflops, room_on_card(gigabytes))
+        room = (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
+        rows[f"{name}, {gigabytes} GB"] = (card, SHARE_OF_PEAK * 1e12 * card.half_tflops, room)
     for label, (card, flops, room) in rows.items():
         cells = []
         for config in models.values():

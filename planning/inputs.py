@@ -116,7 +116,10 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
         for folder in folders_of(args.data_dir):  # at once, before anything large is fetched
             _require_folder(args.data, folder.path)
         args = with_models_here(args, ["init_from"], at.out)
-    return at.processes.lead(lambda: _check(args, at), _named, lambda named: _follow(args, named))
+    return at.processes.lead(
+        lambda: _check(args, at),
+        lambda found: found.resumed and (str(found.resumed[0]), found.resumed[1], manifest_sha256(found.resumed[0])),
+        lambda resumed: _follow(args, resumed))
 
 
 def _check(args: Flags, at: Session) -> Inputs:
@@ -156,21 +159,13 @@ def _check(args: Flags, at: Session) -> Inputs:
     return Inputs(args, corpus, sizing, config, resumed)
 
 
-def _named(inputs: Inputs) -> tuple[str, dict[str, Any], str] | None:
-    """What the other processes get of the checkpoint to resume from: folder, state, manifest's sha256."""
-    if not inputs.resumed:
-        return None
-    folder, state = inputs.resumed
-    return str(folder), state, manifest_sha256(folder)
-
-
-def _follow(args: Flags, named: tuple[str, dict[str, Any], str] | None) -> Inputs:
-    """The same in another process, once the first one has checked it."""
+def _follow(args: Flags, resumed: tuple[str, dict[str, Any], str] | None) -> Inputs:
+    """The same in another process, once the first one has checked it; resumed is folder, state, sha256."""
     inputs = Inputs(args, *_corpus_and_shape(args), None)
-    if named is None:
+    if resumed is None:
         return inputs
-    folder, state, sha256 = Path(named[0]), named[1], named[2]
-    find.wait_until_here(folder, sha256)
+    folder, state = Path(resumed[0]), resumed[1]
+    find.wait_until_here(folder, resumed[2])
     return replace(inputs, config=with_what_no_flag_says(inputs.config, folder), resumed=(folder, state))
 
 

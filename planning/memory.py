@@ -6,6 +6,7 @@ N is a micro-batch's tokens (B T), C the width, P the padded vocabulary. All siz
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -191,12 +192,7 @@ def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
 
 def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
     """The largest micro-batch, 0 to most, whose predicted peak is within the room in bytes."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = predicted_peak(config, middle, setting) <= room
-        low, high = (middle, high) if fits else (low, middle)
-    return low
+    return bisect_right(range(1, most + 1), room, key=lambda n: predicted_peak(config, n, setting))
 
 
 def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, options: Options, machine: Machine,
@@ -234,11 +230,6 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
     memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
     found = largest_micro_batch(config, setting(strategy), 0.8 * (memory_bytes // sharing_ram), most)
     return strategy, why, 1 << max(1, found).bit_length() - 1
-
-
-def room_on_card(gigabytes: int) -> float:
-    """Bytes that a process may take on a card with so much memory, without what nobody counted."""
-    return (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
 
 
 def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting) -> str:

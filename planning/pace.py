@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,12 +110,9 @@ def recipe_within(seconds: float, flags: FlagsOfGroup, is_decided: bool, plan: P
         return replace(recipe, total_steps=step, eval_interval=eval_interval_of(flags.eval_interval, step),
                        eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(tokens))
 
-    low, high = steps_done + 1, min(recipe.total_steps, steps_done + MOST_STEPS) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = pace.seconds(ends_at(middle), steps_done) <= seconds
-        low, high = (middle, high) if fits else (low, middle)
-    return ends_at(low)
+    more = range(steps_done + 2, min(recipe.total_steps, steps_done + MOST_STEPS) + 1)
+    return ends_at(steps_done + 1 + bisect_right(more, seconds, key=lambda step: pace.seconds(
+        ends_at(step), steps_done)))
 
 
 # ---------------------------------------------------------------- when a run has to end
@@ -150,11 +148,6 @@ class Deadline:
         return 0.0 if self.minutes is None else time.monotonic() - self._began
 
     @property
-    def seconds_to_plan(self) -> float:
-        """What is left for steps, validations and saves."""
-        return (1 - SPARE) * 60 * (self.minutes or math.inf) - self.used
-
-    @property
     def is_open(self) -> bool:
         """True while the horizon has to be planned."""
         return self.minutes is not None and self.horizon is None
@@ -182,9 +175,9 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
     """The setup with the horizon that the deadline allows, where that is still to be planned."""
     if not deadline.is_open or setup.recipe_until is None:
         return setup
-    args, plan = setup.args, setup.plan
-    within = recipe_within(setup.processes.agree(lambda: deadline.seconds_to_plan), args.output,
-                           bool(args.epochs or args.max_steps), plan, pace, steps_done)
+    args, plan, minutes = setup.args, setup.plan, deadline.minutes or 0.0
+    seconds = setup.processes.agree(lambda: (1 - SPARE) * 60 * minutes - deadline.used)
+    within = recipe_within(seconds, args.output, bool(args.epochs or args.max_steps), plan, pace, steps_done)
     recipe = replace(setup.recipe_until(within.total_steps), batch_size=within.batch_size,
                      accumulation=within.accumulation, eval_tokens=within.eval_tokens)
     return replace(setup, plan=replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args.output, recipe)))

@@ -44,7 +44,7 @@ class Plan:
     """What a run will train, and how: each decision made once.
 
     where says where the tokens live ('gpu', 'ram' or 'mmap'), why_there why. at_a_time is the micro-batch of each
-    process, why_way why several share the model as the memory's setting says.
+    process, why_strategy why several share the model by the strategy of the memory's setting.
     """
 
     config: ModelConfig
@@ -56,7 +56,7 @@ class Plan:
     where: str
     why_there: str
     at_a_time: int
-    why_way: str = ""
+    why_strategy: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def describe_processes(plan: Plan, processes: Processes) -> list[str]:
         return []
     where = f" on {several(processes.num_machines, 'machine')}" if processes.num_machines > 1 else ""
     held = predicted_peak(plan.config, plan.at_a_time, plan.memory)
-    return [f"processes   {processes.world_size}{where}, {plan.memory.strategy}: {plan.why_way}; each takes "
+    return [f"processes   {processes.world_size}{where}, {plan.memory.strategy}: {plan.why_strategy}; each takes "
             f"{size(held)}"]
 
 
@@ -195,9 +195,13 @@ def figure(number: float) -> str:
 def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     args, plan, machine = setup.args, setup.plan, setup.machine
-    rows = [("exactness", f"a resumed run's loss is {_exactness(args.deterministic, machine)}"),
-            *_rows_of_model(plan, setup.corpus), *_rows_of_steps(plan, setup.corpus),
-            *(("default", reason) for reason in plan.recipe.reasons)]
+    exactness = "that of a run that was never stopped"
+    if args.deterministic or machine.backend.is_exact:
+        exactness = f"bit for bit {exactness} ({'--deterministic' if args.deterministic else 'on a CPU'})"
+    else:
+        exactness += " but for the last digits" + "; --deterministic gives every bit" * machine.backend.has_own_memory
+    rows = [("exactness", f"a resumed run's loss is {exactness}"), *_rows_of_model(plan, setup.corpus),
+            *_rows_of_steps(plan, setup.corpus), *(("default", reason) for reason in plan.recipe.reasons)]
     if not args.dry_run:
         rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
                                f"{plan.saving.words}"))
@@ -211,13 +215,6 @@ def attention_in_words(config: ModelConfig, machine: Machine) -> str:
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
     n_kv_head, head_size = architecture_of(config).kv_heads(config)
     return device.attention_backend(machine, config.n_head, config.seq_length, head_size, config.dropout, n_kv_head)
-
-
-def _exactness(is_deterministic: bool, machine: Machine) -> str:
-    never = "that of a run that was never stopped"
-    if is_deterministic or machine.backend.is_exact:
-        return f"bit for bit {never} ({'--deterministic' if is_deterministic else 'on a CPU'})"
-    return f"{never} but for the last digits" + "; --deterministic gives every bit" * machine.backend.has_own_memory
 
 
 def _rows_of_model(plan: Plan, corpus: Corpus) -> Iterator[tuple[str, str]]:

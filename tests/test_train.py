@@ -297,28 +297,24 @@ def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, mo
     assert "validation at" not in text
 
 
-def three_kills(forks: Forks, corpus: Path, folder: Path, flags: list[str]) -> None:
-    """Compares a run with one that is killed, uncatchably, at the start of its 8th, 24th and 47th step."""
-    common = ["train.py", "--no-use_gpu", "--data_dir", str(corpus), *TINY, "--epochs", "9", "--max_steps", "60",
-              "--dropout", "0.1", "--log_interval", "1", "--checkpoint_every_steps", "4", "--eval_interval", "9",
-              "--sample_interval", "0", "--resume_from", "auto", *flags]
-    whole = forks.run([*common, "--output_dir", str(folder / "whole")])
-    assert whole.code == 0, whole.stderr
-    parts = [*common, "--output_dir", str(folder / "parts")]
-    for step in (8, 24, 47):
-        calls = 1 + WARM_STEPS + step - max(steps_in(folder / "parts"), default=0)
-        killed = forks.run(parts, raised=[Raised("train:take_step", calls, signal.SIGKILL)])
-        assert killed.code == -signal.SIGKILL, killed.stderr
-    assert forks.run(parts).code == 0
-    assert metrics_of(folder / "whole") == metrics_of(folder / "parts")
-    assert same_tensors(folder / "whole/checkpoint-60", folder / "parts/checkpoint-60")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["", "--compile", "--compile --use_amp --preload mmap", "--preload mmap",
                                    "--gradient_accumulation_steps 3 --use_amp"])
-def test_a_run_killed_three_times_equals_one_that_was_not(forks, corpus, tmp_path, flags):
-    three_kills(forks, corpus, tmp_path, flags.split())
+def test_a_run_killed_three_times_equals_one_that_was_not(forks: Forks, corpus, tmp_path, flags):
+    """Uncatchably, at the start of its 8th, 24th and 47th step."""
+    common = ["train.py", "--no-use_gpu", "--data_dir", str(corpus), *TINY, "--epochs", "9", "--max_steps", "60",
+              "--dropout", "0.1", "--log_interval", "1", "--checkpoint_every_steps", "4", "--eval_interval", "9",
+              "--sample_interval", "0", "--resume_from", "auto", *flags.split()]
+    whole = forks.run([*common, "--output_dir", str(tmp_path / "whole")])
+    assert whole.code == 0, whole.stderr
+    parts = [*common, "--output_dir", str(tmp_path / "parts")]
+    for step in (8, 24, 47):
+        calls = 1 + WARM_STEPS + step - max(steps_in(tmp_path / "parts"), default=0)
+        killed = forks.run(parts, raised=[Raised("train:take_step", calls, signal.SIGKILL)])
+        assert killed.code == -signal.SIGKILL, killed.stderr
+    assert forks.run(parts).code == 0
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
+    assert same_tensors(tmp_path / "whole/checkpoint-60", tmp_path / "parts/checkpoint-60")
 
 
 @pytest.mark.slow

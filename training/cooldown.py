@@ -82,7 +82,13 @@ def before_decay(resume_from: str | None, horizon: FlagsOfGroup, found: Found, o
     schedule = _recorded_schedule(stored)
     if schedule is None or stored["step"] <= schedule.decay_start:
         return found
-    if not (schedule.cooldown or _is_longer(horizon, stored["settings"])):
+    settings = stored["settings"]
+    is_longer = (horizon.epochs or 0) > settings.get("epochs", 0)
+    if horizon.max_steps:
+        is_longer = horizon.max_steps > settings["total_steps"]
+    elif horizon.max_minutes:
+        is_longer = horizon.max_minutes > (settings.get("max_minutes") or 0)
+    if not (schedule.cooldown or is_longer):
         return found
     is_named = resume_from not in (None, "auto") and Path(resume_from).resolve() == folder.resolve()
     plateau_end, rate = schedule.plateau_end, learning_rate_at(stored["step"], schedule)
@@ -101,15 +107,6 @@ def before_decay(resume_from: str | None, horizon: FlagsOfGroup, found: Found, o
             cure = f"To go on from the plateau, give a checkpoint up to step {plateau_end:,}."
         out.warn(f"the learning rate of {folder.name} has fallen to {rate:.2g}, and rises again now. {cure}")
     return found
-
-
-def _is_longer(horizon: FlagsOfGroup, settings: dict[str, Any]) -> bool:
-    """True if the flags lead beyond the horizon of the settings."""
-    if horizon.max_steps:
-        return horizon.max_steps > settings["total_steps"]
-    if horizon.max_minutes:
-        return horizon.max_minutes > (settings.get("max_minutes") or 0)
-    return (horizon.epochs or 0) > settings.get("epochs", 0)
 
 
 def plateau_of(stored: dict[str, Any]) -> int | None:

@@ -17,7 +17,6 @@ import data
 from common.errors import Exit, UserError
 from common.words import duration, several
 from ops.loss import IGNORED
-from planning.recipe import Recipe
 from training.state import Run, StepResult
 
 WARMUP_STEPS = 20
@@ -43,13 +42,18 @@ def least_loss(rows: np.ndarray) -> float:
 def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     """Trains on the batches until their loss is near the least possible; says so and returns Exit.DONE.
 
-    Raises UserError (exit 6) with what to look at if the loss does not get there, and if it does because the network
-    sees the tokens that it is to predict.
+    Raises UserError: exit 6 with what to look at if the loss does not get there, or does because the network sees the
+    tokens that it is to predict; exit 3 for tokens of one id.
     """
     setup, state, recipe, out = run.setup, run.state, run.setup.recipe, run.setup.out
     num, began = setup.args.overfit, time.monotonic()
     setup.runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
-    near = _near(run, num * recipe.samples_per_step)
+    batches = (run.batches.get(sample, 0) for sample in range(0, num * recipe.samples_per_step, run.batch_size))
+    windows = torch.cat([torch.cat([inputs, targets[:, -1:]], 1) for inputs, targets in batches]).cpu().numpy()
+    if (windows == windows[0, 0]).all():
+        raise UserError(Exit.DATA, f"--overfit: all {windows.size:,} tokens of the batches are the id {windows[0, 0]}, "
+                                   "which anything learns. Look at the token files: pretokenize.py --verify DIR")
+    near = least_loss(windows) + NEAR
     most_steps = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num)
     out.say(f"overfit     {several(num, 'batch')} of {recipe.samples_per_step * setup.config.seq_length:,} tokens, at "
             f"learning rate {recipe.learning_rate:.2e}, without dropout; at most {several(most_steps, 'step')}; near "
@@ -58,6 +62,8 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
 
     results: list[StepResult] = []  # since the last look
     first, last, look = math.nan, math.inf, num * -(-LOOK_STEPS // num)
+    cure = (f"Try half the --learning_rate ({recipe.learning_rate / 2:.2g}), then --no-use_amp, fewer batches, and "
+            "more --max_steps if it still falls.")
     out.bar(most_steps, 0, "step")
     while state.step < most_steps and last > near:
         for group in run.optimizer.param_groups:
@@ -71,7 +77,7 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
         first = last if math.isnan(first) else first
         if all(result.skipped.item() for result in results):
             raise _failed(num, f"loss or gradient not finite in {len(results)} steps in a row up to step "
-                               f"{state.step:,}; none was applied. {_cure(recipe)}")
+                               f"{state.step:,}; none was applied. {cure}")
         results.clear()
         out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
     out.end_bar()
@@ -81,8 +87,12 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     others = f" and {several(len(still) - 1, 'other')}" if still[1:] else ""
     unchanged = f"{still[0]}{others} never changed: no gradient gets there." if still else ""
     if last > near:
+        cure = unchanged or cure
+        if recipe.learning_rate < LOW_RATE * recipe.usual_learning_rate:
+            cure = (f"--learning_rate {recipe.learning_rate:g} is far below the default of this run, "
+                    f"{recipe.usual_learning_rate:.2g}. Drop the flag.")
         raise _failed(num, f"the loss did not come near {near:.4f}: {first:.4f} at first, {last:.4f} after "
-                           f"{several(state.step, 'step')}. {_cure(recipe, unchanged)}")
+                           f"{several(state.step, 'step')}. {cure}")
     if leak := seen_future(run, run.batches.get(0, 0)):
         raise _failed(num, f"the loss came down to {last:.4f}, but the network sees the tokens that it is to predict: "
                            f"{leak} Look at the mask of its attention.")
@@ -93,27 +103,8 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     return Exit.DONE
 
 
-def _near(run: Run, num_samples: int) -> float:
-    """The loss that is near enough to the least possible one. Raises UserError (exit 3) for a batch of one id."""
-    batches = (run.batches.get(first, 0) for first in range(0, num_samples, run.batch_size))
-    windows = torch.cat([torch.cat([inputs, targets[:, -1:]], 1) for inputs, targets in batches]).cpu().numpy()
-    if (windows == windows[0, 0]).all():
-        raise UserError(Exit.DATA, f"--overfit: all {windows.size:,} tokens of the batches are the id {windows[0, 0]}, "
-                                   "which anything learns. Look at the token files: python pretokenize.py --verify "
-                                   "DIR --peek 3")
-    return least_loss(windows) + NEAR
-
-
 def _failed(num: int, why: str) -> UserError:
     return UserError(Exit.DIVERGED, f"--overfit {num}: {why}")
-
-
-def _cure(recipe: Recipe, unchanged: str = "") -> str:
-    if recipe.learning_rate < LOW_RATE * recipe.usual_learning_rate:
-        return (f"--learning_rate {recipe.learning_rate:g} is far below the default of this run, "
-                f"{recipe.usual_learning_rate:.2g}. Drop the flag.")
-    return unchanged or (f"Try half the --learning_rate ({recipe.learning_rate / 2:.2g}), then --no-use_amp, fewer "
-                         "batches, and more --max_steps if it still falls.")
 
 
 def seen_future(run: Run, batch: data.Batch) -> str:

@@ -52,22 +52,17 @@ def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
     began = time.monotonic()
     for micro in range(num):
         if micro and runtime.processes.world_size == 1 and runtime.signals.number is not None:
-            _finish_soon(run, num, micro, (num - micro) * (time.monotonic() - began) / micro)
+            rest = (num - micro) * (time.monotonic() - began) / micro
+            if rest > REST_SECONDS:
+                runtime.out.say(f"step {state.step + 1:,} is given up after {micro:,} of {several(num, 'micro-batch')}"
+                                f": the rest would take {duration(rest)}. A resumed run does the whole step.")
+                raise Abandoned
         with runtime.gauge.waiting("data"):
             batch = run.batches.get(state.samples_seen, micro)
         if args.dropout:  # drawn from the samples' numbers, it is the same in any number of processes
             first = run.batches.first_sample(state.samples_seen, micro)
             torch.manual_seed(data.scrambled(args.seed ^ data.scrambled(first)))
         yield batch
-
-
-def _finish_soon(run: Run, num: int, num_done: int, seconds: float) -> None:
-    """Raises Abandoned unless the rest of the step takes little time."""
-    if seconds > REST_SECONDS:
-        run.setup.out.say(f"step {run.state.step + 1:,} is given up after {num_done:,} of "
-                          f"{several(num, 'micro-batch')}: the rest would take {duration(seconds)}. A resumed run does "
-                          "the whole step.")
-        raise Abandoned
 
 
 def can_shrink(run: Run, error: Exception) -> bool:
@@ -195,14 +190,17 @@ def explaining_memory(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterator[None]:
-    """Turns weights that must not be saved into an error with its cure, and waits for the save in flight."""
+    """Turns weights that must not be saved into a UserError (exit 6), and waits for the save in flight."""
     try:
         yield
-    except TooManySkipped as error:
-        raise _diverged(str(error), recipe, checkpointer) from error
-    except NotFinite as error:
-        what = f"{error} is not finite after step {checkpointer.begun_step:,}"
-        raise _diverged(what, recipe, checkpointer) from error
+    except (TooManySkipped, NotFinite) as error:
+        what, last = str(error), checkpointer.last_good()
+        if isinstance(error, NotFinite):
+            what = f"{error} is not finite after step {checkpointer.begun_step:,}"
+        there, again = (f"The last good checkpoint is {last}", "Resume") if last else (
+            "There is no checkpoint yet", "Start again")
+        raise UserError(Exit.DIVERGED, f"{what}. {there}. {again} with half the --learning_rate "
+                                       f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.") from error
     finally:
         checkpointer.close()
         gc.unfreeze()  # what train.py froze before the first step
@@ -216,15 +214,6 @@ def saving_before_new_tokens(checkpointer: Checkpointer, processes: Processes) -
     except TokensChanged as error:
         with processes.on_its_own():
             raise checkpointer.save_before(error) from error
-
-
-def _diverged(what: str, recipe: Recipe, checkpointer: Checkpointer) -> UserError:
-    """The error (exit 6) of a run that cannot go on as it does."""
-    last = checkpointer.last_good()
-    there = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
-    again = "Resume" if last else "Start again"
-    return UserError(Exit.DIVERGED, f"{what}. {there}. {again} with half the --learning_rate "
-                                    f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.")
 
 
 def not_saved(run: Run, checkpointer: Checkpointer) -> UserError:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from training.checkpointing import Checkpointer
 
 
-
 # ---------------------------------------------------------------- what a checkpoint records of the decisions
 
 

@@ -80,7 +80,7 @@ class Monitor:
         self._recall(trackers.rows)
 
     def __enter__(self) -> Monitor:
-        self._out.on_warning = self._record_warning
+        self._out.on_warning = lambda message: self._trackers.log(self.state.step, time=time.time(), advice=message)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,17 +99,14 @@ class Monitor:
         """Shows the bar, on a terminal."""
         self._out.bar(self._recipe.total_steps, self.state.step, "step")
 
-    def is_logged(self, step: int) -> bool:
-        """True for the steps that are logged: the same ones whether the run was resumed or not."""
-        return step % self._recipe.log_interval == 0 or step in (1, self._recipe.total_steps)
-
     def add(self, result: StepResult) -> None:
         """Takes the figures of the step just done, for log() to record; nobody waits for the device."""
         self._results.append(result)
-        if self.is_logged(self.state.step):
+        step, recipe = self.state.step, self._recipe
+        if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):  # the same ones in a resumed run
             figures = [figure for each in self._results for figure in each.by_name().values()]
             numbers = to_host(torch.stack(figures).view(len(self._results), -1))
-            self._on_the_way.append(_Noted(list(result.by_name()), numbers, self._num_counted, self.state.step,
+            self._on_the_way.append(_Noted(list(result.by_name()), numbers, self._num_counted, step,
                                            self.state.samples_seen, self._run.batch_size, self._clock.mark()))
             self._results, self._num_counted = [], 0
 
@@ -175,10 +172,6 @@ class Monitor:
             self._said.add(kind)
             self._out.warn(message)
 
-    def _record_warning(self, message: str) -> None:
-        """Records what was printed as a warning, by whichever part of the program, in whichever thread."""
-        self._trackers.log(self.state.step, time=time.time(), advice=message)
-
     def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
         """Says what holds the device back, after `seconds` more of training."""
         gauge = self._gauge
@@ -238,13 +231,11 @@ class Monitor:
             self.warn_once("overfitting", self._about_overfitting(found))
 
     def _about_overfitting(self, found: Overfit) -> str:
-        cures = ["more text", *(["--dropout 0.2"] if self._args.dropout < 0.2 else []),
-                 *([] if self._args.patience else ["--patience 3"])]
         is_kept = found.step == self.state.best_step
         kept = f"The best checkpoint is kept: --ckpt {self._path('best')}. " if is_kept else ""
         return (f"overfitting since step {found.step:,}: the validation loss rose from {found.best_val_loss:.4f} to "
                 f"{found.val_loss:.4f} while the training loss fell from {found.loss_then:.4f} to {found.loss:.4f}. "
-                f"{kept}What helps the next run: {', '.join(cures[:-1])}{' or ' if cures[1:] else ''}{cures[-1]}.")
+                f"{kept}What helps the next run: more text, --dropout 0.2 or --patience 3.")
 
     def _path(self, name: str) -> str:
         """The checkpoint best or last of the output folder, as one types it."""

@@ -26,9 +26,9 @@ from training.parallel import build
 
 @dataclass(frozen=True)
 class Step:
-    """A step to measure: the way processes share a model, the optimizer, micro-batches in each process."""
+    """A step to measure: how processes share a model, the optimizer, micro-batches in each process."""
 
-    way: str
+    strategy: str
     world_size: int
     optimizer: str = "adamw"
     half: bool = False
@@ -69,8 +69,8 @@ def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[
     """A function that trains for a step, after the first two."""
     torch.manual_seed(0)
     machine = device.choose(False, step.half, "bf16", False)
-    model, parallel = build(config, Options(recompute=step.recompute), step.way, processes, machine, 0.02)
-    if step.way == "ddp" and dist.get_backend() == "fake":  # whose all_reduce returns nothing, as DDP does not expect
+    model, parallel = build(config, Options(recompute=step.recompute), step.strategy, processes, machine, 0.02)
+    if step.strategy == "ddp" and dist.get_backend() == "fake":  # whose all_reduce returns nothing
         parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
     kind = OPTIMIZERS[step.optimizer]
     optimizer = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), dtype=torch.bfloat16)

@@ -110,8 +110,8 @@ def flags(**given) -> Any:
 
 
 STEPS = [Step("ddp", 2, accumulation=2), Step("fsdp", 8, half=True, batch_size=8)]
-MORE_STEPS = [Step(way, world_size, optimizer, half, accumulation, batch_size)
-              for way, world_size in (("ddp", 2), ("fsdp", 2), ("fsdp", 8), ("hsdp", 8))
+MORE_STEPS = [Step(strategy, world_size, optimizer, half, accumulation, batch_size)
+              for strategy, world_size in (("ddp", 2), ("fsdp", 2), ("fsdp", 8), ("hsdp", 8))
               for optimizer, batch_size in (("adamw", 1), ("adamw", 16), ("muon", 16))
               for half in (False, True) for accumulation in (1, 2)]
 
@@ -122,26 +122,26 @@ def test_what_each_process_holds_is_what_was_predicted(step):
 
     Not with a small batch and Muon, whose working memory, half a GiB at most, is much of a tiny model's alone.
     """
-    machines = 2 if step.way == "hsdp" else 1
+    machines = 2 if step.strategy == "hsdp" else 1
     config = GPTConfig(1000, 64, 4, 2, 128)
     processes = Processes(0, step.world_size, 0, step.world_size // machines)
     machine = replace(CPU, dtype=torch.bfloat16 if step.half else torch.float32)
     setting = MemorySetting.of(machine, Options(), step.accumulation > 1, False,
-                               memory.OPTIMIZERS[step.optimizer].memory_bytes(config), step.way, processes)
+                               memory.OPTIMIZERS[step.optimizer].memory_bytes(config), step.strategy, processes)
     parts = {**memory_parts(config, step.batch_size, setting), "program": 0}
     found = held_bytes(config, step, machines)
     assert peak_bytes(parts, setting) == pytest.approx(found, rel=0.08)
 
 
-@pytest.mark.parametrize(("gib", "way", "why"), [
+@pytest.mark.parametrize(("gib", "strategy", "why"), [
     (80, "ddp", r"a copy takes 3\d\.\d GiB, each has 73\.0 GiB"),
     (24, "hsdp", r"a copy takes 3\d\.\d GiB, each has 21\.5 GiB"),
     (15, "fsdp", r"a copy takes 3\d\.\d GiB, each has 13\.2 GiB")])
-def test_the_model_is_sharded_as_little_as_memory_allows(monkeypatch, gib, way, why):
+def test_the_model_is_sharded_as_little_as_memory_allows(monkeypatch, gib, strategy, why):
     monkeypatch.setattr(memory, "total_memory", lambda _: gib * GIB)
     options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
     found = choose_sharing(flags(), None, XL, options, GPU, EIGHT_ON_TWO_MACHINES)
-    assert found[0] == way
+    assert found[0] == strategy
     assert re.fullmatch(why, found[1])
     assert choose_sharing(flags(model_parallel="fsdp"), None, XL, options, GPU, EIGHT_ON_TWO_MACHINES)[0] == "fsdp"
     assert choose_sharing(flags(), None, XL, options, GPU, Processes())[:2] == ("alone", "")

@@ -88,14 +88,14 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
             "a larger --checkpoint_interval.") in text
 
 
-@pytest.mark.parametrize(("way", "local_world_size", "words"), [
+@pytest.mark.parametrize(("strategy", "local_world_size", "words"), [
     ("ddp", 4, "processes   4, ddp: asked for; each takes 6.2 GiB"),
     ("hsdp", 2, "processes   4 on 2 machines, hsdp: asked for; each takes 4.9 GiB")])
-def test_a_line_says_how_processes_share_and_what_each_holds(way, local_world_size, words):
+def test_a_line_says_how_processes_share_and_what_each_holds(strategy, local_world_size, words):
     processes = Processes(0, 4, 0, local_world_size)
     gpu = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=True)
-    setting = MemorySetting.of(gpu, Options(), True, False, 8, way, processes)
-    plan: Any = SimpleNamespace(config=GPTConfig(), memory=setting, at_a_time=8, why_way="asked for")
+    setting = MemorySetting.of(gpu, Options(), True, False, 8, strategy, processes)
+    plan: Any = SimpleNamespace(config=GPTConfig(), memory=setting, at_a_time=8, why_strategy="asked for")
     assert describe_processes(plan, processes) == [words]
     assert describe_processes(plan, ALONE) == []
 

@@ -1,7 +1,6 @@
 """history.py: what a metrics.jsonl holds, whatever its state; curves over steps, tokens and time; which tokens."""
 
 import json
-import os
 
 import pytest
 
@@ -76,14 +75,6 @@ def test_numbers_at_the_edge_of_what_is_read_make_no_infinite_ones(tmp_path):
     assert run.bits_per_nat is None
     assert run["seconds"].xs == [1, 2**62]
     assert run["speed"].xs == [2**62]
-
-
-def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path):
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    for word in (str(tmp_path), str(tmp_path / "metrics.jsonl"), "/dev/zero"):
-        with pytest.raises(UserError, match="not a regular file") as caught:
-            read_run(word)
-        assert caught.value.code == Exit.DATA
 
 
 def test_runs_have_other_tokens_if_their_bits_per_nat_differ():

@@ -18,8 +18,7 @@ def test_each_start_is_recorded_with_its_plan_and_how_it_ended(run):
     assert (first["event"], first["step"], end["event"], end["step"]) == ("start", 0, "end", 4)
     assert (second["step"], second["total_steps"], last["step"], last["how"]) == (4, 6, 6, "finished")
     assert first["flags"]["given"]["weight_decay"] == 0.2
-    assert "GPT-3" in first["reasons"]["grad_clip"]
-    assert first["plan"]["step_seconds"] > 0
+    assert first["step_seconds"] > 0
     assert last["peak_memory_bytes"] > 2**20
     assert first["machine"]["torch"]
     assert any(line.startswith("optimizer ") for line in first["lines"])
