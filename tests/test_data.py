@@ -203,6 +203,11 @@ def test_the_largest_ids_of_a_type_come_back_as_they_are(counting, dtype, first,
             assert torch.equal(found, expected + first)
 
 
+def test_rows_that_lie_on_the_device_become_inputs_and_targets_one_token_apart():
+    inputs_BT, targets_BT = data._as_batch(torch.tensor([[1, 2, -1]], dtype=torch.int16), "uint16", torch.device("cpu"))
+    assert (inputs_BT.tolist(), targets_BT.tolist()) == ([[1, 2]], [[2, 65_535]])
+
+
 @pytest.mark.parametrize(("world_size", "batch_size", "accumulation"), [(1, 12, 1), (1, 3, 4), (2, 3, 2), (3, 4, 1),
                                                                         (3, 2, 2), (4, 3, 1)])
 def test_the_processes_of_a_step_share_the_rows_a_single_one_has(counting, world_size, batch_size, accumulation):

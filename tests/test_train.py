@@ -267,6 +267,8 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, fla
     assert run(*flags, "--resume_from", "auto", out="parts")[0] == 0
     assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
     assert same_tensors(run.folder / "whole/checkpoint-36", run.folder / "parts/checkpoint-36")
+    state = json.loads((run.folder / "whole/checkpoint-36/trainer_state.json").read_text())
+    assert state["samples_seen"] == 36 * 4
 
 
 def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, monkeypatch):
