@@ -241,13 +241,10 @@ def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting
     total = peak_bytes(parts, setting)
     unit, scale = ("GiB", GIB) if total >= GIB else ("MiB", GIB / 1024)
 
-    not_at_the_peak: list[str] = []
-    if not setting.keeps_gradients:
-        forward_is_larger = parts["activations"] + parts["logits"] >= parts["gradients"]
-        not_at_the_peak = ["gradients"] if forward_is_larger else ["activations", "logits"]
-
-    words = {name: f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items()}
-    shares = ", ".join(words[name] for name in parts if name not in not_at_the_peak)
-    others = ", ".join(words[name] for name in not_at_the_peak)
+    forward_is_larger = parts["activations"] + parts["logits"] >= parts["gradients"]
+    later = ["gradients"] if forward_is_larger else ["activations", "logits"]
+    shares, others = (", ".join(
+        f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items()
+        if (name in later and not setting.keeps_gradients) == is_later) for is_later in (False, True))
     at_another_moment = f"; at another moment, when there is less: {others}" if others else ""
     return f"{total / scale:.1f} {unit} predicted: {shares}{at_another_moment}"

@@ -107,13 +107,12 @@ def config_of_size(model: FlagsOfGroup, layers_heads_width: tuple[int, int, int]
 def describe_misfit(config: ModelConfig, num_tokens: int, passes: float) -> str:
     """The objection to a model with more parameters than the corpus has tokens, with the largest size that fits."""
     sized = architecture_of(config).sized
-    fits = next(iter(SIZES))
-    for name, shape in SIZES.items():
-        if sized(shape, config.vocab_size, config.seq_length).num_parameters <= num_tokens:
-            fits = name
+    fits = [name for name, shape in SIZES.items()
+            if sized(shape, config.vocab_size, config.seq_length).num_parameters <= num_tokens]
+    name = fits[-1] if fits else next(iter(SIZES))
     what = f"{count(num_tokens)} tokens, read {passes:.1f} times, for {count(config.num_parameters)} parameters"
-    if SIZES[fits][2] < config.n_embd:
-        return f"the corpus is too small for this model: {what}. --model_size {fits} fits it."
+    if SIZES[name][2] < config.n_embd:
+        return f"the corpus is too small for this model: {what}. --model_size {name} fits it."
     return f"the corpus is small for this model: {what}. Against learning it by heart: --dropout 0.2 or --patience 3."
 
 

@@ -78,7 +78,9 @@ def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(
     theirs.save_pretrained(run.folder / "gpt2")
     argv = ["--data_dir", str(corpus), "--output_dir", str(run.folder / "out"), "--init_from", str(run.folder / "gpt2"),
             "--no-use_gpu", "--max_steps", "30", "--batch_size", "8", "--learning_rate", "1e-2"]
-    out = cli_output(argv)
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout + done.stderr
     tokens = torch.from_numpy(np.fromfile(corpus / "val.bin", "<i2").astype(np.int64))
     windows = [tokens[start:start + 17] for start in range(0, len(tokens) - 1, 16)]
     with torch.no_grad():
@@ -93,12 +95,6 @@ def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(
     ours = load_model(run.folder / "out/checkpoint-30", torch.device("cpu")).eval()
     with torch.no_grad():
         assert torch.allclose(again(tokens[None, :16]).logits, ours(tokens[None, :16]), atol=1e-4)
-
-
-def cli_output(argv: list[str]) -> str:
-    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):

@@ -59,20 +59,14 @@ def test_the_first_steps_are_never_spikes():
     assert read([11.0, 30.0] * (RECENT // 4))[1] == []
 
 
-def test_an_exploding_loss_is_told_with_half_the_learning_rate():
-    losses = HEALTHY + noise(3, 0.05)
-    losses[700:] += np.linspace(0, 3, 300)
+@pytest.mark.parametrize(("losses", "words"), [
+    (HEALTHY + noise(3, 0.05) + np.maximum(0, (STEPS - 700) / 100), "the loss explodes"),
+    (4.0 + 0.5 * np.sin(STEPS / 25) + noise(4, 0.05), "the loss oscillates")], ids=["explodes", "oscillates"])
+def test_a_loss_that_explodes_or_oscillates_is_told_with_half_the_learning_rate(losses, words):
     advice = read(losses)[0].advice(6e-4, 0.8)
     assert advice is not None
-    assert advice.startswith("the loss explodes")
+    assert advice.startswith(words)
     assert "--learning_rate, to 0.0003" in advice
-
-
-def test_an_oscillating_loss_is_told():
-    losses = 4.0 + 0.5 * np.sin(STEPS / 25) + noise(4, 0.05)
-    advice = read(losses)[0].advice(6e-4, 0.8)
-    assert advice is not None
-    assert advice.startswith("the loss oscillates")
 
 
 @pytest.mark.parametrize(("level", "words"), [(GUESSING, "that of guessing"), (4.0, "the loss is flat")])

@@ -30,11 +30,6 @@ from watching.trackers import MetricsFile
 ROOT = Path(train.__file__).parent
 
 
-def metrics_lines(folder: Path) -> list[str]:
-    path = folder / "metrics.jsonl"
-    return path.read_text().splitlines() if path.exists() else []
-
-
 BOWL = [5.0, 4.0, 3.5, 3.3, 3.4, 3.6, 3.9, 4.2, 4.5, 4.8]  # the best at the fourth validation
 
 
@@ -103,7 +98,7 @@ def test_the_commands_to_type_next_are_one_printable_line_each_whatever_the_fold
 
 
 def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in metrics_lines(folder)]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_logged_step_is_recorded_with_time_speed_mfu_memory_and_gpu(run, monkeypatch):
