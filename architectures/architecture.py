@@ -1,4 +1,4 @@
-"""What the program must know about a network besides the network itself."""
+"""What the program must know about a network besides the network itself: names and fields in transformers and GGUF."""
 
 from __future__ import annotations
 

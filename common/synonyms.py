@@ -1,4 +1,4 @@
-"""What other programs call flags that are no flags here, and values; flags that are gone; what to do in their place.
+"""Names of other programs for which no flag stands, and flags that are gone: what to do in their place.
 
 The names are those of nanoGPT, litgpt (--train.max_steps is looked up as max_steps), nanochat, Hugging Face's Trainer
 and llama.cpp, in lower case with _ for -. What a flag itself is called elsewhere stands where the flag is declared.

@@ -1,4 +1,4 @@
-"""Steps that fail: out of memory, given up after a signal, a compiler that cannot, weights that are not finite.
+"""Steps that fail: out of memory (the micro-batch is halved), given up after a signal, not compilable, not finite.
 
 A step that fails is undone: weights, optimizer, loss scale and random numbers are what they were before it.
 """
