@@ -36,6 +36,7 @@ def numbered(sound, tmp_path):
     """A function: makes sound checkpoints of these steps in the run's folder, and returns the last."""
 
     def make(*steps):
+        path = sound
         for step in steps:
             path = Path(shutil.copytree(sound, tmp_path / "out" / f"checkpoint-{step}"))
             edit(path / "trainer_state.json", step=step, best_step=0, stays=False)
