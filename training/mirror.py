@@ -97,7 +97,7 @@ class Mirror:
         self._keeping: Keeping | None = None  # what is asked for
         self._is_asked = self._is_working = self._is_closed = self._is_finished = False
         self._damaged: set[Path] = set()
-        self._trouble = ""  # what was wrong first since all was right, and was said
+        self._trouble = ""  # what is wrong; said when it begins
         self._moved_at = 0.0
         self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")  # a disk that hangs ends no run
 
@@ -218,8 +218,8 @@ class Mirror:
 
     def _warn(self, trouble: str) -> None:
         """Says what is wrong, once until all is right again."""
-        if not self._trouble:
-            self._trouble = trouble
+        is_said, self._trouble = bool(self._trouble), trouble
+        if not is_said:
             self._out.warn(f"--mirror_to {self._shown}: {trouble}. Look at that disk. Training goes on, its "
                            f"checkpoints are in {printable(str(self.output_dir))}; each save tries again.")
 
