@@ -252,7 +252,7 @@ class SlowWindows:
 def test_batches_come_from_any_windows_and_slow_ones_are_read_ahead():
     windows = SlowWindows()
     drawn = Batches(windows, 2, CPU, Processes(1, 2))
-    for samples_seen, micro, batch_size in ((0, 0, 2), (0, 1, 2), (8, 0, 2), (12, 0, 1), (12, 1, 1)):
+    for samples_seen, micro, batch_size in ((0, 0, 2), (0, 1, 2), (8, 0, 2), (13, 0, 1), (13, 1, 1)):
         if batch_size != drawn.batch_size:
             drawn.resize(batch_size)
         inputs_BT, targets_BT = drawn.get(samples_seen, micro)
@@ -262,8 +262,8 @@ def test_batches_come_from_any_windows_and_slow_ones_are_read_ahead():
     while len(windows.asked) < 7:  # the last batch read ahead, which nobody takes
         time.sleep(0.001)
     by_thread = {(first, num, "read-ahead" in thread) for first, num, thread in windows.asked}
-    assert by_thread == {(2, 2, False), (6, 2, True), (10, 2, True), (14, 2, True), (13, 1, False), (15, 1, True),
-                         (17, 1, True)}
+    assert by_thread == {(2, 2, False), (6, 2, True), (10, 2, True), (14, 2, True), (14, 1, False), (16, 1, True),
+                         (18, 1, True)}
 
 
 def divided(file: TokenStream, cuts: list[int]) -> TokenStream:

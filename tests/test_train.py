@@ -237,6 +237,20 @@ def test_a_run_prints_its_plan_its_steps_and_what_to_type_next(run):
     assert sum(state["stays"] for state in states) == 2  # one an epoch
 
 
+def test_each_step_has_the_learning_rate_of_its_number(run, monkeypatch):
+    """Two steps up to the peak, then a line whose next point would be zero."""
+    rates, take_step = [], train.take_step
+
+    def noted_step(run, *args):
+        rates.append(run.optimizer.param_groups[0]["lr"])
+        return take_step(run, *args)
+
+    monkeypatch.setattr(train, "take_step", noted_step)
+    assert run("--optimizer", "adamw", "--learning_rate", "0.009", "--min_lr", "0", "--warmup_steps", "2",
+               "--lr_schedule", "linear", "--max_steps", "4")[0] == 0
+    assert rates[-4:] == pytest.approx([0.0045, 0.009, 0.006, 0.003])
+
+
 def test_the_loss_falls_and_the_best_checkpoint_stays(run):
     code, _ = run(*["--epochs", "8", "--learning_rate", "0.01", "--eval_interval", "20", "--keep_checkpoints", "1"],
                   "--checkpoint_interval", "100")
