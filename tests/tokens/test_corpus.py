@@ -11,18 +11,13 @@ import pytest
 
 from common.errors import Exit, UserError
 from common.files import sha256_of
-from tests.helpers.token_files import (
-    ids_in,
-    raw_stream,
-    write_llmc,
-    write_raw,
-)
+from tests.helpers.token_files import ids_in, raw_stream, write_llmc, write_raw
 from tokens.corpus import Corpus, open_corpus
 
 
 def open_folder(folder: Path) -> Corpus:
     return open_corpus(folder / "train.bin", folder / "val.bin", folder / "metadata.json",
-                            folder / "tokenizer.json")
+                       folder / "tokenizer.json")
 
 
 def spoil_unnoticed(folder: Path) -> None:
@@ -131,6 +126,42 @@ def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, case):
     assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
     assert len(str(caught.value)) < 500
+
+
+def outcome(folder: Path) -> tuple[list[int], ...] | str:
+    """The tokens of a folder, or the line with which it is refused, as all commands do with exit 3."""
+    try:
+        corpus = open_folder(folder)
+    except UserError as error:
+        assert error.code == Exit.DATA == 3
+        assert str(error).isprintable()
+        return str(error)
+    return tuple(ids_in(stream) for stream in (corpus.train, corpus.val) if stream is not None)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_one_changed_bit_of_any_token_or_a_cut_anywhere_is_refused(corpus_folder, name):
+    path, sound = corpus_folder / name, (corpus_folder / name).read_bytes()
+    for at in range(0, len(sound), 7):
+        for damaged in (bytes((*sound[:at], sound[at] ^ 1 << at % 8, *sound[at + 1:])), sound[:at]):
+            path.write_bytes(damaged)
+            os.utime(path, ns=(0, 0))  # never the recorded time, however coarse the clock of files is
+            assert name in outcome(corpus_folder), at
+    path.write_bytes(sound)
+    assert len(outcome(corpus_folder)) == 2
+
+
+def test_one_changed_bit_of_the_metadata_never_changes_the_tokens_and_a_cut_is_refused(corpus_folder):
+    path, expected = corpus_folder / "metadata.json", outcome(corpus_folder)
+    sound, refused = path.read_bytes(), 0
+    for at in range(len(sound)):
+        path.write_bytes(bytes((*sound[:at], sound[at] ^ 1 << at % 8, *sound[at + 1:])))
+        found = outcome(corpus_folder)
+        assert isinstance(found, str) or found == expected, at
+        refused += isinstance(found, str)
+        path.write_bytes(sound[:at])
+        assert "metadata.json is not JSON" in outcome(corpus_folder), at
+    assert refused > len(sound) // 3
 
 
 # ---------------------------------------------------------------- several files
@@ -278,6 +309,3 @@ def test_another_programs_metadata_is_read_by_the_names_that_programs_use(corpus
         {"n_vocab": 300, "dtype": "numpy.uint16", "total_tokens": 1000, "eos_token_id": 3}))
     corpus = open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", corpus_folder / "meta.json", None)
     assert (corpus.vocab_size, corpus.train.dtype, corpus.end_of_text_id) == (300, "uint16", 3)
-
-
-# ---------------------------------------------------------------- training on them
