@@ -134,6 +134,7 @@ if __name__ == "__main__":
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from common.errors import Exit, UserError
@@ -146,7 +147,7 @@ from hub.download import fetch_dataset, with_tokenizer_here
 from pretokenization.blocks import LIMITS, Limits, Reading
 from pretokenization.commit import check_disk, commit, fingerprint_of, summarise
 from pretokenization.files import Source, refuse_changed, unpacked
-from pretokenization.passes import Job, Text, encode_text, keep_settled, settle_split
+from pretokenization.passes import Job, Text, encode_text, settle_split
 from pretokenization.report import Report, names_of
 from pretokenization.sources import demo_sources, find_sources
 from pretokenization.split import Split
@@ -191,8 +192,9 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     else:
         progress.say("the tokenizer was trained by an earlier run")
         vocabulary = vocabulary_of(load_tokenizer(path))
+    job.journal.split = asdict(job.split)  # tokenizer.json is in the work folder: the next run may go on from here
     with folder.writing():
-        keep_settled(job)
+        folder.write_journal(job.journal)
 
     dtype = native_dtype(vocabulary.size)
     report = encode_text(job, vocabulary, dtype)

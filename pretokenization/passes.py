@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,11 +44,10 @@ SAY_SECONDS = 5.0  # between lines of progress where there is no bar
 
 
 class Meter:
-    """Bytes done out of a total: moves the bar, or prints a line every few seconds; each step looks for a signal."""
+    """Bytes done out of a total: moves the bar, or prints a line every few seconds."""
 
-    def __init__(self, progress: Progress, signals: Signals, doing: str, total_bytes: int, bar: bool = False):
+    def __init__(self, progress: Progress, doing: str, total_bytes: int, bar: bool = False):
         self.progress = progress
-        self.signals = signals
         self.doing = doing
         self.total = max(1, total_bytes)
         self.on_bar = bar and progress.on_terminal
@@ -61,8 +60,7 @@ class Meter:
             progress.bar(total_bytes, 0, "B", scale=True)
 
     def at(self, done: int) -> None:
-        """So many bytes of the files are done. Raises Stopped after a signal."""
-        self.signals.look()
+        """So many bytes of the files are done."""
         self.began_at = self.began_at if self.done else done  # an earlier run did the first ones
         self.done = max(self.done, done)
         now = time.monotonic()
@@ -99,11 +97,6 @@ class Text:
         """True for files each of which is one document whatever it holds."""
         return all(KINDS[source.kind].is_single_document(self.reading) for source in self.sources)
 
-    @property
-    def has_fields(self) -> bool:
-        """True if there is a file that --text_field applies to."""
-        return any(KINDS[source.kind].has_fields for source in self.sources)
-
     def blocks(self, split: Split) -> Iterator[TextBlock]:
         """All blocks, in order; done counts from the first byte of the first file."""
         before = 0
@@ -133,11 +126,13 @@ class Job:
 
     def meter(self, doing: str, bar: bool = False) -> Meter:
         """A meter of the bytes of this run's files."""
-        return Meter(self.progress, self.signals, doing, self.text.num_bytes, bar)
+        return Meter(self.progress, doing, self.text.num_bytes, bar)
 
     def report(self, state: Mapping[str, Any] | None = None) -> Report:
         """A report on this run's text, or the one that an earlier run began."""
-        return Report(self.text.sources, self.text.reading, self.text.has_fields).resumed(state or {})
+        text = self.text
+        has_fields = any(KINDS[source.kind].has_fields for source in text.sources)
+        return Report(text.sources, text.reading, has_fields).resumed(state or {})
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -210,12 +205,6 @@ def settle_split(job: Job, needs_survey: bool) -> Survey | None:
             in_train = hashes >= np.uint64(job.split.threshold)
             known.train_bytes = int(known.documents["bytes"][in_train].sum())
     return known
-
-
-def keep_settled(job: Job) -> None:
-    """Records in the journal that the split is settled and tokenizer.json in the work folder."""
-    job.journal.split = asdict(job.split)
-    job.folder.write_journal(job.journal)
 
 
 # ---------------------------------------------------------------- the end of a document for validation

@@ -266,7 +266,11 @@ class Reader:
     def _encode(self, block: TextBlock, contents: list[bytes], in_val: np.ndarray, answer: WorkerAnswer) -> None:
         """Encodes the documents and sorts their ids by split."""
         assert self.encoder is not None
-        pieces, lasts = pieces_of_texts(contents, self.setup.reading)
+        pieces, lasts = [], []  # of at most limits.part_bytes, and which of them end a document
+        for content in contents:
+            parts = parts_of(content, self.setup.reading)
+            pieces += parts
+            lasts += [False] * (len(parts) - 1) + [True]
         lasts[-1:] = [block.last] * len(lasts[-1:])
         ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
         ids = ids.astype(DTYPES[self.setup.dtype])
@@ -281,16 +285,6 @@ class Reader:
             runs = zip(starts[edges[::2]], ends[edges[1::2] - 1], strict=True)
             answer.ids[split] = np.concatenate([ids[start:end] for start, end in runs])
             answer.ends[split] = np.cumsum(lengths[mine])
-
-
-def pieces_of_texts(contents: list[bytes], reading: Reading) -> tuple[list[bytes], list[bool]]:
-    """Documents as pieces of at most limits.part_bytes, and which of the pieces end a document."""
-    pieces, lasts = [], []
-    for content in contents:
-        parts = parts_of(content, reading)
-        pieces += parts
-        lasts += [False] * (len(parts) - 1) + [True]
-    return pieces, lasts
 
 
 def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:

@@ -195,18 +195,12 @@ def opening_ids(tokenizer: Tokenizer) -> list[int]:
     return whole[:next(starts, 0)]
 
 
-def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """True if each character of a token stands for one byte, as in GPT-2's vocabulary."""
-    from tokenizers import decoders
-
-    return isinstance(tokenizer.decoder, decoders.ByteLevel)
-
-
 def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
     """The bytes of text that each id stands for, int64 [V], special ids 0; None if the tokenizer is not byte-level."""
     import numpy as np
+    from tokenizers import decoders
 
-    if not is_byte_level(tokenizer):
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel):  # else each character of a token stands for one byte
         return None
     lengths = np.zeros(vocab_size, np.int64)
     for token, index in tokenizer.get_vocab(with_added_tokens=False).items():
