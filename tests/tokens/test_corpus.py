@@ -132,11 +132,12 @@ def outcome(folder: Path) -> tuple[list[int], ...] | str:
     """The tokens of a folder, or the line with which it is refused, as all commands do with exit 3."""
     try:
         corpus = open_folder(folder)
+        return tuple(ids_in(stream) for stream in (corpus.train, corpus.val) if stream is not None)
     except UserError as error:
-        assert error.code == Exit.DATA == 3
-        assert str(error).isprintable()
-        return str(error)
-    return tuple(ids_in(stream) for stream in (corpus.train, corpus.val) if stream is not None)
+        refusal = error
+    assert refusal.code == Exit.DATA == 3
+    assert str(refusal).isprintable()
+    return str(refusal)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin"])
