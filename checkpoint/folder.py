@@ -14,8 +14,7 @@ from typing import NamedTuple, TextIO
 from checkpoint.find import steps_in
 from checkpoint.verify import read_json, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
-from common.files import rename, sync
-from common.locks import try_lock_if_there_are_any
+from common.files import rename, sync, try_lock_if_there_are_any
 from common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
 from common.words import is_utf8, printable, shell_word
 

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.children import leave_out_current_folder
 from common.files import IS_WINDOWS
@@ -26,20 +26,11 @@ from common.words import first_line, printable
 MESSAGE_LINES = 5  # the most lines that one error takes
 
 
-class Versions(NamedTuple):  # a dataclass would cost every --help 10 ms, for importing inspect
-    """The oldest version of a package that works, and the newest release the tests have run on ("": not recorded)."""
-
-    oldest: str
-    newest_tested: str = ""
+# The oldest release of each that works: torch 2.10 gives NaN with torch.compile on an A100.
+PACKAGES = {"torch": "2.11", "numpy": "1.26", "tokenizers": "0.21", "tqdm": "4.60", "safetensors": "0.4.3"}
+NEWEST_TESTED = {"torch": "2.15"}
 
 
-PACKAGES = {
-    "torch": Versions("2.11", newest_tested="2.15"),  # 2.10 gives NaN with torch.compile on an A100
-    "numpy": Versions("1.26"),
-    "tokenizers": Versions("0.21"),
-    "tqdm": Versions("4.60"),
-    "safetensors": Versions("0.4.3"),
-}
 class Exit(enum.IntEnum):
     """The exit codes of every command; 128 + n means: stopped by signal n, after saving."""
 
@@ -132,18 +123,15 @@ def require(*names: str) -> None:
         raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.14.")
     problems = []
     for name in names:
-        supported = PACKAGES[name]
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             problems.append(f"{name} is not installed")
             continue
-
-        if version_of(installed) < version_of(supported.oldest):
-            problems.append(f"{name} {installed} is older than {supported.oldest}")
-        elif supported.newest_tested and version_of(installed)[:2] > version_of(supported.newest_tested):
-            warn(f"{name} {installed} is newer than the newest tested release, {supported.newest_tested}.")
-
+        if version_of(installed) < version_of(PACKAGES[name]):
+            problems.append(f"{name} {installed} is older than {PACKAGES[name]}")
+        elif version_of(installed)[:2] > version_of(newest := NEWEST_TESTED.get(name, installed)):
+            warn(f"{name} {installed} is newer than the newest tested release, {newest}.")
     if problems:
         python = os.path.basename(sys.executable)
         raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {python} -m pip install -r requirements.txt")
@@ -193,8 +181,6 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
         code = _report(error)
 
     if code:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
         raise SystemExit(int(code))
     sys.excepthook = _end_at_a_failed_import
     gc.disable()
@@ -223,10 +209,7 @@ def _end_at_a_failed_import(kind: type[BaseException], error: BaseException, tra
         error = UserError(Exit.MACHINE, f"a package cannot be loaded: {why}. Free memory, or install the packages "
                                         f"again: {os.path.basename(sys.executable)} -m pip install --force-reinstall "
                                         "-r requirements.txt").with_traceback(trace)
-    code = _report(error)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.flush()
-    os._exit(code)
+    os._exit(_report(error))
 
 
 def _make_streams_safe() -> None:
@@ -253,7 +236,7 @@ def _report(error: BaseException) -> int:
     code, message = _explain(error)
     if speaks() or not getattr(error, "everybodys", False):
         with contextlib.suppress(OSError, ValueError):
-            print(f"error: {message}", file=sys.stderr)
+            print(f"error: {message}", file=sys.stderr, flush=True)
     return code
 
 

@@ -1,18 +1,27 @@
-"""Hashes of files, writes that survive a power cut, and reads that a device or a pipe cannot trap."""
+"""Hashes and locks of files, writes that survive a power cut, and reads that a device or a pipe cannot trap."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import importlib
 import os
 import stat
 import time
 from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 IS_WINDOWS = os.name == "nt"
 PATIENCE_SECONDS, BETWEEN_SECONDS = 5.0, 0.1  # for other programs that have a file open, on Windows
 MAX_JSON_BYTES = 2**24
 HASH_BUFFER_BYTES = 2**23
+# Windows locks bytes, and nobody else can read those. This one lies beyond the end of every lock file.
+LOCKED_BYTE = 2**30
 BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
@@ -146,3 +155,40 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
+
+
+# ---------------------------------------------------------------- locks, which end with the process that holds them
+
+
+def try_lock(handle: int) -> bool:
+    """Takes the lock of an open file for as long as it is open; False if another process holds it.
+
+    Raises OSError where the file system has no locks.
+    """
+    if fcntl is None:
+        return _try_lock_of_windows(handle, importlib.import_module("msvcrt"))
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def try_lock_if_there_are_any(handle: int) -> bool:
+    """The same, but True as well where the file system has no locks."""
+    try:
+        return try_lock(handle)
+    except OSError:
+        return True
+
+
+def _try_lock_of_windows(handle: int, msvcrt: Any) -> bool:
+    before = os.lseek(handle, 0, os.SEEK_CUR)
+    os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    except PermissionError:
+        return False
+    finally:
+        os.lseek(handle, before, os.SEEK_SET)
+    return True

@@ -110,13 +110,12 @@ def escaped(unit: str = "TEXT") -> ValueKind:
 
 def encoding() -> ValueKind:
     """The name of a text encoding, as Python's own name of it; None for UTF-8."""
-    not_of_files = ("idna", "punycode", "undefined", "unicode-escape", "unicode_escape", "raw-unicode-escape",
-                    "raw_unicode_escape")
+    not_of_files = ("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape")
 
     def parse(value: str) -> str | None:
         found = codecs.lookup(value)
         "".encode(found.name)  # LookupError for what is no text, such as base64
-        if found.name in not_of_files or found.incrementaldecoder is None:
+        if found.name.replace("-", "_") in not_of_files or found.incrementaldecoder is None:
             raise ValueError(value)
         return None if found.name in ("utf-8", "utf-8-sig") else found.name
 
@@ -230,18 +229,13 @@ def having(args: Args, **values: Any) -> Args:
 
 
 class _Values(argparse.Action):
-    """Stores a single value as itself, several ones as a list; with adds_up after those of earlier places."""
+    """Stores a single value as itself, several ones as a list; of a kind that adds up after those of earlier places."""
 
-    adds_up = False
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
-        together = [*(in_list(getattr(namespace, self.dest, None)) if self.adds_up else []), *values]
+        adds_up = parser.kinds[self.dest].adds_up
+        together = [*(in_list(getattr(namespace, self.dest, None)) if adds_up else []), *values]
         setattr(namespace, self.dest, together[0] if len(together) == 1 else together)
-
-
-class _AddingUp(_Values):
-    adds_up = True
 
 
 class Group:
@@ -263,7 +257,7 @@ class Group:
                 self.parser.problems.append(f"{name} {_wrong_value(name, kind, value)}")
                 return default
 
-        several = {"nargs": "+", "action": _AddingUp if kind.adds_up else _Values} if kind.has_several else {}
+        several = {"nargs": "+", "action": _Values} if kind.has_several else {}
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else default)
         self.group.add_argument(name, type=convert, default=argparse.SUPPRESS, metavar=kind.metavar, help=words,
                                 **several)

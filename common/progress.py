@@ -32,6 +32,7 @@ class Progress:
     together the first one alone prints.
 
     on_terminal is True where the bar can be drawn: not in a notebook, though its cells look like a terminal.
+    doing is what the heartbeat would say now, for example 'step 12'; any thread may read it.
     stopped_seconds counts the time in which the whole process stood still: Ctrl-Z, or a suspended machine.
     """
 
@@ -46,7 +47,7 @@ class Progress:
         self.on_warning: Callable[[str], None] | None = None
 
         self._bar: Any = None
-        self._phase = ""
+        self.doing = ""
         self._phase_began = time.monotonic()
         self._last_printed = time.monotonic()
         self._lock = threading.RLock()
@@ -59,11 +60,6 @@ class Progress:
     def columns(self) -> int | None:
         """The width of the terminal, or of a notebook's cell, as it is now; None in a pipe."""
         return columns_of(self.stream)
-
-    @property
-    def doing(self) -> str:
-        """What the heartbeat would say now, for example 'step 12'; may be read by any thread."""
-        return self._phase
 
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
@@ -145,19 +141,19 @@ class Progress:
 
         goes_on: it is what it waited for already, said in other words.
         """
-        self._phase = doing
+        self.doing = doing
         if not goes_on:
             self._phase_began = time.monotonic()
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
         """While inside, the heartbeat says that it waits for this, for example 'compiling' or 'saving'."""
-        outer = self._phase, self._phase_began
+        outer = self.doing, self._phase_began
         self.now(doing)
         try:
             yield
         finally:
-            self._phase, self._phase_began = outer
+            self.doing, self._phase_began = outer
 
     def end_bar(self) -> None:
         """Takes the bar away, if there is one: what it counted is done."""
@@ -180,11 +176,11 @@ class Progress:
             if now - woke > pause + STANDSTILL_SECONDS:
                 self.stopped_seconds += now - woke - pause
             woke = now
-            if self._phase and now - self._last_printed >= self._heartbeat_seconds:
+            if self.doing and now - self._last_printed >= self._heartbeat_seconds:
                 self._say_phase(now)
 
     def _say_phase(self, now: float) -> None:
-        line = f"... {self._phase}, {duration(now - self._phase_began)}"
+        line = f"... {self.doing}, {duration(now - self._phase_began)}"
         with self._lock:
             if self._bar is None:
                 self.say(line)

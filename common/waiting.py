@@ -13,16 +13,16 @@ SILENT_SECONDS = 1.0  # a program that writes into a pipe has begun by then
 PIECE_BYTES = 2**16
 
 
-def read_when_there(source: str | int, most_bytes: int, waits: Callable[[], None], look: Callable[[], None]) -> bytes:
+def read_when_there(source: str | int, most_bytes: int, waits: Callable[[], None]) -> bytes:
     """The bytes of a file, pipe or device, as many as most_bytes + 1, so that the caller sees that there are more.
 
     source is its path, or the descriptor of one that is open. A named pipe is opened without waiting for its writer.
-    waits is called once if a second passes without a byte, look each second, so that it can raise. Raises OSError.
+    waits is called once if a second passes without a byte, and may raise. Raises OSError.
     """
     if isinstance(source, str):
         handle = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
-            return read_when_there(handle, most_bytes, waits, look)
+            return read_when_there(handle, most_bytes, waits)
         finally:
             os.close(handle)
 
@@ -34,7 +34,6 @@ def read_when_there(source: str | int, most_bytes: int, waits: Callable[[], None
 
     while left:
         while poll is not None and not poll.poll(1000 * SILENT_SECONDS):
-            look()
             if not (is_said or pieces):
                 waits()
                 is_said = True

@@ -43,10 +43,8 @@ def read_prompt_file(name: str) -> str:
         warn(f"--prompt_file {shown}: waiting for the prompt ({how}).")
 
     try:
-        if name == "-":
-            content = read_when_there(sys.stdin.fileno(), MAX_PROMPT_BYTES, waits, lambda: None)
-        else:
-            content = read_when_there(name, MAX_PROMPT_BYTES, waits, lambda: None)  # a device has no end
+        source = sys.stdin.fileno() if name == "-" else name
+        content = read_when_there(source, MAX_PROMPT_BYTES, waits)  # a device has no end
     except OSError as error:
         raise UserError(Exit.DATA, f"--prompt_file {shown}: {error.strerror}. Give a text file.") from error
     if len(content) > MAX_PROMPT_BYTES:

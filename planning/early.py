@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from common.allocator import let_segments_grow
 from common.errors import require
 from common.flags import FlagsOfGroup
+from common.memory import let_segments_grow
 from hub.names import check_package
 from trackers.names import requested_trackers, require_packages
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from common.collector import without_collector
+from common.memory import without_collector
 from tokens.tokenizer import Vocabulary
 
 ENCODED_AT_ONCE = 2**20  # bytes; an encoding takes about 100 bytes of memory for each token

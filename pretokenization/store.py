@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import Exit, UserError
-from common.files import IS_WINDOWS, read_text, rename, sync, write_whole
-from common.locks import try_lock
+from common.files import IS_WINDOWS, read_text, rename, sync, try_lock, write_whole
 from common.signals import Stake
 from common.words import printable, size
 from tokens.stream import DTYPES

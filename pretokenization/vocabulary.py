@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.collector import without_collector
 from common.files import write_whole
+from common.memory import without_collector
 from common.words import printable
 from pretokenization.blocks import Findings
 from pretokenization.engines import Encoder, Fence, fence_ranges

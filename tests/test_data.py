@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import data
-from common.bus_errors import bus_errors
+from common import bus_errors
 from common.errors import Exit, UserError
 from data import Batches, CorpusWindows, MixtureOrder, Tokens, WindowOrder
 from machine.processes import ALONE, Processes

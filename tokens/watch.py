@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 
-from common.bus_errors import bus_errors
+from common import bus_errors
 from common.errors import Exit, UserError
 from common.words import printable
 from tokens.layouts import Part

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.locks import try_lock_if_there_are_any
+from common.files import try_lock_if_there_are_any
 from common.names import METRICS
 from common.words import first_line
 from trackers.libraries import LIBRARIES

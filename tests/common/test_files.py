@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common import files
-from common.files import read_bytes, sha256_of, write_whole
+from common.files import read_bytes, sha256_of, try_lock, write_whole
 
 
 @pytest.mark.parametrize(("owner", "broken"), [(os, "fsync"), (os, "replace")])
@@ -72,3 +72,14 @@ def test_a_pipe_a_folder_a_device_and_a_large_file_are_refused_without_reading(t
 def test_sha256_of_a_file_is_the_known_one(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_the_second_one_does_not_get_the_lock_and_reads_whose_it_is(tmp_path):
+    path = tmp_path / "lock"
+    path.write_bytes(b"pid 1\n")
+    with path.open("r+b", buffering=0) as first, path.open("r+b", buffering=0) as second:
+        assert first.read(3) == b"pid"
+        assert try_lock(first.fileno())
+        assert not try_lock(second.fileno())
+        assert (first.read(3), second.read(6)) == (b" 1\n", b"pid 1\n")
+    assert path.read_bytes() == b"pid 1\n"

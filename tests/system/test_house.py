@@ -217,4 +217,4 @@ def test_flags_are_never_assigned_and_none_is_read_that_is_not_declared():
 
 def test_requirements_are_those_the_program_checks():
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    assert lines == [f"{name}>={versions.oldest}" for name, versions in PACKAGES.items()]
+    assert lines == [f"{name}>={oldest}" for name, oldest in PACKAGES.items()]

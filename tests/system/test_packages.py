@@ -39,7 +39,7 @@ def number(version: str) -> tuple[int, ...]:
 
 def test_the_requirements_are_what_the_commands_check_and_what_uv_reads():
     required = lines_of("requirements.txt")
-    assert required == [f"{name}>={versions.oldest}" for name, versions in PACKAGES.items()]
+    assert required == [f"{name}>={oldest}" for name, oldest in PACKAGES.items()]
     assert listed("dependencies") == required
     assert listed("constraint-dependencies") == lines_of("constraints.txt")
 
@@ -47,7 +47,7 @@ def test_the_requirements_are_what_the_commands_check_and_what_uv_reads():
 def test_the_lock_has_the_torch_that_was_tested_and_nothing_older_than_required():
     locked = re.findall(r'^name = "([^"]+)"\nversion = "([^"]+)"', LOCK, re.MULTILINE)
     assert [f"torch=={version}" for name, version in locked if name == "torch"] == lines_of("constraints.txt")
-    for name, oldest in {**{name: found.oldest for name, found in PACKAGES.items()}, **extras()}.items():
+    for name, oldest in {**PACKAGES, **extras()}.items():
         versions = [version for held, version in locked if held == name.replace("_", "-")]
         assert versions, name
         assert all(number(version) >= number(oldest) for version in versions), name

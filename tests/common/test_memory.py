@@ -1,12 +1,13 @@
-"""common/allocator.py: segments grow where the system can, unless the user has decided."""
+"""Settings of memory: segments grow where the system can, and the garbage collector is afterwards as it was."""
 
+import gc
 import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from common import allocator
+from common import memory
 
 
 @pytest.mark.parametrize(("system", "release", "given", "expected"), [
@@ -22,5 +23,18 @@ def test_segments_grow_on_linux_unless_the_user_has_decided(monkeypatch, system,
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release), raising=False)
     monkeypatch.setattr(os, "environ", dict(given))
-    allocator.let_segments_grow()
+    memory.let_segments_grow()
     assert os.environ == expected
+
+
+def test_the_collector_is_off_inside_and_then_as_it_was():
+    assert gc.isenabled()
+    with memory.without_collector():
+        assert not gc.isenabled()
+        with memory.without_collector():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), memory.without_collector():
+        raise KeyError
+    assert gc.isenabled()
