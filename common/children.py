@@ -40,11 +40,6 @@ def leave_out_current_folder() -> None:
                 del sys.path[0]
 
 
-def script_environment() -> dict[str, str]:
-    """The environment of a child that runs a script of ours alone, whose own folder must be on its path."""
-    return {name: value for name, value in on_its_own(os.environ).items() if name != SAFE_PATH}
-
-
 class Answer(NamedTuple):
     """What a child process that was asked printed on stdout and stderr; code is None where it was given up."""
 
@@ -65,11 +60,12 @@ def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
     With grace_seconds it is asked to stop before, and given that long; it must not print much then. Raises
     SystemExit after a signal. On Linux, if a process has to die where memory runs out, it is the child.
     """
+    # A script of ours runs alone, and its own folder must be on its path.
+    env = {**{name: value for name, value in on_its_own(os.environ).items() if name != SAFE_PATH}, **env}
     before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child behind
     ends_at, is_over = time.monotonic() + seconds, False
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          errors="replace", env={**script_environment(), **env},
-                          start_new_session=os.name == "posix") as child:
+                          errors="replace", env=env, start_new_session=os.name == "posix") as child:
         with contextlib.suppress(OSError):
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
         while True:

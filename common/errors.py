@@ -20,7 +20,7 @@ from typing import Any
 from common.children import leave_out_current_folder
 from common.files import IS_WINDOWS
 from common.ranks import speaks
-from common.signals import STOPPING
+from common.signals import STOPPING, print_line
 from common.words import first_line, printable
 
 MESSAGE_LINES = 5  # the most lines that one error takes
@@ -92,10 +92,9 @@ class Problems:
 
 
 def warn(message: str) -> None:
-    """Prints one warning line to stderr, in the first of several processes. A closed stderr is no reason to stop."""
+    """Prints one warning line to stderr, in the first of several processes."""
     if speaks():
-        with contextlib.suppress(OSError, ValueError):
-            print(f"warning: {message}", file=sys.stderr, flush=True)
+        print_line(f"warning: {message}")
 
 
 # ---------------------------------------------------------------- packages
@@ -235,8 +234,7 @@ def _report(error: BaseException) -> int:
         return 128 + 13  # SIGPIPE
     code, message = _explain(error)
     if speaks() or not getattr(error, "everybodys", False):
-        with contextlib.suppress(OSError, ValueError):
-            print(f"error: {message}", file=sys.stderr, flush=True)
+        print_line(f"error: {message}")
     return code
 
 

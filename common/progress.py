@@ -136,14 +136,9 @@ class Progress:
             self._bar.bar_format = f"{DRAWN if len(text) <= columns - 17 else PERCENT}{{desc}}"
         self._bar.set_description_str(text, refresh=False)
 
-    def now(self, doing: str, goes_on: bool = False) -> None:
-        """From here on the heartbeat says that it waits for this, for example 'step 12'; how long, counts from now on.
-
-        goes_on: it is what it waited for already, said in other words.
-        """
-        self.doing = doing
-        if not goes_on:
-            self._phase_began = time.monotonic()
+    def now(self, doing: str) -> None:
+        """From here on the heartbeat says that it waits for this, as 'step 12', and for how long from now on."""
+        self.doing, self._phase_began = doing, time.monotonic()
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:

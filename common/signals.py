@@ -37,7 +37,7 @@ NOTHING = Stake("", "")
 
 
 def print_line(message: str) -> None:
-    """Prints one line to stderr."""
+    """Prints one line to stderr; one that is closed is no reason to stop."""
     with STDERR_LOCK, contextlib.suppress(OSError, ValueError):
         print(message, file=sys.stderr, flush=True)
 

@@ -21,12 +21,10 @@ class Transcript:
     """Copies the lines that are printed while inside: to memory first, and to a file from begin() on.
 
     A line that cannot be written is lost; the first one costs a warning. An error that ends the command is written too,
-    one that is a bug with its traceback. Where the reader of a stream has gone away, the copy goes on. With is_silent
-    nothing is copied, as in all but the first of several processes.
+    one that is a bug with its traceback. Where the reader of a stream has gone away, the copy goes on.
     """
 
-    def __init__(self, is_silent: bool = False):
-        self._is_silent = is_silent
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         self._early: list[str] = []
         self._path: Path | None = None
@@ -35,9 +33,8 @@ class Transcript:
 
     def __enter__(self) -> Transcript:
         self._streams = sys.stdout, sys.stderr
-        if not self._is_silent:
-            sys.stdout, sys.stderr = (_Copied(stream, self) for stream in self._streams)
-            _move_logging(self._streams[1], sys.stderr)
+        sys.stdout, sys.stderr = (_Copied(stream, self) for stream in self._streams)
+        _move_logging(self._streams[1], sys.stderr)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -52,7 +49,7 @@ class Transcript:
         """Writes what was printed so far under a heading, and from here on every line, at once."""
         with self._lock, contextlib.suppress(OSError):  # add says why not
             self._path = path
-            if not (appends or self._is_silent):
+            if not appends:
                 path.unlink(missing_ok=True)
         self.add("\n".join([heading, *self._early]))
         self._early.clear()
@@ -60,8 +57,6 @@ class Transcript:
     def add(self, line: str) -> None:
         """Takes one or more whole lines."""
         with self._lock:
-            if self._is_silent:
-                return
             if self._path is None:
                 self._early.append(line)
                 return
@@ -116,8 +111,6 @@ class _Copied:
 
 def _move_logging(old: Any, new: Any) -> None:
     """Lets the handlers of Python's logging that print to one stream print to another: PyTorch warns in this way."""
-    if old is new:
-        return
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
             # dill's handler computes its stream anew at each look, and cannot be set.

@@ -58,7 +58,7 @@ def session(use_gpu: bool | None) -> Iterator[Session]:
     """While inside, what is printed is kept, signals are heard, and processes can speak with each other."""
     processes = of_environment()
     with contextlib.ExitStack() as held:
-        transcript = held.enter_context(Transcript(is_silent=not speaks()))
+        transcript = held.enter_context(Transcript()) if speaks() else None
         out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
         signals = held.enter_context(Signals(out.note, can_save=True))
         signals.at_once = NOTHING_LOST
