@@ -316,7 +316,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
             return dry_run(run, pace, validator, checkpointer)
         if setup.args.overfit:
             return learn_by_heart(run, take_step)
-        with (open_output(run, pace, argv, settings, checkpointer) as monitor,
+        with (open_output(run, argv, settings, checkpointer) as monitor,
               recovery.saving_before_new_tokens(checkpointer, setup.processes)):
             setup.processes.watch(signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)

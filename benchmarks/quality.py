@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.ladder import SEED, Bench, as_flags, problem_of
 from common.children import PROGRAM
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import ValueKind
 from common.words import count, duration, printable, shell_line
-from plot import mean_and_band
 from watching.history import Curve, numbers_of, read_lines, read_run
 
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
@@ -83,7 +84,9 @@ class Learned:
 
     @property
     def mean(self) -> Curve:
-        return mean_and_band(list(self.curves.values()))[0]
+        curves = list(self.curves.values())  # as far as the shortest goes
+        losses = [statistics.fmean(values) for values in zip(*(curve.ys for curve in curves), strict=False)]
+        return Curve(curves[0].xs[:len(losses)], losses)
 
     def steps_to(self, loss: float) -> float | None:
         """The first step at which the mean loss is this one or lower, on straight lines; None if it never is."""
@@ -123,7 +126,7 @@ def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, 
         places = [(f"{folder}/{name}-{seed}", name) for name, one in learned.items() for seed in one.curves]
         bench.out.say("to draw them: " + shell_line([
             "python", "plot.py", *(place for place, _ in places), "--names", ",".join(name for _, name in places),
-            "--panels", "loss", "--x", "tokens", "--output", "quality.png"]))
+            "--x", "tokens", "--output", "quality.png"]))
     bench.found["problems"] = problems
     return not any(problem != BUSY for problem in problems)
 
@@ -182,8 +185,7 @@ def report(bench: Bench, learned: Mapping[str, Learned], steps: int) -> None:
         reached = one.steps_to(first.mean.ys[-1])
         tokens = None if reached is None else reached / steps
         speed = one.seconds_per_step / first.seconds_per_step
-        # The curve counts from 0 at step 0, where no loss is: before the first validation it says nothing.
-        equal = one.mean.at(max(one.mean.xs[0], until / one.seconds_per_step))
+        equal = float(np.interp(until / one.seconds_per_step, one.mean.xs, one.mean.ys))
         bench.out.say(ROW.format(
             name[:13], len(finals), f"{statistics.fmean(finals):.4f}",
             f"{max(finals) - min(finals):.4f}" if len(finals) > 1 else "-", f"{1e3 * one.seconds_per_step:,.1f}",

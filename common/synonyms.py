@@ -91,6 +91,8 @@ GONE: dict[str, tuple[object, str]] = {
     "evaluate prune": (None, "python export.py --prune writes a pruned folder; measure it."),
     **{f"evaluate {name}": (None, "pretokenize.py reads such text into tokens; measure them by --tokens.")
        for name in ("text_field", "document_separator", "encoding")},
+    "plot panels": ("all", "The picture has the losses; trackers such as TensorBoard draw every figure."),
+    "plot html": (None, "Give --output plot.svg."),
     "train tracker mlflow": (None, "Give --tracker wandb, trackio or tensorboard."),
 }
 

@@ -159,7 +159,7 @@ part() { # NAME
         [ -n "${CORPUS:-}" ] || { echo "run: give CORPUS=FOLDER, of pretokenize.py" && return; }
         item run "$python" train.py "$where" --data_dir "$CORPUS" "${model[@]:0:2}" --use_amp --max_minutes "$minutes" \
             --epochs 1000 --output_dir "$out/run" --resume_from auto --log_interval 20 || return
-        item run-curve "$python" plot.py "$out/run" --text --output "$out/run.html"
+        item run-curve "$python" plot.py "$out/run" --text
         item run-text "$python" generate.py --ckpt "$out/run" "$where" --max_new_tokens 200
         ;;
     graphs) for size in "${sizes[@]}"; do

@@ -34,7 +34,6 @@ from watching.trackers import Trackers, told_of_run
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from planning.plan import Pace
     from training.checkpointing import Checkpointer
 
 
@@ -135,8 +134,7 @@ def forget_best_on_other_tokens(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def open_output(run: Run, pace: Pace, argv: Sequence[str], settings: Settings, checkpointer: Checkpointer,
-                ) -> Iterator[Monitor]:
+def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer: Checkpointer) -> Iterator[Monitor]:
     """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
     setup, state = run.setup, run.state
     args, recipe, out, is_first = setup.args, setup.recipe, setup.out, setup.processes.is_first
@@ -160,5 +158,5 @@ def open_output(run: Run, pace: Pace, argv: Sequence[str], settings: Settings, c
     if recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
     gc.freeze()  # so that the collector does not look through all there is again and again
-    with Monitor(run, trackers) as monitor, recorded_start(run, pace, settings):
+    with Monitor(run, trackers) as monitor, recorded_start(run):
         yield monitor

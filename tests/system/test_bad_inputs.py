@@ -683,7 +683,6 @@ def place_rows() -> list[Row]:
             "text.txt is a file, not an earlier export"),
         Row("export.py: a precision that is none", f"{export} gpt2 --output x --dtype f8", flags, "--dtype 'f8'"),
         Row("export.py: nowhere to write", f"{export} gpt2", flags, "--output: required"),
-        Row("plot.py: a page by another ending", "plot.py out --html out/metrics.jsonl", flags, "must end in .png"),
         Row("plot.py: a folder without a run", "plot.py corpus", data, "metrics.jsonl: No such file"),
         Row("plot.py: an ending that is no picture's", "plot.py out --output x.doc", flags, "must end in .png"),
         Row("bench.py: rungs that are none", "bench.py --rungs 99", flags, "--rungs '99'"),

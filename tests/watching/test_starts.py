@@ -1,4 +1,4 @@
-"""starts.jsonl: each start of a run with its plan, machine and flags, and how it ended."""
+"""starts.jsonl: each start of a run, and how it ended."""
 
 import json
 
@@ -11,18 +11,13 @@ def starts_of(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / STARTS).read_text().splitlines()]
 
 
-def test_each_start_is_recorded_with_its_plan_and_how_it_ended(run):
-    run("--max_steps", "4", "--checkpoint_every_steps", "2", "--weight_decay", "0.2")
+def test_each_start_is_recorded_and_how_it_ended(run):
+    run("--max_steps", "4", "--checkpoint_every_steps", "2")
     run("--max_steps", "6", "--resume_from", "auto")
     first, end, second, last = starts_of(run.folder / "out")
     assert (first["event"], first["step"], end["event"], end["step"]) == ("start", 0, "end", 4)
     assert (second["step"], second["total_steps"], last["step"], last["how"]) == (4, 6, 6, "finished")
-    assert first["flags"]["given"]["weight_decay"] == 0.2
-    assert first["step_seconds"] > 0
-    assert last["peak_memory_bytes"] > 2**20
-    assert first["machine"]["torch"]
-    assert any(line.startswith("optimizer ") for line in first["lines"])
-    assert any("no validation" in words or "validation set has" in words for words in first["warnings"])
+    assert first["time"] < end["time"] < last["time"]
     run("--max_steps", "2", "--overwrite")
     assert [row["step"] for row in starts_of(run.folder / "out")] == [0, 2], "a new run begins the file again"
 
@@ -39,5 +34,5 @@ def test_an_error_that_ends_the_run_is_recorded(run, monkeypatch):
 
 def test_a_full_disk_costs_the_line_and_not_the_run(tmp_path, capsys):
     (tmp_path / STARTS).mkdir()
-    starts._append(tmp_path / STARTS, {"event": "end"})
-    assert "starts.jsonl: Is a directory; its page will lack this end" in capsys.readouterr().err
+    starts._append(tmp_path / STARTS, event="end")
+    assert "starts.jsonl: Is a directory; it will lack this end" in capsys.readouterr().err
