@@ -251,11 +251,12 @@ import time
 import torch
 
 from data import Batch
+from planning.check import check_machine
 from planning.inputs import choose_inputs, choose_machine, session
 from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
 from planning.plan import say_first, say_rest
 from planning.schedules import learning_rate_at
-from planning.setup import answer_check, answer_trial, choose_setup
+from planning.setup import answer_trial, choose_setup
 from training import recovery
 from training.checkpointing import Checkpointer
 from training.overfit_test import learn_by_heart
@@ -275,7 +276,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     began, args = time.monotonic(), read_flags(argv)
     with session(args.use_gpu) as at:
         if args.check:
-            return answer_check(args, at, argv)
+            return check_machine(args, choose_machine(args.machine, args.dropout, at.out), at.out)
 
         # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
         inputs = choose_inputs(args, at)

@@ -18,10 +18,9 @@ from machine.device import Machine
 from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory
 from machine.processes import ALONE, Processes
 from model import Options
-from planning.check import check_machine, compile_something
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
-from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, trial_command, what_fits
+from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, what_fits
 from planning.pace import Deadline
 from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
@@ -117,13 +116,7 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
     return where, why
 
 
-# ---------------------------------------------------------------- --check; a trial, in a child process
-
-
-def answer_check(args: Flags, at: Session, argv: Sequence[str]) -> int:
-    """Prints what the machine can do; argv is the command line, of which a child process compiles something."""
-    machine = choose_machine(args.machine, args.dropout, at.out)
-    return check_machine(args, machine, at.out, at.signals, trial_command(argv))
+# ---------------------------------------------------------------- a trial, in a child process
 
 
 def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Callable[..., Run],
@@ -134,8 +127,6 @@ def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Cal
     """
     out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
     machine = choose_machine(args.machine, args.dropout, out)
-    if args.check:
-        return compile_something(machine)
     args = having(args, batch_size=batch_size, gradient_accumulation_steps=accumulation, dry_run=True, overfit=None,
                   max_minutes=None, resume_from=None, cooldown_from=None)
     inputs = choose_inputs(args, Session(out, signals, ALONE, contextlib.ExitStack()))
