@@ -314,7 +314,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
     # The run.
     with recovery.explaining_memory(run), recovery.explaining_divergence(setup.recipe, checkpointer):
         if setup.args.dry_run:
-            return dry_run(run, pace, validator, checkpointer)
+            return dry_run(run, pace, checkpointer)
         if setup.args.overfit:
             return learn_by_heart(run, take_step)
         with (open_output(run, argv, settings, checkpointer) as monitor,

@@ -52,10 +52,11 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     for warning in machine.warnings:
         out.warn(warning)
 
-    out.say(f"\nThe {'prices' if args.gpu_cost_per_hour else 'hours'} of {TOKENS_PER_PARAMETER} tokens per parameter, T "
-            f"{config.seq_length:,}, {config.vocab_size:,} ids: here by the products above, on cards at\n"
-            f"{SHARE_OF_PEAK:.0%} of the data sheet's peak, less for narrow models; no card was timed. *: needs\n"
-            "--activation_checkpointing, -: does not fit. With your tokens, --dry_run measures.")
+    what = "prices" if args.gpu_cost_per_hour else "hours"
+    out.say(f"\nThe {what} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
+            f"{config.vocab_size:,} ids: here by the products above, on cards at\n{SHARE_OF_PEAK:.0%} of the data "
+            "sheet's peak, less for narrow models; no card was timed. *: needs\n--activation_checkpointing, -: does "
+            "not fit. With your tokens, --dry_run measures.")
     out.say("\n".join(table(args, machine, models, products)))
     return Exit.DONE
 

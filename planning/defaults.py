@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from model import INIT_STD
 
@@ -51,77 +51,54 @@ COSINE_FALL = 100  # times, from the peak to the end, where the schedule is a co
 
 GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 
-# Why, for the plan and config.toml; the reason of the learning rate begins with its figures.
-PEAK_REASONS = {
-    "adamw": f"{MOST_BY_WIDTH:g} by the width (Yang et al. 2022), less for steps of few tokens (Bi et al. 2024) "
-             "or a short warm-up",
-    "muon": "by width, of matrices inside blocks (Liu et al. 2025)",
-}
-INIT_REASONS = {
-    "adamw": f"by the width (Nguyen and Salazar 2019), at least GPT-2's {INIT_STD:g}",
-    "muon": "GPT-2's (Radford et al. 2018), which suits Muon best",
-}
+# Why, for the plan and config.toml.
+AS_GPT3 = "as GPT-3 (Brown et al. 2020, appendix B)"
 REASONS = {
+    "batch_size": "what fits the memory, less for a small corpus",
+    "epochs": "20 tokens per parameter (Hoffmann et al. 2022) in the time there is, at most 10; 3 for trained weights",
     "embedding_learning_rate": "of embeddings, output layer, norms and biases, whatever the width (Yang et al. 2022)",
+    "init_std": "by the width for AdamW at its default rate (Nguyen and Salazar 2019), else GPT-2's",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
     "min_lr": "the lower the end, the lower the loss (Bergsma et al. 2025)",
     "warmup_steps": f"{WARMUP_SHARE:.0%} of the steps, at most {LONGEST_WARMUP:,} (Touvron et al. 2023)",
-    "beta2": f"the average forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within {LEAST_BETA2:g} to "
-             f"{MOST_BETA2:g} (Marek et al. 2025)",
+    "beta2": f"forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within limits (Marek et al. 2025)",
     "cooldown": "a decay over a fifth of the steps is enough (Haegele et al. 2024)",
-    "weight_decay": "as GPT-3 (Brown et al. 2020, appendix B)",
-    "beta1": "as GPT-3 (Brown et al. 2020, appendix B)",
-    "grad_clip": "as GPT-3 (Brown et al. 2020, appendix B)",
+    "weight_decay": AS_GPT3,
+    "grad_clip": AS_GPT3,
 }
 
 # ---------------------------------------------------------------- the laws
 
 
-def entry_of(optimizer: str) -> str:
-    """The entry of the tables for an optimizer: one without numbers of its own has AdamW's."""
-    return optimizer if optimizer in PEAK_REASONS else "adamw"
+class Usual(NamedTuple):
+    """The defaults that were found together: the peak of matrices inside blocks, that of all else, initial weights."""
+
+    learning_rate: float
+    embedding_learning_rate: float
+    init_std: float
+    why: str  # this peak
 
 
-def peak_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
-    """The peak learning rate for random weights, where --learning_rate is not given."""
+def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int, is_finetuning: bool,
+                ) -> Usual:
+    """The defaults where --learning_rate is not given; an optimizer without numbers of its own has AdamW's."""
+    lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
+    if is_finetuning:
+        rate = max(1e-6, FINETUNING * lower_law)
+        return Usual(rate, rate, INIT_STD, f"{FINETUNING:g} of two laws' lower one (Radford et al. 2018)")
     if optimizer == "muon":
-        return _muon_peak(config.n_embd)
-    by_width = _narrow_rate(config, tokens_per_step, total_tokens) * NARROWEST / max(config.n_embd, NARROWEST)
-    wider = math.log(max(config.n_embd, NARROWEST) / NARROWEST) / math.log(WIDTH_OF_SHARE / NARROWEST)
-    share = MATRICES_SHARE ** min(1.0, wider)
-    return max(LOWEST_PEAK, share * max(by_width, _lower_law(config, tokens_per_step, total_tokens)))
+        rate = _muon_peak(config.n_embd)
+        return Usual(rate, rate, INIT_STD, "by width (Liu et al. 2025)")
 
-
-def embedding_rate(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
-    """The peak of embeddings, output layer, norms and biases, where neither it nor --learning_rate is given."""
-    peak = peak_rate(optimizer, config, tokens_per_step, total_tokens)
-    if optimizer == "muon":
-        return peak
-    return max(peak, _narrow_rate(config, tokens_per_step, total_tokens))
-
-
-def initial_std(optimizer: str, config: ModelConfig) -> float:
-    """The deviation of initial matrices and embeddings, where neither it nor --learning_rate is given."""
-    if optimizer == "muon":
-        return INIT_STD
-    return max(INIT_STD, math.sqrt(SMALL_INIT / max(config.n_embd, NARROWEST)))
-
-
-def _narrow_rate(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
-    """AdamW's peak at the width NARROWEST."""
+    width = max(config.n_embd, NARROWEST)
     warmup = min(1.0, default_warmup(total_tokens // tokens_per_step) / FULL_WARMUP)
-    share = _share_of_best_step(config, tokens_per_step, total_tokens)
-    return min(ADAMW_BY_WIDTH * share**0.5, MOST_BY_WIDTH) / NARROWEST * warmup
-
-
-def finetuning_rate(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
-    """The peak learning rate for trained weights, of AdamW."""
-    return max(1e-6, FINETUNING * _lower_law(config, tokens_per_step, total_tokens))
-
-
-def _lower_law(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
-    """What both laws below allow: low for what is trained from random weights, and safe."""
-    return min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
+    share_of_best_step = _share_of_best_step(config, tokens_per_step, total_tokens)
+    of_narrowest = min(ADAMW_BY_WIDTH * share_of_best_step**0.5, MOST_BY_WIDTH) / NARROWEST * warmup
+    wider = math.log(width / NARROWEST) / math.log(WIDTH_OF_SHARE / NARROWEST)
+    share = MATRICES_SHARE ** min(1.0, wider)
+    rate = max(LOWEST_PEAK, share * max(of_narrowest * NARROWEST / width, lower_law))
+    return Usual(rate, max(rate, of_narrowest), max(INIT_STD, math.sqrt(SMALL_INIT / width)),
+                 "by width (Yang et al. 2022), less for steps of few tokens or a short warm-up (Bi et al. 2024)")
 
 
 def rate_by_compute(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:

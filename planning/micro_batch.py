@@ -1,7 +1,7 @@
 """The micro-batch that really fits: found by trying (--batch_size auto), or smaller than what ran out of memory.
 
-Each trial is two steps in a child process (setup.py), where running out of memory harms nobody. What was measured is
-remembered between runs.
+Each trial is two steps in a child process (setup.py), where running out of memory harms nobody. A resumed run keeps the
+micro-batch that was found.
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from architectures.table import ModelConfig
 from common.children import ask
 from common.errors import Exit, UserError
-from common.files import cache_folder, sha256_of, write_whole
+from common.files import write_whole
 from common.flags import Flags
 from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, several, size
-from machine.device import Machine
-from machine.memory import available_ram, free_memory, total_memory
+from machine.memory import available_ram, free_memory
 from model import Options
 from planning.early import TRIAL
 from planning.memory import MARGIN, MemorySetting, largest_micro_batch
@@ -62,27 +59,6 @@ def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int
     return candidates[good] if good >= 0 else None
 
 
-class MeasuredPeaks(dict[int, int]):
-    """The bytes that trials held, by micro-batch; a file keeps them between runs, those of each setting under its key.
-    """
-
-    def __init__(self, file: Path, key: str):
-        """A file that cannot be read holds none."""
-        self.file, self._key, self._all = file, key, {}
-        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-            found = json.loads(file.read_text(encoding="utf-8"))
-            self._all = {str(other): {int(n): int(held) for n, held in peaks.items()} for other, peaks in found.items()}
-        super().__init__(self._all.get(key, {}))
-
-    def __setitem__(self, batch_size: int, held: int) -> None:
-        """Keeps a peak; a folder that cannot be written costs the time to measure again."""
-        super().__setitem__(batch_size, held)
-        self._all[self._key] = dict(self)
-        with contextlib.suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.file, json.dumps(self._all))
-
-
 def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe: Recipe, runtime: Runtime,
                      argv: Sequence[str]) -> int:
     """The largest micro-batch that fits: a divisor of the samples of a step, of which each process has its share.
@@ -101,67 +77,44 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     if not machine.backend.has_own_memory:  # more than is expected to fit could take other processes down with it
         candidates = [n for n in candidates if n <= expected]
 
-    decided, tried = [*argv, f"--optimizer={recipe.optimizer}"], []
+    decided = [*argv, f"--optimizer={recipe.optimizer}"]
     if args.init_from:  # where they are now, if they came from the hub
         decided.append(f"--init_from={args.init_from}")
     else:
         decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
     if machine.on_gpu:
         decided.append("--use_gpu")  # a trial that the GPU refuses must not measure the CPU
-    groups = (args.data, args.model, args.machine)
-    flags = {name: getattr(group, name) for group in groups for name in sorted(group)}
-    key = _key({**flags, "label_smoothing": args.label_smoothing}, machine, config, samples, setting)
-    peaks = MeasuredPeaks(cache_folder() / "peaks.json", key)
+    held: dict[int, float] = {}
 
     def fits(batch_size: int) -> bool:
-        if batch_size not in peaks:
-            tried.append(batch_size)
-            with out.phase(f"trying --batch_size {batch_size}"):
-                trial = trial_command(decided, batch_size, min(2, samples // batch_size))
-                held = run_trial(trial, batch_size, runtime.signals)
-            peaks[batch_size] = room + 1 if held is None else held  # tried again where more memory is free
-        return peaks[batch_size] <= room
+        with out.phase(f"trying --batch_size {batch_size}"):
+            trial = trial_command(decided, batch_size, min(2, samples // batch_size))
+            held[batch_size] = run_trial(trial, batch_size, runtime.signals)
+        return held[batch_size] <= room
 
     found = largest_that_fits(candidates, first, fits) if candidates else None
     if found is None:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
                                       f"{size(room)}. Take a smaller --seq_length or --model_size.")
-
-    larger = next((n for n in divisors(samples, samples) if n > found), None)
-    why = "a whole step" if larger is None else f"{larger} does not fit {size(room)}"
-    if larger and larger * config.seq_length > MOST_TOKENS:
-        why = f"more than {MOST_TOKENS:,} tokens would be no faster"
-    source = f"{len(tried)} tried" if tried else f"remembered in {printable(str(peaks.file))}"
-    out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(peaks[found])}; {why} "
-            f"({source})")
+    out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(held[found])} of "
+            f"{size(room)} ({len(held)} tried)")
     return found
 
 
-def _key(flags: Mapping[str, Any], machine: Machine, config: ModelConfig, samples: int, setting: MemorySetting) -> str:
-    """A name for all that the memory of a trial depends on besides the micro-batch, the program's own code included."""
-    top = Path(__file__).parent.parent
-    code = [top / "train.py", top / "model.py", top / "data.py"]
-    code += [path for folder in ("ops", "machine", "training") for path in sorted((top / folder).glob("*.py"))]
-    total = total_memory(machine) if machine.on_gpu else torch.get_num_threads()
-    facts = [asdict(config), machine.name, total, machine.precision, machine.compile, torch.__version__,
-             [sha256_of(path) for path in code], samples, str(setting), dict(flags)]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def trial_command(argv: Sequence[str], batch_size: int = 0, accumulation: int = 0) -> list[str]:
-    """The command line of a child that tries a micro-batch, or for --check compiles; argv is that of the run."""
+def trial_command(argv: Sequence[str], batch_size: int, accumulation: int) -> list[str]:
+    """The command line of a child that tries a micro-batch; argv is that of the run."""
     script = Path(__file__).resolve().parent.parent / "train.py"
     return [sys.executable, str(script), TRIAL, str(batch_size), str(accumulation), *argv]
 
 
-def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> int | None:
-    """The bytes that the command prints; None if it ran out of memory or was killed.
+def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> float:
+    """The bytes that the command prints; infinite if it ran out of memory or was killed.
 
     Raises UserError (exit 5) if it fails otherwise, SystemExit after a signal.
     """
     answer = ask(command, signals)
     if answer.code in (OUT_OF_MEMORY, -9):
-        return None
+        return math.inf
     last = (answer.printed.split() or [""])[-1]
     if answer.code == 0 and last.isdigit():
         return int(last)

@@ -12,17 +12,15 @@ from typing import Any
 import torch
 
 from common.errors import Exit, UserError
-from common.flags import FlagsOfGroup
-from common.words import duration, percent, size
+from common.flags import Flags
+from common.words import percent, size
 from machine import device
 from machine.memory import peak_memory, release_memory
-from planning.plan import Pace, Plan, figure
+from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
-from planning.schedules import learning_rate_at
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
 from training.state import Run, Setup, StepResult, TrainState
-from training.validation import Validator
 from watching.monitor import mfu
 
 WARM_STEPS = 3  # that are measured at least, after a cold one
@@ -32,7 +30,6 @@ MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
 VALIDATION_SHARE = 0.4  # of a training token's time for one of validation: a forward pass is a third of the work
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
 SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
-MOST_STEPS = 2**40
 
 TakeStep = Callable[..., StepResult]  # that of train.py
 
@@ -95,22 +92,21 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     return warm[len(warm) // 4] * run.accumulation / few, float(loss)
 
 
-def recipe_within(seconds: float, flags: FlagsOfGroup, is_decided: bool, plan: Plan, pace: Pace, steps_done: int,
-                  ) -> Recipe:
+def recipe_within(seconds: float, args: Flags, plan: Plan, pace: Pace, steps_done: int) -> Recipe:
     """The plan's recipe for as many steps as a run can do in the seconds, one more than is done at least.
 
     The recipe's horizon stays the upper limit. A validation has a hundredth of the tokens of the run, unless its tokens
-    were decided. flags are those of the output.
+    were decided.
     """
     recipe = plan.recipe
-    is_decided = bool(is_decided or flags.eval_tokens or flags.eval_batches or steps_done)
+    is_decided = args.epochs or args.max_steps or args.eval_tokens or args.eval_batches or steps_done
 
     def ends_at(step: int) -> Recipe:
         tokens = step * recipe.samples_per_step * plan.config.seq_length
-        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(flags.eval_interval, step),
+        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(args.eval_interval, step),
                        eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(tokens))
 
-    more = range(steps_done + 2, min(recipe.total_steps, steps_done + MOST_STEPS) + 1)
+    more = range(steps_done + 2, recipe.total_steps + 1)
     return ends_at(steps_done + 1 + bisect_right(more, seconds, key=lambda step: pace.seconds(
         ends_at(step), steps_done)))
 
@@ -131,13 +127,11 @@ class Deadline:
 
         began is when the command began, by time.monotonic().
         """
-        settings: dict[str, Any] = stored.get("settings") or {}
+        settings = stored.get("settings") or {}
         planned: Any = settings.get("max_minutes")
         horizon: Any = settings.get("total_steps")
-        self.minutes = minutes
-        self.horizon: int | None = None
+        self.minutes, self.horizon, self._began = minutes, None, began
         self._is_resumed = minutes is not None and isinstance(planned, int | float) and isinstance(horizon, int)
-        self._began = began
         if minutes is not None and self._is_resumed:
             self._began -= stored.get("seconds", 0.0)
             self.horizon = horizon if stored["step"] < horizon or minutes <= planned else None
@@ -164,11 +158,10 @@ class Deadline:
 
     def describe_end(self, state: TrainState, recipe: Recipe, step_seconds: float) -> str:
         """Why the run ends before its schedule does, and what would finish it, by the seconds that steps took."""
-        rate = learning_rate_at(state.step, recipe)
         more = math.ceil((self.used + 1.1 * step_seconds * (recipe.total_steps - state.step)) / 60) + 1
-        return (f"time        {self.minutes:g} minutes are over at step {state.step:,} of {recipe.total_steps:,}, with "
-                f"learning rate {rate:.2e}:\ntime        steps took longer than those measured. To finish the "
-                f"schedule: --resume_from auto --max_minutes {more}")
+        return (f"time        {self.minutes:g} minutes are over at step {state.step:,} of {recipe.total_steps:,}: "
+                "steps took longer than those measured. To finish the schedule: --resume_from auto --max_minutes "
+                f"{more}")
 
 
 def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
@@ -177,7 +170,7 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
         return setup
     args, plan, minutes = setup.args, setup.plan, deadline.minutes or 0.0
     seconds = setup.processes.agree(lambda: (1 - SPARE) * 60 * minutes - deadline.used)
-    within = recipe_within(seconds, args.output, bool(args.epochs or args.max_steps), plan, pace, steps_done)
+    within = recipe_within(seconds, args, plan, pace, steps_done)
     recipe = replace(setup.recipe_until(within.total_steps), batch_size=within.batch_size,
                      accumulation=within.accumulation, eval_tokens=within.eval_tokens)
     return replace(setup, plan=replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args.output, recipe)))
@@ -186,33 +179,18 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
 # ---------------------------------------------------------------- --dry_run
 
 
-def dry_run(run: Run, pace: Pace, validator: Validator, checkpointer: Checkpointer) -> int:
-    """What all steps that are left will take, by those that were measured; writes nothing."""
-    setup, clock, validation_seconds = run.setup, run.setup.runtime.clock, 0.0
-    with setup.out.phase("a validation"):
-        for _ in range(2 if validator.has_tokens else 0):  # the first one is cold, or compiles, and does not count
-            clock.start()
-            validator.measure(most_windows=run.batch_size)
-            validation_seconds = clock.lap() * validator.num_batches_left()
-        checkpointer.reserve()  # as the first save of the run does
-
-    recipe, saving, steps_done = setup.recipe, setup.plan.saving, run.state.step
-    steps = recipe.total_steps - steps_done
+def dry_run(run: Run, pace: Pace, checkpointer: Checkpointer) -> int:
+    """Prints what was measured, and what the steps that are left will cost; writes nothing. Returns the exit code."""
+    setup, recipe = run.setup, run.setup.recipe
+    checkpointer.reserve()  # as the first save of the run does
     tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
-    epochs, seconds = steps * recipe.samples_per_step / recipe.windows_per_epoch, pace.step * steps + validation_seconds
-    has_weights = bool(steps_done or setup.args.init_from)
-    lines = [f"step_seconds: {pace.step:.4f}, the fastest of 3",
+    lines = [f"step_seconds: {pace.step:.4f}, the fastest of {WARM_STEPS}",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}",
-             f"loss: {pace.loss:.4f}" + ", of random weights; others are loaded after measuring" * has_weights,
-             f"peak_memory: {size(peak_memory(setup.machine))}",
-             f"checkpoint_size: {size(saving.checkpoint_bytes)}",
-             f"disk: {size(saving.disk_bytes)} for up to {saving.num_checkpoints} checkpoints",
-             f"steps: {steps}" + f" left of {recipe.total_steps}" * bool(steps_done),
-             f"epochs: {figure(epochs)}" + f" left of {figure(recipe.passes)}" * bool(steps_done),
-             f"time: {duration(seconds)}, about {duration(validation_seconds)} of it validation; saving not counted",
-             f"hours_per_epoch: {seconds / 3600 / epochs:.4g}"]
+             f"loss: {pace.loss:.4f}, of random weights",
+             f"peak_memory: {size(peak_memory(setup.machine))}"]
     if setup.args.gpu_cost_per_hour is not None:
-        lines.append(f"cost: {seconds / 3600 * setup.args.gpu_cost_per_hour * setup.processes.world_size:.2f}")
+        hours = pace.seconds(recipe, run.state.step) / 3600
+        lines.append(f"cost: {hours * setup.args.gpu_cost_per_hour * setup.processes.world_size:.2f}")
     setup.out.say("\n".join(lines))
     return Exit.DONE

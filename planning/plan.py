@@ -1,16 +1,12 @@
-"""The plan of a run: everything decided before the first step, how it is printed, what speaks against it, a dry run."""
+"""The plan of a run: everything decided before the first step, how it is printed, what speaks against it."""
 
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
 
 import data
 from architectures.table import ModelConfig, architecture_of
@@ -19,19 +15,17 @@ from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine, name_of_dtype
 from machine.memory import total_memory
-from machine.processes import Processes
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
 from planning.memory import MemorySetting, describe_memory, predicted_peak
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
-from planning.sizing import Sizing, describe_misfit
+from planning.sizing import describe_misfit
 from tokens.corpus import Corpus
 from tokens.mixture import share_in_words
-from tokens.shares import folders_of
 from training.checkpointing import SavingPlan
 from training.optimizers import OptimizerKind
-from training.state import Runtime, Setup
+from training.state import Setup
 
 MIN_VAL_TOKENS = 1000
 MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023)
@@ -63,8 +57,8 @@ class Plan:
 class Pace:
     """Seconds of a step, of a token of validation, of a save as training waits for it, of the last save, of compiling.
 
-    Those of a step are measured, and its loss; the others are derived from it and from the bytes of a checkpoint. Where
-    the model is compiled, the first validation compiles once more. val_tokens are all that there are.
+    Those of a step and of compiling are measured, and its loss; the others are derived from it and from the bytes of a
+    checkpoint. Where the model is compiled, the first validation compiles once more. val_tokens are all that there are.
     """
 
     step: float
@@ -97,47 +91,54 @@ class Pace:
 
 def say_first(setup: Setup) -> None:
     """Prints what will be trained and on what, before the seconds that building and compiling take."""
-    setup.out.say(describe_run(setup.config, setup.sizing, setup.corpus.train.length, setup.machine))
-    for line in (*setup.machine.warnings, *setup.corpus.notes):
+    config, sizing, machine = setup.config, setup.sizing, setup.machine
+    name = sizing.name if sizing else next((name for name, shape in SIZES.items() if shape == (
+        config.n_layer, config.n_head, config.n_embd)), "your shape")
+    where = f"{machine.precision} on {machine.name}" if machine.on_gpu else "a CPU"
+    why = f"for {count(setup.corpus.train.length)} tokens on {where} (or --model_size)"
+    setup.out.say(f"size        {name}: {count(config.num_parameters)} parameters "
+                  f"{why if sizing else f'with T {config.seq_length:,} on {where}'}")
+    for line in (*machine.warnings, *setup.corpus.notes):
         setup.out.warn(line)
 
 
 def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
-    args, plan = setup.args, setup.plan
+    args, plan, recipe = setup.args, setup.plan, setup.recipe
+    steps = recipe.total_steps - steps_done
+    epochs = figure(steps * recipe.samples_per_step / recipe.windows_per_epoch)
+    within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
-    if setup.corpus.shares:
-        lines.append(describe_mixture(args.data_dir, plan, setup.corpus))
+    lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
+              f"{several(steps, 'step')} of {step_time(pace.step)}, {epochs} epoch{'s' * (epochs != '1')}",
+              *describe_sharing(setup)]
     if not args.dry_run:
-        lines += [describe_time(args.max_minutes, plan, pace, steps_done),
-                  f"disk        {size(plan.saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
-                  f"{several(plan.saving.num_checkpoints, 'checkpoint')}; "
-                  f"{size(shutil.disk_usage(args.output_dir).free)} free"]
-    for line in (*lines, *describe_processes(plan, setup.processes), *describe_idle_gpus(setup.runtime)):
+        lines.append(f"disk        {size(plan.saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
+                     f"{several(plan.saving.num_checkpoints, 'checkpoint')}; "
+                     f"{size(shutil.disk_usage(args.output_dir).free)} free")
+    for line in lines:
         setup.out.say(line)
     for line in doubts(setup):
         setup.out.warn(line)
 
 
-def describe_run(config: ModelConfig, sizing: Sizing | None, num_tokens: int, machine: Machine) -> str:
-    """What is trained and on what; of a size that was chosen, for what, and how to choose another."""
-    parameters = f"{count(config.num_parameters)} parameters"
-    if sizing:
-        return (f"size        {sizing.name}: {parameters} for {count(num_tokens)} tokens on {sizing.where} "
-                "(or --model_size)")
-    where = f"the CPU, {several(torch.get_num_threads(), 'thread')}"
-    if machine.on_gpu:
-        where = f"{machine.precision} on {machine.name}"
-    names = [name for name, shape in SIZES.items() if shape == (config.n_layer, config.n_head, config.n_embd)]
-    return f"size        {''.join(f'{name}: ' for name in names)}{parameters}, T {config.seq_length:,}, {where}"
-
-
-def describe_mixture(data_dir: str | list[str], plan: Plan, corpus: Corpus) -> str:
-    """What is drawn from each folder of a mixture, and how often the whole run reads it."""
-    said = [f"{share.name} {share_in_words(share.weight)}, {figure(passes)} epochs"
-            for share, passes in zip(corpus.shares, share_epochs(plan, corpus), strict=True)]
-    by_size = any(folder.weight is None for folder in folders_of(data_dir))
-    return f"mixture     {'; '.join(said)}{' (by their sizes)' * by_size}"
+def describe_sharing(setup: Setup) -> list[str]:
+    """The folders of a mixture, the processes that share the model, the GPUs that are idle, as far as there are any."""
+    plan, corpus, processes, lines = setup.plan, setup.corpus, setup.processes, []
+    if corpus.shares:
+        said = "; ".join(f"{share.name} {share_in_words(share.weight)}, {figure(passes)} epochs"
+                         for share, passes in zip(corpus.shares, share_epochs(plan, corpus), strict=True))
+        lines.append(f"mixture     {said}")
+    if processes.world_size > 1:
+        where = f" on {several(processes.num_machines, 'machine')}" if processes.num_machines > 1 else ""
+        held = predicted_peak(plan.config, plan.at_a_time, plan.memory)
+        lines.append(f"processes   {processes.world_size}{where}, {plan.memory.strategy}: {plan.why_strategy}; each "
+                     f"takes {size(held)}")
+    num_gpus = setup.machine.backend.num_devices()
+    if num_gpus > 1 and processes.world_size == 1 and not is_one_of_several():
+        command = shlex.join(["torchrun", "--nproc_per_node", str(num_gpus), *sys.argv])
+        lines.append(f"GPUs        1 of {num_gpus} is used. All, by: {command}")
+    return lines
 
 
 def share_epochs(plan: Plan, corpus: Corpus) -> list[float]:
@@ -145,36 +146,6 @@ def share_epochs(plan: Plan, corpus: Corpus) -> list[float]:
     samples, T = plan.recipe.total_steps * plan.recipe.samples_per_step, plan.config.seq_length
     return [share.weight * samples / data.WindowOrder(share.corpus.train.length, T, 0).windows_per_epoch
             for share in corpus.shares]
-
-
-def describe_time(max_minutes: float | None, plan: Plan, pace: Pace, steps_done: int) -> str:
-    """How long the run will take: an estimate, by a measured step."""
-    recipe = plan.recipe
-    steps = recipe.total_steps - steps_done
-    within = f" of {max_minutes:g} min" if max_minutes else ""
-    epochs = figure(steps * recipe.samples_per_step / recipe.windows_per_epoch)
-    return (f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
-            f"{several(steps, 'step')} of {step_time(pace.step)}, {epochs} epoch{'s' * (epochs != '1')}")
-
-
-def describe_processes(plan: Plan, processes: Processes) -> list[str]:
-    """How several processes share the model, and what each holds; one process has nothing to say."""
-    if processes.world_size == 1:
-        return []
-    where = f" on {several(processes.num_machines, 'machine')}" if processes.num_machines > 1 else ""
-    held = predicted_peak(plan.config, plan.at_a_time, plan.memory)
-    return [f"processes   {processes.world_size}{where}, {plan.memory.strategy}: {plan.why_strategy}; each takes "
-            f"{size(held)}"]
-
-
-def describe_idle_gpus(runtime: Runtime) -> list[str]:
-    """The command that would use all GPUs of this machine, where one process uses one of several."""
-    num_gpus = runtime.machine.backend.num_devices()
-    if num_gpus < 2 or runtime.processes.world_size > 1 or is_one_of_several():
-        return []
-    script, *flags = sys.argv
-    command = shlex.join(["torchrun", "--nproc_per_node", str(num_gpus), os.path.relpath(script), *flags])
-    return [f"GPUs        1 of {num_gpus} is used. All, by: {command}"]
 
 
 def step_time(seconds: float) -> str:
@@ -194,18 +165,42 @@ def figure(number: float) -> str:
 
 def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
-    args, plan, machine = setup.args, setup.plan, setup.machine
-    exactness = "that of a run that was never stopped"
+    args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
+    config, recipe, options = plan.config, plan.recipe, plan.options
+    exactness = "but for the last digits; --deterministic gives every bit"
     if args.deterministic or machine.backend.is_exact:
-        exactness = f"bit for bit {exactness} ({'--deterministic' if args.deterministic else 'on a CPU'})"
-    else:
-        exactness += " but for the last digits" + "; --deterministic gives every bit" * machine.backend.has_own_memory
-    rows = [("exactness", f"a resumed run's loss is {exactness}"), *_rows_of_model(plan, setup.corpus),
-            *_rows_of_steps(plan, setup.corpus), *(("default", reason) for reason in plan.recipe.reasons)]
+        exactness = f"bit for bit ({'--deterministic' if args.deterministic else 'on a CPU'})"
+    there = sum(stream.length - 1 for stream in corpus.validations)
+    measured = min(there, config.seq_length * recipe.eval_windows(config))
+    decided = {**vars(args), **recipe.flags(), "seq_length": config.seq_length,
+               "model_size": setup.sizing.name if setup.sizing else args.model_size}
+    tokens = recipe.samples_per_step * config.seq_length
+    rows = [
+        ("exactness", f"a resumed run's loss is that of a run that was never stopped, {exactness}"),
+        ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
+                  f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, width {config.n_embd}, T "
+                  f"{config.seq_length:,}, vocabulary {config.vocab_size:,}"),
+        ("activations", f"{'recomputed in the backward pass' if options.recompute else 'kept'}, residual stream in "
+                        f"{name_of_dtype(options.residual_dtype)}, logits of {options.loss_chunk or 'all'} tokens at a "
+                        "time"),
+        ("memory", describe_memory(config, plan.at_a_time, plan.memory)),
+        ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
+                   f"for validation; in {plan.where}: {plan.why_there}"),
+        ("step", f"{tokens:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
+                 f"{several(recipe.batch_size, 'sequence')}; {figure(config.flops_per_token * tokens / 1e12)} TFLOP"),
+        ("horizon", f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
+                    f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}"),
+        ("validation", f"every {several(recipe.eval_interval, 'step')}: {measured:,} of {there:,} tokens, always the "
+                       "same ones"),
+        ("optimizer", f"{plan.kind.words}; {8 + plan.kind.memory_bytes(config):.3g} bytes a parameter with weight and "
+                      "gradient"),
+        ("schedule", describe_schedule(recipe)),
+        *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
+          for name, value in decided.items() if name in recipe.reasons)]
     if not args.dry_run:
         rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
                                f"{plan.saving.words}"))
-    return [*device.describe(machine, total_memory(machine), attention_in_words(plan.config, machine)),
+    return [*device.describe(machine, total_memory(machine), attention_in_words(config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 
 
@@ -215,41 +210,6 @@ def attention_in_words(config: ModelConfig, machine: Machine) -> str:
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
     n_kv_head, head_size = architecture_of(config).kv_heads(config)
     return device.attention_backend(machine, config.n_head, config.seq_length, head_size, config.dropout, n_kv_head)
-
-
-def _rows_of_model(plan: Plan, corpus: Corpus) -> Iterator[tuple[str, str]]:
-    config, options, architecture = plan.config, plan.options, architecture_of(plan.config)
-    chunk = f"{options.loss_chunk:,}" if options.loss_chunk else "all"
-    yield "activations", (f"{'recomputed in the backward pass' if options.recompute else 'kept'}, residual stream in "
-                          f"{name_of_dtype(options.residual_dtype)}, logits of {chunk} tokens at a time")
-    validation = count(corpus.val.length) if corpus.val else "none"
-    yield "tokens", (f"{count(corpus.train.length)} for training, {validation} for validation; in {plan.where}: "
-                     f"{plan.why_there}")
-    n_kv_head, _ = architecture.kv_heads(config)
-    shared = f", {n_kv_head} of keys and values" if n_kv_head != config.n_head else ""
-    yield "model", (f"{architecture.NAME}, {count(config.num_parameters)} parameters: "
-                    f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}{shared}, width "
-                    f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, output layer "
-                    f"{'tied' if config.tie_weights else 'untied'}")
-    yield "memory", describe_memory(config, plan.at_a_time, plan.memory)
-
-
-def _rows_of_steps(plan: Plan, corpus: Corpus) -> Iterator[tuple[str, str]]:
-    config, recipe = plan.config, plan.recipe
-    tokens = recipe.samples_per_step * config.seq_length
-    micro_batches = f"{several(recipe.accumulation, 'micro-batch')} of {several(recipe.batch_size, 'sequence')}"
-    yield "step", (f"{tokens:,} tokens: {micro_batches} of {several(config.seq_length, 'token')}; "
-                   f"{figure(config.flops_per_token * tokens / 1e12)} TFLOP")
-    yield "horizon", (f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
-                      f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}")
-    if corpus.val:
-        there = sum(stream.length - 1 for stream in corpus.validations)
-        num = min(there, config.seq_length * recipe.eval_windows(config))
-        measured = f"all {there:,} tokens" if num == there else f"{num:,} of {there:,} tokens, always the same ones"
-        yield "validation", f"every {several(recipe.eval_interval, 'step')}: {measured}"
-    bytes_per_parameter = 8 + plan.kind.memory_bytes(config)
-    yield "optimizer", f"{plan.kind.words}; {bytes_per_parameter:.3g} bytes a parameter with weight and gradient"
-    yield "schedule", describe_schedule(recipe)
 
 
 # ---------------------------------------------------------------- objections
@@ -267,30 +227,24 @@ def doubts(setup: Setup) -> list[str]:
         found.append("no validation tokens: overfitting will not be seen.")
     elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
         off = SPREAD_OF_TOKEN_LOSSES / math.sqrt(least)
-        which = f"the validation set{' of a folder' if corpus.shares else ''}"
-        found.append(f"{which} has {least:,} tokens: by chance alone its loss is {off:.1g} nats off. A larger "
-                     "--val_fraction of pretokenize.py helps.")
-    was_said = args.config.recorded and not args.config.changed  # when the run began, or it chose the size itself
-    often = [f"{share.name} {figure(passes)} times" for share, passes in
-             zip(corpus.shares, share_epochs(plan, corpus), strict=True) if passes > MOST_REPEATS]
-    if often and not was_said:
-        found.append(f"the run reads {', '.join(often)}. Beyond {MOST_REPEATS} times a text teaches less and less "
-                     "(Muennighoff et al. 2023): less weight for it, or fewer steps.")
-    is_small = corpus.train.length < config.num_parameters and recipe.passes > 1
-    if sizing is None and is_small and not was_said:
-        found.append(describe_misfit(config, corpus.train.length, recipe.passes))
+        found.append(f"the validation set has {least:,} tokens: by chance alone its loss is {off:.1g} nats off. A "
+                     "larger --val_fraction of pretokenize.py helps.")
+    if not args.config.recorded or args.config.changed:  # else it was said when the run began
+        often = [f"{share.name} {figure(passes)} times" for share, passes in
+                 zip(corpus.shares, share_epochs(plan, corpus), strict=True) if passes > MOST_REPEATS]
+        if often:
+            found.append(f"the run reads {', '.join(often)}. Beyond {MOST_REPEATS} times a text teaches less and less "
+                         "(Muennighoff et al. 2023): less weight for it, or fewer steps.")
+        if sizing is None and corpus.train.length < config.num_parameters and recipe.passes > 1:
+            found.append(describe_misfit(config, corpus.train.length, recipe.passes))
 
-    usual = recipe.usual_learning_rate
-    share = recipe.learning_rate / usual
-    if share > UNUSUAL or share < 1 / UNUSUAL:
-        how, then = (f"{share:,.0f} times", "never fall, or rise") if share > 1 else (f"1/{1 / share:,.0f} of",
-                                                                                      "hardly fall")
-        found.append(f"--learning_rate {recipe.learning_rate:g} is {how} the default for this run, {usual:.2g}: the "
-                     f"loss may {then}. Drop the flag unless that is what you want to see.")
-
+    share = recipe.learning_rate / recipe.usual_learning_rate
+    if not 1 / UNUSUAL <= share <= UNUSUAL:
+        found.append(f"--learning_rate {recipe.learning_rate:g} is {share:,.2g} times the default for this run, "
+                     f"{recipe.usual_learning_rate:.2g}: the loss may {'rise' if share > 1 else 'hardly fall'}. Drop "
+                     "the flag unless that is what you want to see.")
     if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
-        saving = plan.saving
-        fewer = "" if saving.num_epochs < 3 else ", or give a larger --checkpoint_interval"
-        found.append(f"--output_dir has {size(free)} free, and up to {several(saving.num_checkpoints, 'checkpoint')} "
-                     f"will take {size(saving.disk_bytes)}. Free some space{fewer}.")
+        most = several(plan.saving.num_checkpoints, "checkpoint")
+        found.append(f"--output_dir has {size(free)} free, and up to {most} will take {size(plan.saving.disk_bytes)}. "
+                     "Free some space, or give a larger --checkpoint_interval.")
     return found

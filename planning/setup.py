@@ -84,10 +84,14 @@ def _rest(inputs: Inputs, runtime: Runtime, options: Options, recipe: Recipe, sh
     args, config, corpus = inputs.args, inputs.config, inputs.corpus
     machine, processes, kind = runtime.machine, runtime.processes, OPTIMIZERS[recipe.optimizer]
     where, why = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
-    if args.batch_size == "auto":
+    before = inputs.stored.get("settings", {})
+    is_same_step = before.get("batch_size", 0) * before.get("accumulation", 0) == recipe.samples_per_step
+    if args.batch_size == "auto" and is_same_step:
+        recipe = recipe.with_micro_batch(before["batch_size"])
+    elif args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.agree(lambda: find_micro_batch(
             args, config, options, recipe, runtime, argv)))
-    recipe = fix_eval_tokens(args.output, recipe, config, inputs.stored.get("settings", {}))
+    recipe = fix_eval_tokens(args.output, recipe, config, before)
 
     optimizer_bytes = kind.memory_bytes(config)
     weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
@@ -107,8 +111,7 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
     """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
     has_own_memory = machine.backend.has_own_memory  # an Apple GPU shares the RAM
     if requested == "gpu" and not has_own_memory:
-        why = "shares the RAM of the processor" if machine.on_gpu else "is not used: training runs on the CPU"
-        raise UserError(Exit.MACHINE, f"--preload gpu: the GPU {why}. Give --preload auto.")
+        raise UserError(Exit.MACHINE, "--preload gpu: no GPU with memory of its own is used. Give --preload auto.")
     free_bytes = free_memory(machine) if has_own_memory else None
     where, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
     if where == "ram" and processes.local_world_size > 1:

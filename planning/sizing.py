@@ -6,6 +6,7 @@ that is announced before the first step is measured. A resumed run has the shape
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from architectures.architecture import Architecture
 from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of
 from common.flags import FlagsOfGroup
-from common.words import count, several
+from common.words import count
 from machine.backends import gpu_of_this_system
 from model import SIZES
 from tokens.corpus import Corpus
@@ -41,9 +42,8 @@ class Sizing:
     seq_length: int
     batch_size: int
     epochs: int
-    reasons: tuple[str, ...]
-    why_epochs: str
-    where: str = "a CPU"
+    reasons: Mapping[str, str]
+    where: str
 
 
 def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
@@ -72,28 +72,24 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
     """
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
-    speed, where, assumed = FLOPS_OF_APPLE_GPU, "an Apple GPU", f"an Apple GPU at {FLOPS_OF_APPLE_GPU / 1e12:g} TFLOP/s"
+    speed, where = FLOPS_OF_APPLE_GPU, "an Apple GPU"
     if num_threads is not None:
         speed, where = FLOPS_PER_THREAD * num_threads, "a CPU"
-        assumed = f"{several(num_threads, 'thread')} at {FLOPS_PER_THREAD / 1e9:g} GFLOP/s"
     flops = speed * 60 * minutes
     configs = {name: architecture.sized(SIZES[name], vocab_size, seq_length) for name in ("tiny", "mini", "gpt2_small")}
     fitting = [name for name, config in configs.items() if config.num_parameters <= num_tokens
                and LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token <= flops]
     name = fitting[-1] if fitting else "tiny"
-    reasons = (
-        f"model_size {name}: the largest size with no more parameters than the corpus has tokens, for which "
-        f"{minutes:g} minutes of {assumed} (assumed) are enough to read {LEAST_TOKENS_PER_PARAMETER} tokens per "
-        "parameter; else the smallest",
-        f"seq_length {seq_length}: {LONGEST_SEQUENCE} on {where}, less for few tokens, unless --seq_length is given")
+    reasons = {
+        "model_size": f"the largest with no more parameters than the corpus has tokens, for which {minutes:g} minutes "
+                      f"at {speed / 1e9:g} GFLOP/s (assumed) read {LEAST_TOKENS_PER_PARAMETER} tokens a parameter",
+        "seq_length": f"{LONGEST_SEQUENCE} on {where}, less for few tokens"}
 
     affordable = int(flops / configs[name].flops_per_token / num_tokens)
     wanted = -(-20 * configs[name].num_parameters // num_tokens)
     epochs = max(1, min(MOST_EPOCHS, affordable, wanted))
-    why = {MOST_EPOCHS: "a text that is read more often is learned by heart", wanted: "20 tokens per parameter"}
-    why_epochs = why.get(epochs, f"what {minutes:g} minutes are assumed to allow, at least one")
     step_tokens = _power_of_two(epochs * num_tokens // WANTED_STEPS, LEAST_STEP_TOKENS, MOST_STEP_TOKENS)
-    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, why_epochs, where)
+    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, where)
 
 
 def config_of_size(model: FlagsOfGroup, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int,

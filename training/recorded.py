@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +48,18 @@ def _shape_of(config: ModelConfig) -> dict[str, Any]:
             ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *own)}}
 
 
-def write_run_config(output_dir: Path, flags: Layer, reasons: Iterable[str]) -> None:
-    """Writes output_dir/config.toml, unless one with these flags is there: somebody may have added comments to it.
-
-    A reason is the name of its flag, the value, a colon and the reason itself.
-    """
+def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:
+    """Writes output_dir/config.toml, unless one with these flags is there: somebody may have added comments to it."""
     path = output_dir / RUN_CONFIG
     with contextlib.suppress(UserError):
         there = read_toml(path)
         if (there.given, there.decided) == (flags.given, flags.decided):
             return
-    why = {reason.split(" ")[0]: reason.partition(": ")[2] for reason in reasons}
     folder, file = shell_word(str(output_dir)), shell_word(str(output_dir / RUN_CONFIG))
     introduction = ("The flags of the run in this folder. To continue it:\n"
                     f"    python train.py --resume_from {folder}\n"
                     f"For another run like it:\n    python train.py --config {file} --output_dir OTHER")
     try:
-        write_toml(path, flags, introduction, why)
+        write_toml(path, flags, introduction, reasons)
     except OSError as error:
         warn(f"{RUN_CONFIG} could not be written: {error.strerror}. The checkpoints hold the flags too.")

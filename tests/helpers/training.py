@@ -52,7 +52,7 @@ def recipe(**changes) -> Recipe:
               "schedule": "cosine", "decay_share": 0.2, "cooldown": None, "weight_decay": 0.1,
               "embedding_learning_rate": 1e-3, "init_std": 0.02, "beta2": 0.95,
               "grad_clip": 1.0, "eval_interval": 10, "eval_tokens": 400, "sample_interval": 0,
-              "log_interval": 1, "reasons": ()}
+              "log_interval": 1, "reasons": {}}
     return Recipe(**{**values, **changes})
 
 

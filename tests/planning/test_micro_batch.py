@@ -16,7 +16,6 @@ from model import GPTConfig
 from planning.memory import MemorySetting
 from planning.micro_batch import (
     FILE,
-    MeasuredPeaks,
     divisors,
     largest_that_fits,
     remember_too_many,
@@ -26,21 +25,20 @@ from planning.micro_batch import (
 from tests.helpers.training import recipe
 
 
-def test_batch_size_auto_keeps_the_samples_of_a_step_and_tries_only_once(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_batch_size_auto_keeps_the_samples_of_a_step_and_a_resumed_run_tries_nothing(run, monkeypatch):
     monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 320)  # five sequences of 64
-    flags = ["--max_steps", "1", "--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
-    code, text = run(*flags, out="first")
+    flags = ["--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
+    code, text = run("--max_steps", "1", *flags)
     assert code == 0
-    found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB; (.*) \((.*)\)$", text, re.MULTILINE)
+    found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB of .* \((.*)\)$", text, re.MULTILINE)
     assert found
-    assert found.groups() == ("4", "48", "more than 320 tokens would be no faster", "1 tried")
+    assert found.groups() == ("4", "48", "1 tried")
     monkeypatch.setattr("planning.micro_batch.run_trial", None)
-    code, text = run(*flags, out="second")
+    code, text = run("--max_steps", "2", *flags, "--resume_from", "auto")
     assert code == 0
-    assert "remembered in" in text
+    assert not re.search(r"tried|changed: .*batch_size", text)
     monkeypatch.setattr("planning.micro_batch.available_ram", lambda: 2**20)
-    code, _ = run(*flags, out="third")
+    code, _ = run("--max_steps", "1", *flags, out="other")
     assert code.code == Exit.MACHINE
     assert "not even one sequence" in str(code)
 
@@ -63,17 +61,6 @@ def test_the_search_finds_the_largest_divisor_that_fits_in_few_trials(limit, fir
     found = largest_that_fits(candidates, first, fits)
     assert found == max((n for n in candidates if n <= limit), default=None)
     assert len(tried) <= 8
-
-
-def test_measured_peaks_are_remembered_by_setting_and_a_broken_file_holds_none(tmp_path):
-    file = tmp_path / "cache/peaks.json"
-    MeasuredPeaks(file, "a")[4] = 400
-    MeasuredPeaks(file, "b")[2] = 900
-    MeasuredPeaks(file, "a")[8] = 800
-    assert [MeasuredPeaks(file, key) for key in "abc"] == [{4: 400, 8: 800}, {2: 900}, {}]
-    file.write_text("{[")
-    assert MeasuredPeaks(file, "a") == {}
-    MeasuredPeaks(tmp_path / "cache/peaks.json/x", "a")[1] = 1  # where none can be written none is kept
 
 
 def test_a_trial_that_fails_for_another_reason_is_an_error_with_the_cure():

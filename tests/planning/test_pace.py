@@ -40,7 +40,7 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
 
     def planned_within(seconds: float, limit: Recipe) -> Recipe:
         plan = types.SimpleNamespace(recipe=limit, config=config)
-        return recipe_within(seconds, args.output, False, plan, PACE, done)  # type: ignore[arg-type]
+        return recipe_within(seconds, args, plan, PACE, done)  # type: ignore[arg-type]
 
     def takes(steps: int) -> float:
         every = eval_interval or max(1, min(1000, steps // 10))
@@ -92,9 +92,8 @@ def test_steps_that_turn_out_slower_end_in_time_and_say_what_finishes_the_schedu
         monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
     code, text = run("--max_minutes", "0.02", "--max_steps", "100000")
     assert code == 0
-    said = re.search(r"^time        0.02 minutes are over at step ([\d,]+) of 100,000, with learning rate \S+:\n"
-                     r"time        steps took longer than those measured. To finish the schedule: --resume_from auto "
-                     r"--max_minutes (\d+)$", text, re.MULTILINE)
+    said = re.search(r"^time        0.02 minutes are over at step ([\d,]+) of 100,000: steps took longer .*"
+                     r" --resume_from auto --max_minutes \d+$", text, re.MULTILINE)
     assert said
     step = int(said[1].replace(",", ""))
     assert max(steps_in(run.folder / "out")) == step

@@ -4,7 +4,7 @@ import pytest
 
 import train
 from model import GPTConfig
-from planning.defaults import embedding_rate
+from planning.defaults import usual_rates
 from planning.recipe import Recipe, choose_recipe, fix_eval_tokens
 
 NUM_TOKENS = 8 * 4001
@@ -58,14 +58,13 @@ def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
 
 
 def test_every_default_is_given_with_its_reason_and_no_other_value():
-    names = ["beta1", "learning_rate", "lr_schedule", "min_lr", "warmup_steps", "embedding_learning_rate", "init_std",
-             "weight_decay", "beta2", "grad_clip"]
-    reasons = recipe("--batch_size", "4", "--max_steps", "50").reasons
-    assert [reason.split(" ")[0] for reason in reasons] == names
-    assert all(len(reason.partition(": ")[2]) > 20 for reason in reasons)
-    words = ("--batch_size 4 --max_steps 50 --learning_rate 1e-3 --lr_schedule linear --warmup_steps 3 --beta1 0.9 "
+    found = recipe("--batch_size", "4", "--max_steps", "50", "--lr_schedule", "wsd")
+    assert set(found.reasons) == {"learning_rate", "min_lr", "warmup_steps", "embedding_learning_rate", "init_std",
+                                  "weight_decay", "beta2", "grad_clip", "cooldown"} <= set(found.flags())
+    assert all(len(reason) > 20 for reason in found.reasons.values())
+    words = ("--batch_size 4 --max_steps 50 --learning_rate 1e-3 --lr_schedule wsd --warmup_steps 3 --cooldown 0.1 "
              "--beta2 0.9 --weight_decay 0 --grad_clip 0 --min_lr 0 --embedding_learning_rate 1e-3 --init_std 0.02")
-    assert recipe(*words.split()).reasons == ()
+    assert not recipe(*words.split()).reasons
 
 
 def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
@@ -86,7 +85,7 @@ def test_initial_weights_are_wide_for_adamws_default_rate_alone():
 
 
 @pytest.mark.parametrize(("flags", "rate"), [
-    ("", embedding_rate("adamw", GPTConfig(70, 8, 1, 2, 512), 32, 500 * 32)),
+    ("", usual_rates("adamw", GPTConfig(70, 8, 1, 2, 512), 32, 500 * 32, False).embedding_learning_rate),
     ("--learning_rate 1e-3", 1e-3),  # which has always meant embeddings too
     ("--learning_rate 1e-3 --embedding_learning_rate 5e-3", 5e-3)])
 def test_embeddings_have_a_rate_of_their_own(flags, rate):
