@@ -346,7 +346,7 @@ class Checkpointer:
         """Waits for the save in flight and its copy, and gives the memory of the copy back."""
         self._thread.shutdown(wait=True)
         if self.mirror is not None:
-            self.mirror.close()
+            self.mirror.finish()
         if self._snapshot is not None:
             self._snapshot.close()
 

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 import data
-from common.errors import Exit, UserError
-from common.words import several
 from ops.attention import Attention, causal_attention
 from training.decisions import Decisions
 from training.fused import adamw_for
@@ -47,27 +45,5 @@ def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
     with setup.out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, plan.where, plan.config.seq_length, args.seed, machine.device,
                                      corpus.shares)
-        drawn_from = few_windows(windows, args.overfit, recipe.samples_per_step) if args.overfit else windows
-        batches = parts.batches(drawn_from, plan.at_a_time, machine.device, setup.processes)
+        batches = parts.batches(windows, plan.at_a_time, machine.device, setup.processes)
     return Run(setup, model, optimizer, scaler, parallel, Decisions(setup.processes), batches, state)
-
-
-class FewWindows:
-    """The windows of the first num samples of others, and then the same ones again, without end."""
-
-    def __init__(self, windows: data.Windows, num: int):
-        self.seq_length, self.dtype, self.may_wait_for_disk = windows.seq_length, windows.dtype, False
-        self._windows, self.windows_per_epoch = windows, num
-
-    def rows(self, first: int, num: int) -> data.Rows:
-        """The windows of samples first to first + num - 1: no batch reaches beyond the last one."""
-        return self._windows.rows(first % self.windows_per_epoch, num)
-
-
-def few_windows(windows: data.Windows, num_batches: int, samples_per_step: int) -> FewWindows:
-    """The windows of so many steps, for --overfit. Raises UserError (exit 2) where an epoch has fewer."""
-    there = max(1, windows.windows_per_epoch // samples_per_step)
-    if num_batches > there:
-        raise UserError(Exit.FLAGS, f"--overfit {num_batches:,}: the corpus has {several(there, 'batch')} of "
-                                    f"{several(samples_per_step, 'sequence')}. Lower it.")
-    return FewWindows(windows, num_batches * samples_per_step)
