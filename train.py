@@ -318,7 +318,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
         if setup.args.overfit:
             return learn_by_heart(run, take_step)
         with (open_output(run, argv, settings, checkpointer) as monitor,
-              recovery.saving_before_new_tokens(checkpointer, setup.processes)):
+              recovery.saving_before_new_tokens(run, checkpointer)):
             setup.processes.watch(signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)
             return save_and_close(run, checkpointer, monitor)
@@ -456,7 +456,7 @@ def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor
         return False
     is_best = found.is_finite and (state.best_val_loss is None or found.nats < state.best_val_loss)
     monitor.log_validation(found, is_best)
-    checkpointer.add_validation(state.step, found.nats, found.bits_per_byte)
+    checkpointer.validations.append((state.step, found.nats, found.bits_per_byte))
     state.validated_step = state.step
     state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:

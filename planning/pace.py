@@ -182,7 +182,8 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
 def dry_run(run: Run, pace: Pace, checkpointer: Checkpointer) -> int:
     """Prints what was measured, and what the steps that are left will cost; writes nothing. Returns the exit code."""
     setup, recipe = run.setup, run.setup.recipe
-    checkpointer.reserve()  # as the first save of the run does
+    checkpointer.reserve()  # as the run does before its first save
+    checkpointer.settle(wait=True)
     tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
     lines = [f"step_seconds: {pace.step:.4f}, the fastest of {WARM_STEPS}",
              f"tokens_per_second: {tokens_per_second:.0f}",

@@ -15,6 +15,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from checkpoint.contents import StateTensor
+from training.beside_adamw import BesideAdamW
+
 BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes
 LEAST_SCALE = 1e-28  # a block of zeros is divided by it; the square of 255 squared, divided by it, is finite
@@ -37,67 +40,44 @@ def in_8_bits(parameter: torch.Tensor) -> bool:
     return parameter.dim() >= 2 and parameter.numel() % BLOCK == 0
 
 
-class AdamW8bit(torch.optim.Optimizer):
-    """AdamW with moments in 8 bits for the groups whose rule is 'adamw8bit', and adamw for the others.
+class AdamW8bit(BesideAdamW):
+    """AdamW with moments in 8 bits for the groups whose rule is 'adamw8bit', and adamw for the others."""
 
-    found_inf and grad_scale are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1
-    changes no bit.
-    """
-
-    found_inf: torch.Tensor | None = None
-    grad_scale: torch.Tensor | None = None
+    rule = "adamw8bit"
 
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
                  adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]):
-        super().__init__([part for group in groups for part in split(group)], {"lr": learning_rate})
-        self._in_8_bits = [group for group in self.param_groups if group["rule"] == "adamw8bit"]
-        others = [group for group in self.param_groups if group["rule"] != "adamw8bit"]
-        self._adamw: Any = adamw(others) if others else None
-        if self._adamw is not None:
-            self._adamw.state = self.state  # one place for all that a checkpoint holds
-        self._betas = betas
-        device = self.param_groups[0]["params"][0].device
-        self._rates = [torch.zeros((), device=device) for _ in self._in_8_bits]  # filled at each step, without a wait
-        self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
+        super().__init__([part for group in groups for part in split(group)], learning_rate, adamw, update_all)
+        self._betas, device = betas, self._finite.device
         self._place = torch.arange(BLOCK, device=device) * BY_PLACE % 1
         self._host_knows = device.type == "cpu"  # whether to skip a step: it has no device to wait for
         self._piece = CPU_PIECE if self._host_knows else GPU_PIECE
-        self._update: Callable[..., None] = update_all
 
-    def compile_step(self) -> None:
-        """Makes every later step one compiled graph.
+    def new_state(self, parameter: torch.Tensor) -> State:
+        """Moments of zero."""
+        return {name: torch.zeros(kept.shape, dtype=kept.dtype, device=parameter.device)
+                for name, kept in kept_in_8_bits(parameter).items()}
 
-        On a CPU it stays eager, in pieces, which needs no compiler and is faster than what inductor makes of it.
-        """
-        if not self._host_knows:
-            self._update = torch.compile(update_all, dynamic=False, fullgraph=True)
-            self._piece = 2**62
-
-    def run_eagerly(self) -> None:
-        """Undoes compile_step."""
-        self._update, self._piece = update_all, CPU_PIECE if self._host_knows else GPU_PIECE
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of all groups."""
-        if self._adamw is not None:
-            self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
-            self._adamw.step()
-        parameters: list[torch.Tensor] = [p for group in self._in_8_bits for p in group["params"]]
-        for parameter in parameters:
-            if "step" not in self.state[parameter]:
-                self.state[parameter].update(new_state(parameter))
-        stays = None if self.found_inf is None else self.found_inf > 0
+    def update(self, found_inf: torch.Tensor | None, grad_scale: torch.Tensor) -> None:
+        """One step of what is in 8 bits."""
+        stays = None if found_inf is None else found_inf > 0
         if stays is not None and self._host_knows:
             if stays:
                 return
             stays = None
-        for group, rate in zip(self._in_8_bits, self._rates, strict=True):
-            rate.fill_(group["lr"])
+        parameters: list[torch.Tensor] = [p for group in self._own for p in group["params"]]
         rates = [(rate, 1 - rate * group["weight_decay"])
-                 for group, rate in zip(self._in_8_bits, self._rates, strict=True) for _ in group["params"]]
+                 for group, rate in zip(self._own, self._rates, strict=True) for _ in group["params"]]
         self._update(parameters, [p.grad for p in parameters], [self.state[p] for p in parameters], rates, self._betas,
-                     (self._place, self._unscaled if self.grad_scale is None else self.grad_scale, stays), self._piece)
+                     (self._place, grad_scale, stays), self._piece if self._update is update_all else 2**62)
+
+
+def kept_in_8_bits(parameter: torch.Tensor) -> dict[str, StateTensor]:
+    """Shapes and types of what is kept for a parameter."""
+    shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // BLOCK,), torch.float32)
+    return {"step": StateTensor((), torch.float32),
+            "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,
+            "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
 
 
 def split(group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,14 +87,6 @@ def split(group: dict[str, Any]) -> list[dict[str, Any]]:
     rest = {key: value for key, value in group.items() if key != "rows"}
     return [{**rest, "params": params, "rule": rule} for params, rule in ((ours, "adamw8bit"), (others, "adamw"))
             if params]
-
-
-def new_state(parameter: torch.Tensor) -> State:
-    """Moments of zero."""
-    scales = torch.zeros(parameter.numel() // BLOCK, device=parameter.device)
-    return {"step": torch.zeros((), device=parameter.device),
-            "exp_avg_codes": torch.zeros_like(parameter, dtype=torch.int8), "exp_avg_scales": scales,
-            "exp_avg_sq_codes": torch.zeros_like(parameter, dtype=torch.uint8), "exp_avg_sq_scales": scales.clone()}
 
 
 # ---------------------------------------------------------------- the step

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from architectures.fields import is_number
 from architectures.table import ModelConfig
 from checkpoint import contents, find, save
 from checkpoint.folder import Keeping, prune
@@ -41,26 +39,22 @@ SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-n
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """How a run will save, decided once: how many checkpoints there may be, of how many bytes, and from where.
+    """How a run will save, decided once: how many checkpoints there may be at once, of how many bytes.
 
-    in_between: checkpoints are expected before the last step. copies: training waits for a copy in RAM alone.
+    copies: training waits only for a copy in RAM, which a thread writes.
     """
 
     num_checkpoints: int
-    num_epochs: int  # of the checkpoints, those of the ends of epochs
     checkpoint_bytes: int
-    in_between: bool
     copies: bool
 
     def for_recipe(self, args: FlagsOfGroup, recipe: Recipe) -> SavingPlan:
         """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
         # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
         num_epochs = int(recipe.passes) // args.checkpoint_interval
-        has_plateau = recipe.plateau_end is not None
         is_copied = args.mirror_to is not None  # one stays until its copy is done
-        most = args.keep_checkpoints + 2 + has_plateau + is_copied + num_epochs
-        most = min(most, max(1, recipe.total_steps))  # one a step
-        return replace(self, num_checkpoints=most, num_epochs=num_epochs)
+        most = args.keep_checkpoints + 2 + (recipe.plateau_end is not None) + is_copied + num_epochs
+        return replace(self, num_checkpoints=min(most, max(1, recipe.total_steps)))  # one a step
 
     @property
     def disk_bytes(self) -> int:
@@ -69,29 +63,18 @@ class SavingPlan:
     @property
     def words(self) -> str:
         """How checkpoints are written, for the printed plan."""
-        if not self.in_between:
-            return "at the end"
-        if not self.copies:
-            return f"while training waits: there is no RAM for a copy of {size(self.checkpoint_bytes)}"
-        return f"in the background, from a copy of {size(self.checkpoint_bytes)} in RAM"
+        if self.copies:
+            return f"in the background, from a copy of {size(self.checkpoint_bytes)} in RAM"
+        return f"while training waits: there is no RAM for a copy of {size(self.checkpoint_bytes)}"
 
 
 def plan_saving(args: FlagsOfGroup, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
                 ) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
-    steps, minutes = steps_and_minutes(args.checkpoint_every)
-    in_between = (
-        minutes > 0
-        or 0 < steps < recipe.total_steps
-        or recipe.eval_interval < recipe.total_steps
-        or recipe.plateau_end is not None
-        or recipe.passes > args.checkpoint_interval)
-
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
-    has_room = available_ram() > held_bytes + 2 * checkpoint_bytes
-    plan = SavingPlan(0, 0, checkpoint_bytes, in_between, in_between and has_room)
-    return plan.for_recipe(args, recipe)
+    copies = available_ram() > held_bytes + 2 * checkpoint_bytes
+    return SavingPlan(0, checkpoint_bytes, copies).for_recipe(args, recipe)
 
 
 # ---------------------------------------------------------------- saving
@@ -103,59 +86,51 @@ class Checkpointer:
     def __init__(self, run: Run, settings: Settings, tokenizer_json: str | None):
         setup = run.setup
         self.plan, self._args, self._run, self._runtime = setup.plan.saving, setup.args.output, run, setup.runtime
-        self.output_dir = Path(self._args.output_dir)
+        self.output_dir, is_first = Path(self._args.output_dir), setup.processes.is_first
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last one
+        self.validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
         self._written_step: int | None = None  # of the last save that succeeded, or of the resumed one in this folder
         self._first_step, self._begun_at = run.state.step, time.monotonic()
+        self._every, self._minutes = steps_and_minutes(self._args.checkpoint_every)
         self._is_waiting = False  # for a save, here or in the first process
         self._is_reported = False  # the first save, to the user
         self._settings, self._tokenizer_json = settings, tokenizer_json
-        self._validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
-        self._snapshot = self.mirror = None
-        if setup.processes.is_first:
-            self._snapshot = save.Snapshot() if self.plan.copies else None
-            if self._args.mirror_to is not None:
-                self.mirror = Mirror(Path(self._args.mirror_to), self.output_dir, setup.out)
+        self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
+        mirror_to = self._args.mirror_to if is_first else None
+        self.mirror = Mirror(Path(mirror_to), self.output_dir, setup.out) if mirror_to is not None else None
 
     # ---- when
 
     def start(self, resumed: Path | None) -> None:
         """Begins to count the minutes, and takes the memory for copies before the first save needs it."""
-        step, best_step = self._run.state.step, self._run.state.best_step
-        self._begun_at, self._first_step = time.monotonic(), step
-        if resumed is not None:
-            self.best_step = best_step if best_step in find.steps_in(self.output_dir) else 0
-            self._written_step = step if resumed.resolve().parent == self.output_dir.resolve() else None
-        if self._snapshot is not None:
-            self._pending = self._thread.submit(self._reservation())
-        if self.mirror is not None:
-            self._mirror()  # a killed run may have left it behind
+        self._begun_at = time.monotonic()
+        if resumed is not None and resumed.resolve().parent == self.output_dir.resolve():
+            self._written_step = self._run.state.step
+            if self.mirror is not None:  # a killed run may have left it behind
+                self.mirror.wants(self._keeping(self._written_step))
+        self._look_for_best()
+        self.reserve()
 
     def reserve(self) -> None:
-        """Takes the memory for a copy of the state."""
-        self._reservation()()
-
-    def _reservation(self) -> Callable[[], None]:
-        """What takes that memory, and may be called by any thread: sharded weights are asked for by this one alone."""
-        if self._snapshot is None:
-            return lambda: None
-        weights = contents.Tensors(dict(self._run.model.state_dict()), {})
-        num_bytes = weights.num_bytes + state_bytes(self._run.optimizer)  # the latter is not there yet
-        return partial(self._snapshot.reserve, num_bytes + SPARE_BYTES, self._runtime.machine.backend.runs_ahead)
+        """Begins to take the memory for a copy of the state, which its first save uses."""
+        if self._snapshot is not None:
+            weights = contents.Tensors(dict(self._run.model.state_dict()), {})
+            num_bytes = weights.num_bytes + state_bytes(self._run.optimizer) + SPARE_BYTES  # no optimizer state yet
+            self._pending = self._thread.submit(self._snapshot.reserve, num_bytes,
+                                                self._runtime.machine.backend.runs_ahead)
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
-        every, _ = steps_and_minutes(self._args.checkpoint_every)
-        return bool(every and self._run.state.step % every == 0)
+        return bool(self._every and self._run.state.step % self._every == 0)
 
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
         """
-        _, minutes = steps_and_minutes(self._args.checkpoint_every)
-        is_late = self._runtime.processes.is_first and minutes and time.monotonic() - self._begun_at >= 60 * minutes
+        seconds = time.monotonic() - self._begun_at
+        is_late = self._runtime.processes.is_first and self._minutes and seconds >= 60 * self._minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def stays(self) -> bool:
@@ -188,8 +163,7 @@ class Checkpointer:
             texts = contents.text_files(step, config, fields, self._tokenizer_json,
                                         self._run.setup.corpus.end_of_text_id, card)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
-            self._written_step = step
-            keeping = self._keeping(step)
+            self._written_step, keeping = step, self._keeping(step)
             held = self.mirror.held if self.mirror else frozenset()
             prune(self.output_dir, *keeping._replace(protected=keeping.protected | held))
             seconds = time.perf_counter() - started
@@ -198,7 +172,8 @@ class Checkpointer:
                 self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
                                       f"s, of which training waited {waited if self._snapshot else seconds:.2f} s "
                                       "(later saves are not reported)")
-            self._mirror()  # which says more of this checkpoint
+            if self.mirror is not None:
+                self.mirror.wants(keeping)
             return seconds
 
         if is_first:
@@ -211,11 +186,6 @@ class Checkpointer:
         protected = (self._run.state.best_step, self.best_step, self._run.setup.recipe.plateau_end or 0)
         return Keeping(step, self._args.keep_checkpoints, frozenset(protected))
 
-    def _mirror(self) -> None:
-        """Asks for a copy of what was written last; returns at once."""
-        if self.mirror is not None and self._written_step is not None:
-            self.mirror.wants(self._keeping(self._written_step))
-
     def settle(self, wait: bool) -> None:
         """Takes note of the save in flight once it has ended; with wait, waits for its end.
 
@@ -224,8 +194,9 @@ class Checkpointer:
         if self._pending is None or not (wait or self._pending.done()):
             return
         out = self._runtime.out
-        with self._runtime.clock.pause() if wait else contextlib.nullcontext(), out.phase("saving"):
-            self._pending.exception()  # waits for its end
+        if wait:
+            with self._runtime.clock.pause(), out.phase("saving"):
+                self._pending.exception()  # waits for its end
         ended, self._pending = self._pending, None
         try:
             self.save_seconds = ended.result() or self.save_seconds  # the memory for a copy has no seconds
@@ -234,27 +205,23 @@ class Checkpointer:
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {error.strerror or error}. It needs about "
                      f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in {printable(self._args.output_dir)}. "
                      "Training goes on and the next save tries again; free some space.")
+        self._look_for_best()
+
+    def _look_for_best(self) -> None:
         if self._run.state.best_step in find.steps_in(self.output_dir):
             self.best_step = self._run.state.best_step
 
     def _settle_all(self) -> None:
-        """Waits, in all processes, for the end of the first one's save: then none takes the others for gone."""
+        """Waits, in all processes, for the end of the first one's save."""
+        self._while_others_wait(lambda: self.settle(wait=True))
+
+    def _while_others_wait(self, work: Callable[[], object]) -> None:
+        """Does some work in the first process; the watchdogs of the others do not take it for gone."""
         self._is_waiting = True
-        self._runtime.processes.agree(lambda: self.settle(wait=True))
+        self._runtime.processes.agree(work)
         self._is_waiting = False
 
     # ---- what a checkpoint says of its run
-
-    def add_validation(self, step: int, nats: float, bits_per_byte: float | None) -> None:
-        """Takes a validation into the curve of the model card."""
-        self._validations.append((step, nats, bits_per_byte))
-
-    def add_earlier_validations(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Takes what metrics.jsonl kept of the run so far."""
-        for row in rows:
-            if is_number(loss := row.get("val_loss")):
-                bits = row.get("bits_per_byte")
-                self.add_validation(row["step"], loss, bits if is_number(bits) else None)
 
     def _fields(self, stays: bool) -> dict[str, Any]:
         """What trainer_state.json holds besides its format, step and model."""
@@ -279,7 +246,7 @@ class Checkpointer:
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
         command = command_for_card(self._settings["flags"]["given"])
-        return contents.model_card(config, facts, self._validations, command, on_hub)
+        return contents.model_card(config, facts, self.validations, command, on_hub)
 
     # ---- what is on the disk
 
@@ -295,13 +262,12 @@ class Checkpointer:
 
     def stake(self) -> Stake:
         """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
-        now = self._run.state.step
-        there = [step for step in find.steps_in(self.output_dir) if self._first_step <= step <= now]
-        num_steps = now - max(there, default=self._first_step)
-        since = f"since checkpoint-{max(there)}" if there else "of this run, which has saved nothing yet"
+        saved = self._written_step
+        num_steps = self._run.state.step - (self._first_step if saved is None else saved)
+        since = "of this run, which has saved nothing yet" if saved is None else f"since checkpoint-{saved}"
         lost = f"the {several(num_steps, 'step')} {since}" if num_steps else "the step in progress"
         folder = shell_word(str(self.output_dir))
-        return Stake(lost, f"checkpoint-{max(there)}, from which --resume_from {folder} goes on" if there else "")
+        return Stake(lost, "" if saved is None else f"checkpoint-{saved}, from which --resume_from {folder} goes on")
 
     def last_good(self) -> str:
         """The name of the newest checkpoint in the folder, once the save in flight has ended; '' if there is none."""
@@ -316,31 +282,8 @@ class Checkpointer:
         if self._run.state.step and not agree(lambda: self.is_on_disk):
             self.save(self.stays())
             self._settle_all()
-        self._is_waiting = True
-        agree(self._finish_mirror)
-        self._is_waiting = False
+        self._while_others_wait(lambda: self.mirror and self.mirror.finish())
         return agree(lambda: self.is_on_disk)
-
-    def _finish_mirror(self) -> None:
-        if self.mirror is not None:
-            where = printable(self._args.mirror_to)
-            self._runtime.signals.promise(lambda: f"stopping; the last copy to {where} is waited for",
-                                          lambda: Stake(f"that copy to {where}", self.stake().safe))
-            self.mirror.finish()
-
-    def save_before(self, error: UserError) -> UserError:
-        """Saves the state, which the error has not reached, and returns the error with that in its message.
-
-        One of several processes cannot do so alone: the others are in the middle of a step.
-        """
-        cure = "There is no checkpoint yet. Start again"
-        if self._runtime.processes.world_size > 1:
-            cure = f"The last checkpoint is {last}. Resume" if (last := self.last_good()) else cure
-        else:
-            with contextlib.suppress(NotFinite):
-                if self._run.state.step and self.finish():
-                    cure = f"Step {self._run.state.step:,} is saved. Resume"
-        return UserError(error.code, f"{error} {cure} when the file is as pretokenize.py wrote it.")
 
     def close(self) -> None:
         """Waits for the save in flight and its copy, and gives the memory of the copy back."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from machine.backends import backend_of
 from ops.orthogonal import orthogonalized
 from ops.shards import all_gathered, in_shares, like, local
+from training.beside_adamw import BesideAdamW
 
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
@@ -24,58 +24,32 @@ MOST_ELEMENTS = 2**25  # orthogonalized at a time, so that the working memory st
 Rows = tuple[int, ...]  # of each matrix that is stacked in a parameter
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(BesideAdamW):
     """Muon for the groups whose rule is 'muon', and adamw for the others, in one optimizer.
 
-    A group of Muon's has 'rows' besides 'params': for each parameter the rows of its matrices. found_inf and grad_scale
-    are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1 changes no bit. The
-    orthogonalization is computed in dtype.
+    A group of Muon's has 'rows' besides 'params': for each parameter the rows of its matrices. The orthogonalization is
+    computed in dtype.
     """
 
-    found_inf: torch.Tensor | None = None
-    grad_scale: torch.Tensor | None = None
+    rule = "muon"
 
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float,
                  adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], dtype: torch.dtype = torch.bfloat16):
-        super().__init__(groups, {"lr": learning_rate})
-        self._hidden = [group for group in self.param_groups if group["rule"] == "muon"]
-        self._adamw: Any = adamw([group for group in self.param_groups if group["rule"] != "muon"])
-        self._adamw.state = self.state  # one place for all that a checkpoint holds
+        super().__init__(groups, learning_rate, adamw, update_matrices)
         self._dtype = dtype
-        device = self._hidden[0]["params"][0].device
-        self._rates = [torch.zeros((), device=device) for _ in self._hidden]  # filled at each step, without a wait
-        self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
-        self._update = update_matrices
 
-    def compile_step(self) -> None:
-        """Makes every later step of the hidden matrices one compiled graph.
+    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A momentum of zero."""
+        return {"momentum_buffer": torch.zeros_like(parameter)}
 
-        On a CPU it stays eager: products take nearly all of its time, and compiling would take minutes.
-        """
-        if backend_of(self._finite).runs_ahead:
-            self._update = torch.compile(update_matrices, dynamic=False, fullgraph=True)
-
-    def run_eagerly(self) -> None:
-        """Undoes compile_step."""
-        self._update = update_matrices
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of all groups."""
-        self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
-        self._adamw.step()
-        for group, rate in zip(self._hidden, self._rates, strict=True):
-            rate.fill_(group["lr"])
-            parameters: list[torch.Tensor] = group["params"]
-            for parameter in parameters:
-                if "momentum_buffer" not in self.state[parameter]:
-                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            self._update(
-                parameters, [parameter.grad for parameter in parameters if parameter.grad is not None],
-                [self.state[parameter]["momentum_buffer"] for parameter in parameters], group["rows"],
-                (rate, group["weight_decay"]), (self._finite if self.found_inf is None else self.found_inf,
-                                                self._unscaled if self.grad_scale is None else self.grad_scale),
-                self._dtype)
+    def update(self, found_inf: torch.Tensor | None, grad_scale: torch.Tensor) -> None:
+        """One step of the hidden matrices."""
+        decided = self._finite if found_inf is None else found_inf, grad_scale
+        for group, rate in zip(self._own, self._rates, strict=True):
+            weights: list[torch.Tensor] = group["params"]
+            self._update(weights, [weight.grad for weight in weights],
+                         [self.state[weight]["momentum_buffer"] for weight in weights], group["rows"],
+                         (rate, group["weight_decay"]), decided, self._dtype)
 
 
 def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor],

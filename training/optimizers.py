@@ -21,16 +21,8 @@ from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import StateTensor
 from common.errors import Exit, UserError
 from machine.device import Machine
-from training.adamw8bit import BLOCK, AdamW8bit
+from training.adamw8bit import BLOCK, AdamW8bit, kept_in_8_bits
 from training.muon import Muon
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a parameter is updated, as the program must know it: the tensors that are kept for it, and their bytes."""
-
-    state: Callable[[torch.Tensor], dict[str, StateTensor]]
-    bytes_per_element: float
 
 
 @dataclass(frozen=True)
@@ -56,9 +48,11 @@ class OptimizerKind:
 
     def memory_bytes(self, config: ModelConfig) -> float:
         """Bytes of state per parameter of a model; more of its parameters are hidden the larger it is."""
-        hidden, others = config.num_block_weights, config.num_parameters - config.num_block_weights
-        total = (hidden * RULES[self.hidden_rule].bytes_per_element + others * RULES[self.other_rule].bytes_per_element)
-        return total / config.num_parameters
+        matrix = torch.empty(BLOCK, BLOCK, device="meta")
+        hidden, other = (sum(kept.num_bytes for kept in RULES[rule](matrix).values() if kept.shape) / matrix.numel()
+                         for rule in (self.hidden_rule, self.other_rule))
+        share = config.num_block_weights / config.num_parameters
+        return share * hidden + (1 - share) * other
 
 
 # ---------------------------------------------------------------- groups of parameters
@@ -90,40 +84,28 @@ def parameter_groups(model: Any, kind: OptimizerKind, weight_decay: float, lr_sc
 # ---------------------------------------------------------------- what is kept
 
 
+def kept_by_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
+    """Shapes and types of what AdamW keeps for a parameter."""
+    moment = StateTensor(tuple(parameter.shape), torch.float32)
+    return {"step": StateTensor((), torch.float32), "exp_avg": moment, "exp_avg_sq": moment}
+
+
+# By which rule a parameter is updated, and the tensors that are kept for it: what a checkpoint stores.
+RULES: Mapping[str, Callable[[torch.Tensor], dict[str, StateTensor]]] = {
+    "adamw": kept_by_adamw, "adamw8bit": kept_in_8_bits,
+    "muon": lambda parameter: {"momentum_buffer": StateTensor(tuple(parameter.shape), torch.float32)}}
+
+
 def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, StateTensor]:
-    """The tensors that the optimizer keeps for one of its parameters: what a checkpoint stores."""
+    """The tensors that the optimizer keeps for one of its parameters."""
     rule = next(group["rule"] for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
-    return RULES[rule].state(parameter)
+    return RULES[rule](parameter)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of all that the optimizer keeps, which it makes during its first step."""
     return sum(kept.num_bytes for group in optimizer.param_groups for parameter in group["params"]
-               for kept in RULES[group["rule"]].state(parameter).values())
-
-
-def is_complete(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """True if the optimizer has made all that it keeps for the parameter."""
-    return all(name in optimizer.state[parameter] for name in expected_state(optimizer, parameter))
-
-
-def _state_of_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
-    moment = StateTensor(tuple(parameter.shape), torch.float32)
-    return {"step": StateTensor((), torch.float32), "exp_avg": moment, "exp_avg_sq": moment}
-
-
-def _state_of_adamw8bit(parameter: torch.Tensor) -> dict[str, StateTensor]:
-    shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // BLOCK,), torch.float32)
-    return {"step": StateTensor((), torch.float32),
-            "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,
-            "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
-
-
-RULES: Mapping[str, Rule] = {
-    "adamw": Rule(_state_of_adamw, bytes_per_element=8),  # two moments in fp32
-    "adamw8bit": Rule(_state_of_adamw8bit, bytes_per_element=2 * (1 + 4 / BLOCK)),
-    "muon": Rule(lambda p: {"momentum_buffer": StateTensor(tuple(p.shape), torch.float32)}, bytes_per_element=4),
-}
+               for kept in RULES[group["rule"]](parameter).values())
 
 
 # ---------------------------------------------------------------- compiling

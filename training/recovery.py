@@ -22,12 +22,11 @@ from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
-from machine.processes import Processes
 from planning.micro_batch import divisors, remember_too_many
 from planning.recipe import Recipe
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
-from training.optimizers import compile_optimizer, is_complete
+from training.optimizers import compile_optimizer, expected_state
 from training.state import Run
 from watching.monitor import TooManySkipped
 
@@ -76,7 +75,7 @@ def undo(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     optimizer, scaler, machine = run.optimizer, run.scaler, run.setup.machine
     optimizer.zero_grad(set_to_none=True)
     device.set_rng_state(machine, rng)
-    for parameter in [p for p in optimizer.state if not is_complete(optimizer, p)]:
+    for parameter in [p for p, kept in optimizer.state.items() if kept.keys() != expected_state(optimizer, p).keys()]:
         del optimizer.state[parameter]
     if scaler.is_enabled():
         # Before its first use the scaler has no scale that could be kept.
@@ -207,13 +206,21 @@ def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterato
 
 
 @contextlib.contextmanager
-def saving_before_new_tokens(checkpointer: Checkpointer, processes: Processes) -> Iterator[None]:
-    """Saves the state before a token file that changes while it is read ends the run."""
+def saving_before_new_tokens(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
+    """Saves the state before a token file that changes while it is read ends the run.
+
+    One of several processes cannot do so alone: the others are in the middle of a step.
+    """
+    processes = run.setup.processes
     try:
         yield
     except TokensChanged as error:
+        if processes.world_size == 1 and run.state.step:
+            checkpointer.finish()
+        last = checkpointer.last_good()
+        again = f"The last checkpoint is {last}. Resume" if last else "There is no checkpoint yet. Start again"
         with processes.on_its_own():
-            raise checkpointer.save_before(error) from error
+            raise UserError(error.code, f"{error} {again} when the file is as pretokenize.py wrote it.") from error
 
 
 def not_saved(run: Run, checkpointer: Checkpointer) -> UserError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import data
+from architectures.fields import is_number
 from checkpoint import load
 from common.config import Layer
 from common.errors import Exit, UserError
@@ -154,7 +155,8 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
 
     told = told_of_run(flags_now, settings["environment"], setup.config, recipe)
     trackers = Trackers(args.output, output_dir, state, out, told, is_silent=not is_first)
-    checkpointer.add_earlier_validations(trackers.rows)
+    checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte")) for row in trackers.rows
+                                 if is_number(row.get("val_loss"))]
     if recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
     gc.freeze()  # so that the collector does not look through all there is again and again

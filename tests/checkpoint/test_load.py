@@ -153,7 +153,7 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
                 text_files(1, model.config, {}, None, None, ""))
     with refused("step.transformer.wte.weight is missing; .*--init_from"):
         load_training(path, other, adamw(other), ADAMW_STATE)
-    load_training(path, other, restored, RULES["muon"].state)
+    load_training(path, other, restored, RULES["muon"])
     assert_same_state(model, optimizer, other, restored)
 
 

@@ -14,7 +14,7 @@ from common.errors import Exit, UserError
 from common.files import sha256_of
 from training.optimizers import RULES
 
-ADAMW_STATE = RULES["adamw"].state
+ADAMW_STATE = RULES["adamw"]
 
 
 def no_warning(message: str) -> None:
