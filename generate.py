@@ -95,7 +95,6 @@ if __name__ == "__main__":
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 
 import torch
 
@@ -106,17 +105,15 @@ from common.files import cache_folder
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, print_line
 from common.words import several
-from generation.conversation import Conversation
 from generation.decoder import Decoder
-from generation.prompts import Language, encode_prompt, read_prompt
-from generation.sampling import decode
-from generation.streaming import DecodingClock, OrderedOutput, Sample, StreamedText
+from generation.prompts import Language, encode_prompt, read_prompt_file, without_surrogates
+from generation.streaming import Sample, converse, write_samples
 from hub.download import with_models_here
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import is_out_of_memory
-from ops.products import INT8_ROWS, LOOP_ROWS, fastest_kind
+from ops.products import INT8_ROWS, fastest_kind
 from tokens.tokenizer import tokenizer_of
 
 # ---------------------------------------------------------------- the command
@@ -127,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     if args.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
-    prompt = "" if args.interactive else read_prompt(args.prompt, args.prompt_file)
+    prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
     num_rows = 1 if args.interactive else min(args.batch_size, args.num_samples)
 
     with contextlib.closing(Progress(sys.stderr)) as out:
@@ -141,12 +138,18 @@ def main(argv: Sequence[str]) -> int:
     tokenizer.encode_special_tokens = True  # as text
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
-
     if args.interactive:
-        Conversation(decoder, language, sampling, args.seed, args.max_new_tokens).hold()
+        converse(decoder, sampling, language, args.seed, args.max_new_tokens)
         return Exit.DONE
+
+    prompt = "\n" if prompt is None else without_surrogates(prompt)
+    prompt_ids = encode_prompt(prompt, language)
+    if len(prompt_ids) > decoder.window:
+        warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
+    samples = (Sample(number, prompt, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
+               for number in range(args.num_samples))
     with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:  # stdout may be within a line
-        write_samples(args, decoder, language, prompt, sampling, signals)
+        write_samples(decoder, samples, sampling, language, args.json, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
@@ -157,14 +160,12 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     on_cpu, quantized = not machine.on_gpu, args.quantize == "int8"
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # more rows are multiplied in another way, which rounds differently
-    compiles = args.compile and can_compile(machine, num_rows)
-    if quantized and not on_cpu and (not compiles or num_rows > LOOP_ROWS):
-        cure = "" if compiles else f" Give --compile, which reads them as they are for up to {LOOP_ROWS} continuations."
-        warn("--quantize int8: on a GPU it saves memory, not time, as every step widens the weights first." + cure)
+    compiles = args.compile
+    if reason := why_no_compile(machine, num_rows) if compiles else None:
+        warn(f"--compile: running eagerly: {reason}.")
+        compiles = False
     weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype  # what the CPU's 8-bit product takes
     dtype = torch.float32 if compiles and on_cpu else weight_dtype  # compiled loops would convert bf16 at each use
-    if on_cpu and args.use_amp and weight_dtype == torch.bfloat16 and not machine.backend.has_bf16():
-        warn("this CPU has no bf16 instructions: 16-bit arithmetic will be slower than fp32. Drop --use_amp.")
 
     try:
         config, weights = open_model(folder)
@@ -180,16 +181,11 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     return decoder
 
 
-def can_compile(machine: Machine, num_rows: int) -> bool:
-    """Whether the step of --compile can be compiled; warns if it cannot."""
+def why_no_compile(machine: Machine, num_rows: int) -> str | None:
+    """Why the step of --compile cannot be compiled; None if it can."""
     if not machine.on_gpu and num_rows > 1:
-        warn(f"--compile: on a CPU it serves one continuation at a time, {num_rows} are made at once: running "
-             "eagerly. Give --batch_size 1 to compile.")
-        return False
-    if problem := machine.backend.why_no_compile():
-        warn(f"--compile: not possible here, running eagerly: {problem}.")
-        return False
-    return True
+        return f"a CPU compiles one continuation at a time, {num_rows} are made at once. Give --batch_size 1 to compile"
+    return machine.backend.why_no_compile()
 
 
 def compile_step(decoder: Decoder, machine: Machine) -> None:
@@ -203,39 +199,6 @@ def compile_step(decoder: Decoder, machine: Machine) -> None:
                                        lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
         warn(f"--compile: failed, running eagerly: {device.compiler_complaint(error)}")
-
-
-# ---------------------------------------------------------------- writing
-
-
-def write_samples(args: argparse.Namespace, decoder: Decoder, language: Language, prompt: str, sampling: Sampling,
-                  signals: Signals) -> None:
-    """Continues the prompt num_samples times and writes the samples in that order, then the line of timing.
-
-    The first sample that is not finished appears as it comes. A signal ends the work; what is there is written.
-    """
-    prompt_ids = encode_prompt(prompt, language)
-    if len(prompt_ids) > decoder.window:
-        warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
-    output = OrderedOutput(args.json)
-
-    def begun_samples() -> Iterator[Sample]:
-        for number in range(args.num_samples):
-            sample = Sample(number, prompt, prompt_ids, args.max_new_tokens, args.seed + number,
-                            StreamedText(language.tokenizer))
-            output.begin(sample)
-            yield sample
-
-    clock = DecodingClock(decoder)
-    for sample in decode(decoder, begun_samples(), sampling, language.end_ids):
-        if sample.finish != "end_of_text":
-            clock.count()
-            output.add(sample, sample.text.add(sample.ids[-1]))
-        output.write_finished()
-        if signals.number is not None:
-            break
-    output.interrupt()
-    print(clock.line(), file=sys.stderr)
 
 
 if __name__ == "__main__":

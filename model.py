@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
@@ -58,6 +59,20 @@ class GPTConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
+    def n_inner(self) -> int:
+        """The width inside the MLP."""
+        return 4 * self.n_embd
+
+    @property
+    def n_kv_head(self) -> int:
+        """The heads of keys and values."""
+        return self.n_head
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
     def num_block_weights(self) -> int:
         """Weights of the blocks' matrices, 12 L C^2: c_attn 3, c_proj 1, c_fc 4 and the MLP's c_proj 4."""
         return 12 * self.n_layer * self.n_embd**2
@@ -76,11 +91,11 @@ class GPTConfig:
     def flops_per_token(self) -> int:
         """Floating-point operations of a training step per token, forward and backward: 6 (12 L C^2 + V C) + 12 L C T.
 
-        Only matrix products count; the last term is attention's, without a deduction for causality
-        (Chowdhery et al. 2022, PaLM, appendix B).
+        Only matrix products count; the last term is attention's, without a deduction for causality or for keys and
+        values that heads share (Chowdhery et al. 2022, PaLM, appendix B).
         """
         matrices = self.num_block_weights + self.vocab_size * self.n_embd
-        return 6 * matrices + 12 * self.n_layer * self.n_embd * self.seq_length
+        return 6 * matrices + 12 * self.n_layer * self.n_head * self.head_dim * self.seq_length
 
 
 # ---------------------------------------------------------------- blocks
@@ -130,66 +145,65 @@ class Block(nn.Module):
 # ---------------------------------------------------------------- the model
 
 
-class GPT(nn.Module):
-    """The language model. Rows of wte and lm_head beyond the vocabulary are padding: they are zero and stay zero."""
+AnyModel = TypeVar("AnyModel", bound="LanguageModel")
 
-    def __init__(self, config: GPTConfig, options: Options = PLAIN):
+
+class LanguageModel(nn.Module):
+    """From ids to the loss: what GPT-2 shares with the networks of architectures/, which set the names below.
+
+    Rows of the embedding and of the output layer beyond the vocabulary are padding: they are zero and stay zero.
+    """
+
+    TRUNK, EMBEDDING, BLOCKS, NORM = "transformer", "wte", "h", "ln_f"  # all but the output layer, and its parts
+    RESIDUAL = ("c_proj",)  # the matrices whose products are added to the residual stream
+
+    def __init__(self, config: Any, options: Options, trunk: dict[str, nn.Module]):
         super().__init__()
         self.config, self.options = config, options
-        self.transformer = nn.ModuleDict({
-            "wte": Embedding(config.padded_vocab_size, config.n_embd),
-            "wpe": Embedding(config.seq_length, config.n_embd),
-            "h": nn.ModuleList(Block(config, options) for _ in range(config.n_layer)),
-            "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
-        })
+        self.add_module(self.TRUNK, nn.ModuleDict(trunk))
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False, options.product)
         self.output = OutputLayer()
 
-    @classmethod
-    def create(cls, config: GPTConfig, device: torch.device | str = "cpu", options: Options = PLAIN,
-               std: float = INIT_STD) -> GPT:
-        """A model with GPT-2's initial weights, drawn on the CPU so that a seed is the same model on every device."""
-        return cls(config, options).init_weights(std).to(device)
-
     @torch.no_grad()
-    def init_weights(self, std: float = INIT_STD) -> GPT:
-        """normal(0, std), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3)."""
+    def init_weights(self: AnyModel, std: float = INIT_STD) -> AnyModel:
+        """normal(0, std), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3).
+
+        Drawn on the CPU, so that a seed is the same model on every device.
+        """
         for name, parameter in self.named_parameters():
             owner, kind = name.split(".")[-2:]
-            weights = torch.empty(parameter.shape, device="cpu")
-            if kind == "bias":
-                nn.init.zeros_(weights)
-            elif owner in ("ln_1", "ln_2", "ln_f"):
+            weights = torch.zeros(parameter.shape, device="cpu")
+            if parameter.dim() > 1:
+                is_residual = owner in self.RESIDUAL
+                nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer) if is_residual else std)
+            elif kind == "weight":
                 nn.init.ones_(weights)
-            elif owner == "c_proj":
-                nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer))
-            elif owner in ("wte", "wpe", "c_attn", "c_fc", "lm_head"):
-                nn.init.normal_(weights, std=std)
-            else:
-                raise AssertionError(f"{name} has no initialisation")
-            fill(parameter, weights[:self.config.vocab_size] if owner in ("wte", "lm_head") else weights)
+            fill(parameter, weights[:self.config.vocab_size] if owner in (self.EMBEDDING, "lm_head") else weights)
         return self
+
+    def part(self, name: str) -> Any:
+        """The embedding, the blocks or the final norm, by its name."""
+        return getattr(self, self.TRUNK)[name]
 
     @property
     def blocks(self) -> nn.ModuleList:
-        return self.transformer["h"]  # type: ignore[return-value]
+        return self.part(self.BLOCKS)
 
     @property
     def head_weight(self) -> torch.Tensor:
         """The matrix of the output layer, [P, C]."""
-        head = self.transformer["wte"] if self.config.tie_weights else self.lm_head
-        return head.weight  # type: ignore[return-value]
+        return (self.part(self.EMBEDDING) if self.config.tie_weights else self.lm_head).weight
+
+    def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
+        """The residual stream before the blocks, [B, T, C], and what their attention depends on besides it."""
+        raise NotImplementedError
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
         """The final hidden states, [B, T, C]."""
         assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
-        position_T = torch.arange(idx_BT.size(1), device=idx_BT.device)
-
         dropout = self.config.dropout if self.training else 0.0
-        context = Context(dropout)
-
-        x = self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T)
+        x, context = self.enter(idx_BT, dropout)
         x = F.dropout(x.to(self.options.residual_dtype or x.dtype), dropout)
 
         for block in self.blocks:
@@ -197,10 +211,26 @@ class GPT(nn.Module):
                 x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=dropout > 0)
             else:
                 x = block(x, context)
-        return self.transformer["ln_f"](x)
+        return self.part(self.NORM)(x)
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
                 ) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
                            self.options.loss_chunk)
+
+
+class GPT(LanguageModel):
+    """GPT-2."""
+
+    def __init__(self, config: GPTConfig, options: Options = PLAIN):
+        super().__init__(config, options, {
+            "wte": Embedding(config.padded_vocab_size, config.n_embd),
+            "wpe": Embedding(config.seq_length, config.n_embd),
+            "h": nn.ModuleList(Block(config, options) for _ in range(config.n_layer)),
+            "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
+        })
+
+    def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
+        position_T = torch.arange(idx_BT.size(1), device=idx_BT.device)
+        return self.part("wte")(idx_BT) + self.part("wpe")(position_T), Context(dropout)

@@ -3,93 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
+from model import LanguageModel
 from ops.options import Options
-from ops.products import Dense
 
-ConfigT = TypeVar("ConfigT")
 StackedParts: TypeAlias = dict[str, tuple[torch.Tensor, ...]]  # of most tensors only one
 # attend(q_NHK, kv_N2GK) stores the keys and values of N new ids and returns what their queries find, [N, H K].
 Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Parameters laid out for decoding, by their names without .weight: the matrices of blocks as Dense, which holds their
+# bias, all others as tensors in the dtype of the activations.
+LaidOut: TypeAlias = dict[str, Any]
 
 
-class LaidOutParts(Protocol):
-    """The tensors of a state dict, laid out for decoding as they are asked for by the names of parameters."""
-
-    def matrix(self, name: str) -> Dense:
-        """A linear layer, by its name without .weight and .bias."""
-        ...
-
-    def vector(self, name: str) -> torch.Tensor:
-        """A vector or a table that is added, by its whole name, in the dtype of the activations."""
-        ...
-
-    def vector_if_any(self, name: str) -> torch.Tensor | None:
-        """The same; None if the model has no such parameter."""
-        ...
-
-
-class Architecture(Protocol[ConfigT]):
+class Architecture:
     """A kind of network.
 
     A config has the fields and properties of model.GPTConfig that the program reads: vocab_size and padded_vocab_size,
-    seq_length, n_layer, n_head, n_embd, dropout, tie_weights, num_parameters, num_block_weights, flops_per_token. A
-    network is called as GPT is, and has its config, options, init_weights, trunk and head_weight. tensors are by the
-    names of the network's state_dict(), stored ones by those of a Hugging Face folder. Names of parts are those of
-    their parameters without .weight and .bias.
+    seq_length, n_layer, n_head, n_kv_head, head_dim, n_embd, n_inner, dropout, tie_weights, num_parameters,
+    num_block_weights, flops_per_token. tensors are by the names of the network's state_dict(), stored ones by those of
+    a Hugging Face folder.
     """
 
     NAME: str  # for the model card
-    Config: type[ConfigT]
+    Config: type[Any]
+    Network: type[LanguageModel]
     FLAGS: tuple[str, ...]  # of train.py, which not all architectures have: what sized takes besides
-    EMBEDDING: str
+    EMBEDDING: str  # the names of parameters: without .weight,
+    BLOCKS: str  # and without the number of the block
     GGUF_ARCHITECTURE: str  # of gguf.MODEL_ARCH
+    GGUF_FIELDS: ClassVar[dict[str, str]]  # as in gguf_fields, those that not all architectures have
     GGUF_KEPT_IN_F32: tuple[str, ...] = ()  # matrices that stay f32 in a GGUF file, by their tensors' names
 
-    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, *args: Any, **kwargs: Any) -> ConfigT:
+    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, *args: Any, **kwargs: Any) -> Any:
         """The config of a size, from seq_length, dropout, tie_weights and those of FLAGS besides.
 
         Raises UserError (exit 2) for flags that are no model.
         """
-        ...
 
-    def build(self, config: ConfigT, options: Options) -> Any:
+    def build(self, config: Any, options: Options) -> LanguageModel:
         """The network, its values not yet set."""
-        ...
+        return self.Network(config, options)  # type: ignore[call-arg]
 
-    def hidden_matrices(self, config: ConfigT) -> dict[str, tuple[int, ...]]:
-        """The matrices inside the blocks by name, each with the rows of the independent matrices stacked in it."""
-        ...
+    def block_matrices(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """The matrices of a block by name, without .weight, each with the rows of those stacked in it."""
+        raise NotImplementedError
 
-    def block_bytes(self, config: ConfigT, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
+    def hidden_matrices(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """The same for all blocks, by the names of parameters."""
+        return {f"{self.BLOCKS}.{layer}.{name}.weight": rows
+                for layer in range(config.n_layer) for name, rows in self.block_matrices(config).items()}
+
+    def block_bytes(self, config: Any, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
         """Bytes per token that autograd keeps of one block; dtype is autocast's, residual_bytes an element's size."""
-        ...
+        raise NotImplementedError
 
     # config.json
 
-    def to_hf_config(self, config: ConfigT, end_of_text_id: int | None) -> dict[str, Any]:
+    def to_hf_config(self, config: Any, end_of_text_id: int | None) -> dict[str, Any]:
         """The fields of config.json, model_type among them, by which transformers opens the model."""
-        ...
+        raise NotImplementedError
 
-    def from_hf_config(self, fields: Mapping[str, Any]) -> ConfigT:
+    def from_hf_config(self, fields: Mapping[str, Any]) -> Any:
         """The config from the fields of a config.json.
 
         Raises InvalidCheckpoint, naming the field, for a model that the network does not compute exactly.
         """
-        ...
 
     # model.safetensors
 
     def has_vocabulary_rows(self, name: str) -> bool:
         """True for a tensor that has a row for each id."""
         return name in (f"{self.EMBEDDING}.weight", "lm_head.weight")
-
-    def head_name(self, config: Any) -> str:
-        """The output layer, which is the embedding where the two share a matrix."""
-        return self.EMBEDDING if config.tie_weights else "lm_head"
 
     def shapes(self, config: Any) -> dict[str, list[int]]:
         """The shape of each tensor of state_dict() without the rows that pad the vocabulary."""
@@ -103,48 +90,45 @@ class Architecture(Protocol[ConfigT]):
         return {name: tensor[:config.vocab_size] if self.has_vocabulary_rows(name) else tensor
                 for name, tensor in tensors.items()}
 
-    def to_hf_tensors(self, config: ConfigT, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_hf_tensors(self, config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Views by the names and in the layout of a Hugging Face folder."""
-        ...
+        raise NotImplementedError
 
-    def from_hf_tensors(self, config: ConfigT, stored: Mapping[str, torch.Tensor]) -> StackedParts:
+    def from_hf_tensors(self, config: Any, stored: Mapping[str, torch.Tensor]) -> StackedParts:
         """The inverse, each tensor as the parts that are stacked in it: views, no copies.
 
         Names and shapes are compared with shapes() afterwards, by the caller.
         """
-        ...
+        raise NotImplementedError
 
-    # decoding
+    # decoding, where a block's parts are by their names within the block
 
-    def kv_heads(self, config: ConfigT) -> tuple[int, int]:
-        """The heads of keys and values, and their size: what the cache holds of each id and block, twice."""
-        ...
+    def prepare(self, config: Any, ends: LaidOut, blocks: list[LaidOut]) -> None:
+        """Adds to what is laid out of the model, and of each block, what decoding would compute in every step."""
 
-    def decoding_block(self, config: ConfigT, layer: int, parts: LaidOutParts) -> Any:
-        """One block on weights laid out for decoding; called for several layers at once, from several threads.
+    def enter(self, config: Any, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The residual stream [N, C] from the rows of the embedding, and what blocks must know of the positions."""
+        raise NotImplementedError
 
-        block(x, places, attend) is the residual stream [N, C] behind it; places is what the ends' enter returned.
-        """
-        ...
+    def decode_block(self, config: Any, parts: LaidOut, x: torch.Tensor, places: Any, attend: Attend) -> torch.Tensor:
+        """The residual stream behind a block."""
+        raise NotImplementedError
 
-    def decoding_ends(self, config: ConfigT, parts: LaidOutParts) -> Any:
-        """What stands before and behind the blocks.
-
-        enter(x, positions_N) returns the residual stream from the rows of the embedding, and what blocks must know of
-        the positions; leave(x) is what the output layer multiplies.
-        """
-        ...
+    def leave(self, config: Any, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
+        """What the output layer multiplies."""
+        raise NotImplementedError
 
     # GGUF, for llama.cpp
 
-    def to_gguf_tensors(self, config: ConfigT, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_gguf_tensors(self, config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Tensors by names that the package gguf translates, matrices as [out, in] with llama.cpp's order of rows."""
-        ...
+        return self.unpadded_tensors(config, tensors)
 
-    def why_no_gguf(self, config: ConfigT) -> str | None:
+    def why_no_gguf(self, config: Any) -> str | None:
         """Why llama.cpp would compute something else from this model; None if it computes the same."""
-        return None
 
-    def gguf_fields(self, config: ConfigT) -> dict[str, int | float]:
+    def gguf_fields(self, config: Any) -> dict[str, int | float]:
         """The fields by which llama.cpp knows the model's shape, by the names of gguf.GGUFWriter's add_ methods."""
-        ...
+        names = {"block_count": "n_layer", "context_length": "seq_length", "embedding_length": "n_embd",
+                 "feed_forward_length": "n_inner", "head_count": "n_head", **self.GGUF_FIELDS}
+        return {field: getattr(config, name) for field, name in names.items()}

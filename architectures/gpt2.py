@@ -9,20 +9,19 @@ Shapes: C width, H heads, T window, O and I outputs and inputs of a linear layer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from architectures.architecture import Architecture, Attend, LaidOutParts, StackedParts
+from architectures.architecture import Architecture, Attend, LaidOut, StackedParts
 from architectures.fields import check_values, check_whole, fraction_of, shown, truth_of
 from common.errors import InvalidCheckpoint
 from model import GPT, GPTConfig
 from ops.attention import attention_bytes
 from ops.linear import ACTIVATIONS, gelu_tanh
-from ops.options import Options
 
-POSITIONS, FINAL_NORM = "transformer.wpe", "transformer.ln_f"  # names of parameters without .weight and .bias
+POSITIONS = "transformer.wpe.weight"
 
 # What GPT2Config takes where config.json has no such field, and bounds that any real GPT-2 is within, so that a hostile
 # file cannot ask for all of the machine's memory. The order is that of GPTConfig.
@@ -32,28 +31,24 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' 
 STALE_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old versions of transformers stored
 
 
-class GPT2(Architecture[GPTConfig]):
+class GPT2(Architecture):
     """The functions of architecture.py for GPT-2."""
 
     NAME = "GPT-2"
-    Config = GPTConfig
+    Config, Network = GPTConfig, GPT
     FLAGS = ("bias",)
-    EMBEDDING = "transformer.wte"
+    EMBEDDING, BLOCKS = "transformer.wte", "transformer.h"
     GGUF_ARCHITECTURE = "GPT2"
-    GGUF_KEPT_IN_F32 = (f"{POSITIONS}.weight",)  # besides vectors: llama.cpp adds them to f32
+    GGUF_FIELDS: ClassVar[dict[str, str]] = {"layer_norm_eps": "layer_norm_epsilon"}
+    GGUF_KEPT_IN_F32 = (POSITIONS,)  # besides vectors: llama.cpp adds them to f32
 
     def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
               tie_weights: bool = True, bias: bool = True) -> GPTConfig:
         return GPTConfig(vocab_size, seq_length, *layers_heads_width, dropout, bias, tie_weights)
 
-    def build(self, config: GPTConfig, options: Options) -> GPT:
-        return GPT(config, options)
-
-    def hidden_matrices(self, config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    def block_matrices(self, config: GPTConfig) -> dict[str, tuple[int, ...]]:
         C = config.n_embd
-        of_a_block = {"attn.c_attn": (C, C, C), "attn.c_proj": (C,), "mlp.c_fc": (4 * C,), "mlp.c_proj": (C,)}
-        return {f"transformer.h.{layer}.{name}.weight": rows
-                for layer in range(config.n_layer) for name, rows in of_a_block.items()}
+        return {"attn.c_attn": (C, C, C), "attn.c_proj": (C,), "mlp.c_fc": (4 * C,), "mlp.c_proj": (C,)}
 
     def block_bytes(self, config: GPTConfig, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
         # In units of C are kept: the inputs of both norms (residual stream), then e times 2 outputs of norms, 3 of q, k
@@ -101,9 +96,9 @@ class GPT2(Architecture[GPTConfig]):
     def unpadded_tensors(self, config: GPTConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         found = super().unpadded_tensors(config, tensors)
         for name in list(found) if not config.bias else ():
-            owner = name.removesuffix(".weight").removesuffix(".bias")
-            if owner not in (self.EMBEDDING, POSITIONS, "lm_head"):
-                found[f"{owner}.bias"] = torch.zeros(len(tensors[name]), dtype=tensors[name].dtype)
+            if name != POSITIONS and not self.has_vocabulary_rows(name):
+                zeros = torch.zeros(len(tensors[name]), dtype=tensors[name].dtype)
+                found[f"{name.removesuffix('.weight')}.bias"] = zeros
         return found
 
     def to_hf_tensors(self, config: GPTConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -125,76 +120,31 @@ class GPT2(Architecture[GPTConfig]):
                 continue
             if name.endswith(TRANSPOSED) and tensor.dim() == 2:
                 tensor = tensor.mT
-            if name == f"{POSITIONS}.weight" and tensor.dim() == 2:
+            if name == POSITIONS and tensor.dim() == 2:
                 tensor = tensor[:config.seq_length]
             found[name] = (tensor,)
         return found
 
-    def kv_heads(self, config: GPTConfig) -> tuple[int, int]:
-        return config.n_head, config.n_embd // config.n_head
+    def enter(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
+              ) -> tuple[torch.Tensor, None]:
+        return x + ends["transformer.wpe"][positions_N], None
 
-    def decoding_block(self, config: GPTConfig, layer: int, parts: LaidOutParts) -> GPTDecodingBlock:
-        return GPTDecodingBlock(config, layer, parts)
+    def decode_block(self, config: GPTConfig, parts: LaidOut, x: torch.Tensor, places: None, attend: Attend,
+                     ) -> torch.Tensor:
+        qkv_N3HK = parts["attn.c_attn"](_norm(config, parts, "ln_1", x)).view(len(x), 3, config.n_head, -1)
+        x = parts["attn.c_proj"](attend(qkv_N3HK[:, 0], qkv_N3HK[:, 1:]), plus=x)
+        hidden = parts["mlp.c_fc"](_norm(config, parts, "ln_2", x), activation=ACTIVATIONS[config.activation])
+        return parts["mlp.c_proj"](hidden, plus=x)
 
-    def decoding_ends(self, config: GPTConfig, parts: LaidOutParts) -> GPTDecodingEnds:
-        return GPTDecodingEnds(config, parts)
-
-    def to_gguf_tensors(self, config: GPTConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self.unpadded_tensors(config, tensors)
+    def leave(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
+        return _norm(config, ends, "transformer.ln_f", x)
 
     def why_no_gguf(self, config: GPTConfig) -> str | None:
         if ACTIVATIONS[config.activation] is gelu_tanh:
             return None
         return f"the model's activation is {config.activation}, and llama.cpp computes gelu_new for GPT-2"
 
-    def gguf_fields(self, config: GPTConfig) -> dict[str, int | float]:
-        return {"block_count": config.n_layer, "context_length": config.seq_length, "embedding_length": config.n_embd,
-                "feed_forward_length": 4 * config.n_embd, "head_count": config.n_head,
-                "layer_norm_eps": config.layer_norm_epsilon}
 
-
-# ---------------------------------------------------------------- decoding
-
-
-class GPTDecodingNorm:
-    """Layer norm, by the name of its parameters."""
-
-    def __init__(self, config: GPTConfig, name: str, parts: LaidOutParts):
-        self.weight = parts.vector(f"{name}.weight")
-        self.bias = parts.vector_if_any(f"{name}.bias")
-        self.epsilon = config.layer_norm_epsilon
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
-
-
-class GPTDecodingBlock:
-    """A block on weights laid out for decoding."""
-
-    def __init__(self, config: GPTConfig, layer: int, parts: LaidOutParts):
-        block = f"transformer.h.{layer}"
-        self.num_heads, self.activation = config.n_head, ACTIVATIONS[config.activation]
-        self.attention_norm = GPTDecodingNorm(config, f"{block}.ln_1", parts)
-        self.qkv = parts.matrix(f"{block}.attn.c_attn")
-        self.attention_out = parts.matrix(f"{block}.attn.c_proj")
-        self.mlp_norm = GPTDecodingNorm(config, f"{block}.ln_2", parts)
-        self.mlp_in = parts.matrix(f"{block}.mlp.c_fc")
-        self.mlp_out = parts.matrix(f"{block}.mlp.c_proj")
-
-    def __call__(self, x: torch.Tensor, places: None, attend: Attend) -> torch.Tensor:
-        qkv_N3HK = self.qkv(self.attention_norm(x)).view(len(x), 3, self.num_heads, -1)
-        x = self.attention_out(attend(qkv_N3HK[:, 0], qkv_N3HK[:, 1:]), plus=x)
-        hidden = self.mlp_in(self.mlp_norm(x), activation=self.activation)
-        return self.mlp_out(hidden, plus=x)
-
-
-class GPTDecodingEnds:
-    """Learned positions before the blocks, a norm behind them."""
-
-    def __init__(self, config: GPTConfig, parts: LaidOutParts):
-        self.positions = parts.vector(f"{POSITIONS}.weight")
-        self.leave = GPTDecodingNorm(config, FINAL_NORM, parts)
-
-    def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Adds the positions."""
-        return x + self.positions[positions_N], None
+def _norm(config: GPTConfig, parts: LaidOut, name: str, x: torch.Tensor) -> torch.Tensor:
+    weight = parts[name]
+    return F.layer_norm(x, weight.shape, weight, parts.get(f"{name}.bias"), config.layer_norm_epsilon)

@@ -1,5 +1,5 @@
-"""Llama (Touvron et al. 2023; Grattafiori et al. 2024) for the program around its network, rotary.py: files of others,
-memory, decoding. Qwen3's Hugging Face names are the same, so qwen3.py is this file with a few differences.
+"""Llama (Touvron et al. 2023; Grattafiori et al. 2024) and Qwen3 (Yang et al. 2025, section 2) for the program around
+their network, rotary.py: files of others, memory, decoding. Qwen3 is Llama with norms of queries and keys.
 
 Shapes: C width, H heads, KV or G heads of keys and values, K head size, F width inside the MLP, T window, N rows of the
 residual stream.
@@ -7,20 +7,19 @@ residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from architectures.architecture import Architecture, Attend, LaidOutParts, StackedParts
+from architectures.architecture import Architecture, Attend, LaidOut, StackedParts
 from architectures.fields import check_values, check_whole, fraction_of, is_number, shown, truth_of
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, InvalidCheckpoint, UserError
 from ops.attention import attends_in_blocks, attention_bytes
 from ops.linear import swiglu
-from ops.options import Options
 from ops.rotary import RotaryScaling, rotary_frequencies, rotate
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [N, K/2] each
@@ -38,10 +37,8 @@ NUMBERS = {
     "hidden_size": ("n_embd", 2**16), "intermediate_size": ("n_inner", 2**20), "num_hidden_layers": ("n_layer", 1024),
     "num_attention_heads": ("n_head", 1024), "num_key_value_heads": ("n_kv_head", 1024), "head_dim": ("head_dim", 4096),
 }
-SCALING_FIELDS = {  # of rope_type llama3: those of RotaryScaling
-    "factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_seq_length",
-}
+# Of rope_type llama3, in the order of RotaryScaling's fields.
+SCALING_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 MOST_ANGLES = 2**28  # positions x head size: their cosines and sines take 1 GiB
 
 
@@ -52,15 +49,25 @@ class LlamaConfig(RotaryConfig):
     qk_norm: ClassVar[bool] = False
 
 
-class Llama(Architecture[RotaryConfig]):
+@dataclass(frozen=True)
+class Qwen3Config(RotaryConfig):
+    """RotaryConfig with norms of queries and keys."""
+
+    qk_norm: ClassVar[bool] = True
+
+
+class Llama(Architecture):
     """The functions of architecture.py for Llama."""
 
     NAME = "Llama"
     MODEL_TYPE, CLASS = "llama", "LlamaForCausalLM"  # of transformers
-    Config: type[RotaryConfig] = LlamaConfig
+    Config, Network = LlamaConfig, RotaryTransformer
     FLAGS = ("n_kv_head", "n_inner", "rope_theta")
-    EMBEDDING = "model.embed_tokens"
+    EMBEDDING, BLOCKS = "model.embed_tokens", "model.layers"
     GGUF_ARCHITECTURE = "LLAMA"
+    GGUF_FIELDS: ClassVar[dict[str, str]] = {
+        "head_count_kv": "n_kv_head", "key_length": "head_dim", "value_length": "head_dim",
+        "rope_dimension_count": "head_dim", "rope_freq_base": "rope_theta", "layer_norm_rms_eps": "rms_norm_epsilon"}
     # What transformers takes where config.json has no such field, and the values of other fields that are computed.
     DEFAULTS: ClassVar[dict[str, int]] = {
         "vocab_size": 32000, "max_position_embeddings": 2048, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -89,14 +96,9 @@ class Llama(Architecture[RotaryConfig]):
         return self.Config(vocab_size, seq_length, L, H, C, KV, K, F, dropout, tie_weights,
                            flags.get("rope_theta", 10_000.0))
 
-    def build(self, config: RotaryConfig, options: Options) -> RotaryTransformer:
-        return RotaryTransformer(config, options)
-
-    def hidden_matrices(self, config: RotaryConfig) -> dict[str, tuple[int, ...]]:
-        C = config.n_embd
-        of_a_block = {**_fused_rows(config), "self_attn.o_proj": (C,), "mlp.down_proj": (C,)}
-        return {f"model.layers.{layer}.{name}.weight": rows
-                for layer in range(config.n_layer) for name, rows in of_a_block.items()}
+    def block_matrices(self, config: RotaryConfig) -> dict[str, tuple[int, ...]]:
+        return {"self_attn.qkv_proj": config.qkv_rows, "mlp.gate_up_proj": (config.n_inner, config.n_inner),
+                "self_attn.o_proj": (config.n_embd,), "mlp.down_proj": (config.n_embd,)}
 
     def block_bytes(self, config: RotaryConfig, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
         # Kept are the inputs of both norms (residual stream), then e times: 2 C outputs of norms; q, k and v as made by
@@ -138,11 +140,8 @@ class Llama(Architecture[RotaryConfig]):
 
     def to_hf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         found = self.unpadded_tensors(config, tensors)
-        for layer in range(config.n_layer):
-            for fused, rows in _fused_rows(config).items():
-                parts = found.pop(f"model.layers.{layer}.{fused}.weight").split(rows)
-                found |= {f"model.layers.{layer}.{name}.weight": part
-                          for name, part in zip(FUSED[fused], parts, strict=True)}
+        for fused, parts in self._fused(config):
+            found |= zip(parts, found.pop(fused).split(list(parts.values())), strict=True)
         return found
 
     def from_hf_tensors(self, config: RotaryConfig, stored: Mapping[str, torch.Tensor]) -> StackedParts:
@@ -150,32 +149,55 @@ class Llama(Architecture[RotaryConfig]):
 
         A tied head and buffers of old versions are left out; a folder of the network without its head lacks the prefix.
         """
-        named: dict[str, tuple[torch.Tensor, ...]] = {
+        named: StackedParts = {
             name if name.startswith(("model.", "lm_head.")) else f"model.{name}": (tensor,)
-            for name, tensor in stored.items()}
-        for layer in range(config.n_layer):
-            for fused, rows in _fused_rows(config).items():
-                names = [f"model.layers.{layer}.{part}.weight" for part in FUSED[fused]]
-                for name, height in zip(names, rows, strict=True):
-                    if name not in named:
-                        raise InvalidCheckpoint(f"{name} is missing")
-                    [part] = named[name]
-                    if list(part.shape) != [height, config.n_embd]:
-                        raise InvalidCheckpoint(f"{name} has shape {list(part.shape)}, the config asks for "
-                                                f"{[height, config.n_embd]}")
-                named[f"model.layers.{layer}.{fused}.weight"] = tuple(named.pop(name)[0] for name in names)
+            for name, tensor in stored.items() if not name.endswith(STALE_TABLES)}
+        for fused, parts in self._fused(config):
+            for name, height in parts.items():
+                if name not in named:
+                    raise InvalidCheckpoint(f"{name} is missing")
+                shape, expected = list(named[name][0].shape), [height, config.n_embd]
+                if shape != expected:
+                    raise InvalidCheckpoint(f"{name} has shape {shape}, the config asks for {expected}")
+            named[fused] = tuple(named.pop(name)[0] for name in parts)
         if config.tie_weights:
             named.pop("lm_head.weight", None)
-        return {name: parts for name, parts in named.items() if not name.endswith(STALE_TABLES)}
+        return named
 
-    def kv_heads(self, config: RotaryConfig) -> tuple[int, int]:
-        return config.n_kv_head, config.head_dim
+    def _fused(self, config: RotaryConfig) -> Iterator[tuple[str, dict[str, int]]]:
+        """Each matrix here that is several in a Hugging Face folder: their names and rows."""
+        for layer in range(config.n_layer):
+            for fused, names in FUSED.items():
+                parts = zip(names, self.block_matrices(config)[fused], strict=True)
+                yield (f"{self.BLOCKS}.{layer}.{fused}.weight",
+                       {f"{self.BLOCKS}.{layer}.{name}.weight": rows for name, rows in parts})
 
-    def decoding_block(self, config: RotaryConfig, layer: int, parts: LaidOutParts) -> RotaryDecodingBlock:
-        return RotaryDecodingBlock(config, layer, parts)
+    def prepare(self, config: RotaryConfig, ends: LaidOut, blocks: list[LaidOut]) -> None:
+        ends["rotation"] = tuple(table.to(ends["model.norm"].device) for table in config.rotation())
+        for parts in blocks if config.qk_norm else ():  # queries and keys are normed together, as heads of one
+            q, k = (parts.pop(f"self_attn.{name}_norm") for name in "qk")
+            parts["qk_norm"] = torch.cat([q.expand(config.n_head, -1), k.expand(config.n_kv_head, -1)])
 
-    def decoding_ends(self, config: RotaryConfig, parts: LaidOutParts) -> RotaryDecodingEnds:
-        return RotaryDecodingEnds(config, parts)
+    def enter(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
+              ) -> tuple[torch.Tensor, Rotation]:
+        cos_TK2, sin_TK2 = ends["rotation"]
+        return x, (cos_TK2[positions_N], sin_TK2[positions_N])
+
+    def decode_block(self, config: RotaryConfig, parts: LaidOut, x: torch.Tensor, places: Rotation, attend: Attend,
+                     ) -> torch.Tensor:
+        H, G, K = config.n_head, config.n_kv_head, config.head_dim
+        normed = _norm(config, parts["input_layernorm"], x)
+        qk, v_NGK = parts["self_attn.qkv_proj"](normed).view(len(x), H + 2 * G, K).split((H + G, G), 1)
+        if config.qk_norm:
+            qk = _norm(config, parts["qk_norm"], qk)
+        q_NHK, k_NGK = rotate(qk, *places).split((H, G), 1)
+
+        x = parts["self_attn.o_proj"](attend(q_NHK, torch.stack([k_NGK, v_NGK], 1)), plus=x)
+        hidden = swiglu(parts["mlp.gate_up_proj"](_norm(config, parts["post_attention_layernorm"], x)))
+        return parts["mlp.down_proj"](hidden, plus=x)
+
+    def leave(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
+        return _norm(config, ends["model.norm"], x)
 
     def to_gguf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors of transformers, with the rows of queries and keys in the order of the paper on rotary positions.
@@ -193,16 +215,41 @@ class Llama(Architecture[RotaryConfig]):
             found["rope.freqs.weight"] = plain_K2 / config.rope_scaling.of(plain_K2)
         return found
 
-    def gguf_fields(self, config: RotaryConfig) -> dict[str, int | float]:
-        return {"block_count": config.n_layer, "context_length": config.seq_length, "embedding_length": config.n_embd,
-                "feed_forward_length": config.n_inner, "head_count": config.n_head, "head_count_kv": config.n_kv_head,
-                **dict.fromkeys(("key_length", "value_length", "rope_dimension_count"), config.head_dim),
-                "rope_freq_base": config.rope_theta, "layer_norm_rms_eps": config.rms_norm_epsilon}
+
+class Qwen3(Llama):
+    """The functions of architecture.py for Qwen3."""
+
+    NAME = "Qwen3"
+    MODEL_TYPE, CLASS = "qwen3", "Qwen3ForCausalLM"
+    Config = Qwen3Config
+    GGUF_ARCHITECTURE = "QWEN3"
+    DEFAULTS: ClassVar[dict[str, int]] = {
+        "vocab_size": 151936, "max_position_embeddings": 32768, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 22016}
+    COMPUTED: ClassVar[dict[str, tuple[Any, ...]]] = {"use_sliding_window": (False,)}
+    OTHER_FIELDS: ClassVar[dict[str, Any]] = {"use_sliding_window": False, "sliding_window": None}
+
+    def from_hf_config(self, fields: Mapping[str, Any]) -> RotaryConfig:
+        config = super().from_hf_config(fields)
+        check_values(fields, {"layer_types": (["full_attention"] * config.n_layer, None)})
+        return config
+
+    def to_gguf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self.to_hf_tensors(config, tensors)
+
+    def why_no_gguf(self, config: RotaryConfig) -> str | None:
+        if config.rope_scaling is None:
+            return None
+        return ("the model's rope_type is llama3, and llama.cpp scales the rotary frequencies of a Llama but not of a "
+                "Qwen3")
 
 
-def _fused_rows(config: RotaryConfig) -> dict[str, tuple[int, ...]]:
-    """For each of FUSED the rows of its parts."""
-    return {"self_attn.qkv_proj": config.qkv_rows, "mlp.gate_up_proj": (config.n_inner, config.n_inner)}
+def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """RMSNorm as in ops/norm.py, with a weight that may differ from head to head.
+
+    Without gradients PyTorch's own norm is the shorter way: one call instead of five. It is computed in fp32.
+    """
+    return (F.rms_norm(x.float(), x.shape[-1:], None, config.rms_norm_epsilon) * weight).to(x.dtype)
 
 
 # ---------------------------------------------------------------- fields of config.json
@@ -224,14 +271,12 @@ def _numbers(fields: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str
     for key, (_, high) in NUMBERS.items():
         check_whole("config.json", key, numbers[key], 1, high)
     T, KV, K = (numbers[key] for key in ("max_position_embeddings", "num_key_value_heads", "head_dim"))
-    if H % KV:
-        raise InvalidCheckpoint(f"config.json: num_attention_heads {H} is not a multiple of num_key_value_heads {KV}")
-    if T * K > MOST_ANGLES:
-        raise InvalidCheckpoint(f"config.json: max_position_embeddings {T:,} with head_dim {K:,} needs tables of more "
-                                "than 1 GiB")
-    if K % 2:
-        raise InvalidCheckpoint(f"config.json: head_dim is {K}, and an odd number of dimensions cannot be rotated in "
-                                "pairs")
+    problems = {
+        f"num_attention_heads {H} is not a multiple of num_key_value_heads {KV}": H % KV,
+        f"max_position_embeddings {T:,} with head_dim {K:,} needs tables of more than 1 GiB": T * K > MOST_ANGLES,
+        f"head_dim is {K}, and an odd number of dimensions cannot be rotated in pairs": K % 2}
+    if found := [problem for problem, is_there in problems.items() if is_there]:
+        raise InvalidCheckpoint(f"config.json: {found[0]}")
     return numbers
 
 
@@ -239,7 +284,7 @@ def _rope_fields(config: RotaryConfig) -> dict[str, Any]:
     """The fields of the rotary frequencies, for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
     scaling, kind = config.rope_scaling, {"rope_type": "default"}
     if scaling is not None:
-        kind = {"rope_type": "llama3", **{key: getattr(scaling, name) for key, name in SCALING_FIELDS.items()}}
+        kind = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, astuple(scaling), strict=True))}
     return {"rope_theta": config.rope_theta, "rope_scaling": kind if scaling else None,
             "rope_parameters": {**kind, "rope_theta": config.rope_theta}}
 
@@ -249,104 +294,34 @@ def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
 
     Raises InvalidCheckpoint for another scaling than llama3's, and where only a part of a head is rotated.
     """
-    theta, found = fields.get("rope_theta", 10_000.0), []
+    theta, found = fields.get("rope_theta", 10_000.0), set()
     check_values(fields, {"partial_rotary_factor": (1.0, None)})
     for key in ("rope_scaling", "rope_parameters"):
-        rope = fields.get(key) or {}
-        if not isinstance(rope, Mapping):
-            raise InvalidCheckpoint(f"config.json: {key} is {shown(rope)}, not an object")
-        theta = rope.get("rope_theta", theta)
-        found += [_scaling(key, rope)] if rope else []
-    if len(set(found)) > 1:
+        if rope := fields.get(key):
+            found.add(_scaling(key, rope))
+            theta = rope.get("rope_theta", theta)
+    if len(found) > 1:
         raise InvalidCheckpoint("config.json: rope_scaling and rope_parameters scale differently")
     if not is_number(theta) or not 1 < theta < 1e12:
         raise InvalidCheckpoint(f"config.json: rope_theta is {shown(theta)}, not a number above 1")
-    return float(theta), found[0] if found else None
+    return float(theta), found.pop() if found else None
 
 
-def _scaling(key: str, rope: Mapping[str, Any]) -> RotaryScaling | None:
+def _scaling(key: str, rope: Any) -> RotaryScaling | None:
     """What rope_scaling or rope_parameters says, None for frequencies as they are. Raises InvalidCheckpoint."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    is_scaled = kind == "llama3"
-    computed = {"rope_type": (kind,) if is_scaled else ("default",), "type": ("default", "llama3"),
-                "partial_rotary_factor": (1, None)}
-    for name, value in rope.items():
-        is_known = name == "rope_theta" or (is_scaled and name in SCALING_FIELDS)
-        if not is_known and (name not in computed or value not in computed[name]):
-            raise InvalidCheckpoint(f"config.json: {key} has {name} {shown(value)}; only rope_type 'default' and "
-                                    "'llama3', of all dimensions, are supported")
-    if not is_scaled:
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
+    names = SCALING_FIELDS if kind == "llama3" else ()
+    if kind not in ("default", "llama3") or rope.get("partial_rotary_factor") not in (None, 1) or (
+            rope.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *names}):
+        raise InvalidCheckpoint(f"config.json: {key} is {shown(rope)}; only rope_type 'default' and 'llama3', of all "
+                                "dimensions, are supported")
+    if not names:
         return None
 
-    numbers: dict[str, Any] = {name: rope.get(name) for name in SCALING_FIELDS}
-    *factors, positions = numbers
-    for name in factors:
-        if not is_number(numbers[name]) or not 1e-6 <= numbers[name] <= 1e6:
-            raise InvalidCheckpoint(f"config.json: {key} has {name} {shown(numbers[name])}, not a number from 0.000001 "
-                                    "to 1,000,000")
-    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
-    if low >= high:
-        raise InvalidCheckpoint(f"config.json: {key} has high_freq_factor {high:g}, not more than its low_freq_factor, "
-                                f"{low:g}")
-    check_whole("config.json", f"{key}.{positions}", numbers[positions], 1, NUMBERS["max_position_embeddings"][1])
-    return RotaryScaling(float(numbers["factor"]), float(low), float(high), numbers[positions])
-
-
-# ---------------------------------------------------------------- decoding
-
-
-class RotaryDecodingNorm:
-    """RMSNorm over the last dimension as in ops/norm.py, with a weight that may differ from head to head.
-
-    Without gradients PyTorch's own norm is the shorter way: one call instead of five. It is computed in fp32.
-    """
-
-    def __init__(self, config: RotaryConfig, weight: torch.Tensor):
-        self.weight, self.epsilon = weight, config.rms_norm_epsilon
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return (F.rms_norm(x.float(), x.shape[-1:], None, self.epsilon) * self.weight).to(x.dtype)
-
-
-class RotaryDecodingBlock:
-    """A block on weights laid out for decoding. Queries and keys are normed and rotated together, as heads of one."""
-
-    def __init__(self, config: RotaryConfig, layer: int, parts: LaidOutParts):
-        block = f"model.layers.{layer}"
-        self.config = config
-        self.attention_norm = RotaryDecodingNorm(config, parts.vector(f"{block}.input_layernorm.weight"))
-        self.qkv = parts.matrix(f"{block}.self_attn.qkv_proj")
-        self.qk_norm = None
-        if config.qk_norm:
-            q_norm, k_norm = (parts.vector(f"{block}.self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
-            weight = torch.cat([q_norm.expand(config.n_head, -1), k_norm.expand(config.n_kv_head, -1)])
-            self.qk_norm = RotaryDecodingNorm(config, weight)
-        self.attention_out = parts.matrix(f"{block}.self_attn.o_proj")
-        self.mlp_norm = RotaryDecodingNorm(config, parts.vector(f"{block}.post_attention_layernorm.weight"))
-        self.mlp_in = parts.matrix(f"{block}.mlp.gate_up_proj")
-        self.mlp_out = parts.matrix(f"{block}.mlp.down_proj")
-
-    def __call__(self, x: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
-        H, G, K = self.config.n_head, self.config.n_kv_head, self.config.head_dim
-        heads = self.qkv(self.attention_norm(x)).view(len(x), H + 2 * G, K)
-        qk, v_NGK = heads.split((H + G, G), 1)
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        q_NHK, k_NGK = rotate(qk, *rotation).split((H, G), 1)
-
-        x = self.attention_out(attend(q_NHK, torch.stack([k_NGK, v_NGK], 1)), plus=x)
-        hidden = swiglu(self.mlp_in(self.mlp_norm(x)))
-        return self.mlp_out(hidden, plus=x)
-
-
-class RotaryDecodingEnds:
-    """The rotations of the positions before the blocks, a norm behind them."""
-
-    def __init__(self, config: RotaryConfig, parts: LaidOutParts):
-        weight = parts.vector("model.norm.weight")
-        self.cos_TK2, self.sin_TK2 = (table.to(weight.device) for table in config.rotation())
-        self.leave = RotaryDecodingNorm(config, weight)
-
-    def enter(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Rotation]:
-        """Looks up the rotations."""
-        return x, (self.cos_TK2[positions_N], self.sin_TK2[positions_N])
+    numbers: list[Any] = [rope.get(name) for name in names]
+    factor, low, high, positions = numbers
+    if not all(is_number(number) and 1e-6 <= number <= 1e6 for number in (factor, low, high)) or low >= high:
+        raise InvalidCheckpoint(f"config.json: {key} has factors {shown((factor, low, high))}, not three numbers from "
+                                "0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
+    check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1, NUMBERS["max_position_embeddings"][1])
+    return RotaryScaling(float(factor), float(low), float(high), positions)

@@ -10,23 +10,19 @@ vocabulary, P vocabulary padded.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
-from model import INIT_STD, VOCAB_MULTIPLE
+from model import INIT_STD, GPTConfig, LanguageModel
 from ops.attention import Context
 from ops.linear import Embedding, Linear, swiglu
-from ops.loss import OutputLayer
 from ops.norm import RMSNorm
 from ops.options import Options
 from ops.rotary import RotaryScaling, rotary_tables, rotate
-from ops.shards import fill
 
 # ---------------------------------------------------------------- config
 
@@ -54,9 +50,7 @@ class RotaryConfig:
 
     qk_norm: ClassVar[bool]
 
-    @property
-    def padded_vocab_size(self) -> int:
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    padded_vocab_size, flops_per_token = GPTConfig.padded_vocab_size, GPTConfig.flops_per_token
 
     def rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The cosines and sines of all positions, [T, K/2] each."""
@@ -79,15 +73,6 @@ class RotaryConfig:
         norms = self.n_layer * (2 * self.n_embd + (2 * self.head_dim if self.qk_norm else 0)) + self.n_embd
         tables = self.vocab_size * (1 if self.tie_weights else 2) * self.n_embd
         return self.num_block_weights + norms + tables
-
-    @property
-    def flops_per_token(self) -> int:
-        """Floating-point operations of a training step per token, forward and backward, as GPTConfig counts them.
-
-        Grouped keys and values save none in the products of attention: 12 L H K T.
-        """
-        matrices = self.num_block_weights + self.vocab_size * self.n_embd
-        return 6 * matrices + 12 * self.n_layer * self.n_head * self.head_dim * self.seq_length
 
 
 # ---------------------------------------------------------------- blocks
@@ -144,67 +129,28 @@ class RotaryBlock(nn.Module):
 # ---------------------------------------------------------------- the model
 
 
-class RotaryTransformer(nn.Module):
-    """The language model. Rows of embed_tokens and lm_head beyond the vocabulary are padding: they are zero and stay
-    zero."""
+class RotaryTransformer(LanguageModel):
+    """The language model."""
+
+    TRUNK, EMBEDDING, BLOCKS, NORM = "model", "embed_tokens", "layers", "norm"
+    RESIDUAL = ("o_proj", "down_proj")
 
     def __init__(self, config: RotaryConfig, options: Options):
-        super().__init__()
-        self.config, self.options = config, options
-        self.model = nn.ModuleDict({
+        super().__init__(config, options, {
             "embed_tokens": Embedding(config.padded_vocab_size, config.n_embd),
             "layers": nn.ModuleList(RotaryBlock(config, options) for _ in range(config.n_layer)),
             "norm": RMSNorm(config.n_embd, config.rms_norm_epsilon),
         })
-        if not config.tie_weights:
-            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False, options.product)
-        self.output = OutputLayer()
         for name, table in zip(("cos_TK2", "sin_TK2"), config.rotation(), strict=True):
             self.register_buffer(name, table, persistent=False)
 
     @torch.no_grad()
     def init_weights(self, std: float = INIT_STD) -> RotaryTransformer:
-        """normal(0, std), residual projections / sqrt(2 L) as in GPT-2; norms 1."""
-        for name, parameter in self.named_parameters():
-            owner = name.split(".")[-2]
-            weights = torch.ones(parameter.shape, device="cpu")
-            if not owner.endswith("norm"):
-                is_residual = owner in ("o_proj", "down_proj")
-                nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer) if is_residual else std)
-            fill(parameter, weights[:self.config.vocab_size] if owner in ("embed_tokens", "lm_head") else weights)
         for name, table in zip(("cos_TK2", "sin_TK2"), self.config.rotation(), strict=True):
             self.get_buffer(name).copy_(table)
-        return self
+        return super().init_weights(std)
 
-    @property
-    def blocks(self) -> nn.ModuleList:
-        return self.model["layers"]  # type: ignore[return-value]
-
-    @property
-    def head_weight(self) -> torch.Tensor:
-        """The matrix of the output layer, [P, C]."""
-        head = self.model["embed_tokens"] if self.config.tie_weights else self.lm_head
-        return head.weight  # type: ignore[return-value]
-
-    def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
-        """The final hidden states, [B, T, C]."""
+    def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
         T = idx_BT.size(1)
-        assert self.config.seq_length >= T, "more tokens than positions"
-        dropout = self.config.dropout if self.training else 0.0
-        context = Context(dropout, (self.cos_TK2[:T], self.sin_TK2[:T]))  # type: ignore[index]
-
-        x = self.model["embed_tokens"](idx_BT)
-        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), dropout)
-
-        for block in self.blocks:
-            if self.options.recompute and self.training:
-                x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=dropout > 0)
-            else:
-                x = block(x, context)
-        return self.model["norm"](x)
-
-    def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
-                ) -> torch.Tensor:
-        """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
-        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
-                           self.options.loss_chunk)
+        rotation = (self.cos_TK2[:T], self.sin_TK2[:T])  # type: ignore[index]
+        return self.part("embed_tokens")(idx_BT), Context(dropout, rotation)

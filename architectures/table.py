@@ -9,21 +9,20 @@ import torch
 from architectures.architecture import Architecture
 from architectures.fields import shown
 from architectures.gpt2 import GPT2
-from architectures.llama import Llama
-from architectures.qwen3 import Qwen3
-from architectures.rotary import RotaryConfig, RotaryTransformer
+from architectures.llama import Llama, Qwen3
+from architectures.rotary import RotaryConfig
 from common.errors import InvalidCheckpoint
-from model import GPT, INIT_STD, GPTConfig
+from model import INIT_STD, GPTConfig, LanguageModel
 from ops.options import Options
 
 ModelConfig: TypeAlias = GPTConfig | RotaryConfig  # of any architecture
-Network: TypeAlias = GPT | RotaryTransformer  # of any architecture
+Network: TypeAlias = LanguageModel
 
-ARCHITECTURES: dict[str, Architecture[Any]] = {"gpt2": GPT2(), "qwen3": Qwen3(), "llama": Llama()}
+ARCHITECTURES: dict[str, Architecture] = {"gpt2": GPT2(), "qwen3": Qwen3(), "llama": Llama()}
 DEFAULT = "gpt2"
 
 
-def by_model_type(model_type: Any) -> Architecture[Any]:
+def by_model_type(model_type: Any) -> Architecture:
     """The architecture that a config.json names. Raises InvalidCheckpoint for any other value."""
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = ", ".join(map(repr, ARCHITECTURES))
@@ -31,7 +30,7 @@ def by_model_type(model_type: Any) -> Architecture[Any]:
     return ARCHITECTURES[model_type]
 
 
-def architecture_of(config: ModelConfig) -> Architecture[Any]:
+def architecture_of(config: ModelConfig) -> Architecture:
     """The architecture of a model's config."""
     return ARCHITECTURES[name_of(config)]
 

@@ -162,7 +162,7 @@ def _ours(data_dir: Path, shape: Shape, where: Any) -> tuple[Any, Any, dict[str,
     config = GPTConfig(corpus.vocab_size, shape.seq_length, *SIZES[shape.model_size])
     torch.manual_seed(SEED)
     weights = {name: tensor[:config.vocab_size] if "wte" in name or "lm_head" in name else tensor
-               for name, tensor in GPT.create(config).state_dict().items()}
+               for name, tensor in GPT(config).init_weights().state_dict().items()}
     weights.setdefault("lm_head.weight", weights["transformer.wte.weight"])
     return data.Batches(windows, shape.batch_size, where), config, weights
 
@@ -266,7 +266,7 @@ def time_saving(folder: str, shape: dict[str, Any], on_gpu: bool, **_: Any) -> d
     machine = device.choose(on_gpu, None, "auto", False)
     device.set_up(machine, Path())
     what, place = Shape(**shape), Path(folder)
-    model = GPT.create(GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size]), machine.device)
+    model = GPT(GPTConfig(what.vocab_size, what.seq_length, *SIZES[what.model_size])).init_weights().to(machine.device)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)

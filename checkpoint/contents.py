@@ -170,8 +170,7 @@ def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tu
     A point of the curve is (step, loss in nats, bits per byte or None). on_hub names the repositories of the hub that
     the model was made of, by the field in which the hub looks for them.
     """
-    n_kv_head, _ = architecture_of(config).kv_heads(config)
-    shared = f" ({n_kv_head} of keys and values)" if n_kv_head != config.n_head else ""
+    shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
     named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}
     rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |" for step, loss, bits in curve]
     table = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |", *rows] if rows else []

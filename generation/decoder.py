@@ -13,34 +13,19 @@ import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from architectures.architecture import LaidOut
 from architectures.table import ModelConfig, architecture_of
 from machine.backends import backend_of
 from ops.products import PACKED_ROWS, Dense, Packed
 
 LOADING_THREADS = 2  # PyTorch transposes a matrix with one thread
 SLOTS = 64  # attention looks at a multiple of this, so that a row's sums do not depend on its neighbours' lengths
-
-AttendInLayer: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """torch.zeros, but on a CPU a page takes no memory before it is written to."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
-
-
-def round_up_to_slots(length: int) -> int:
-    """The least multiple of SLOTS that is not below length."""
-    return -(-length // SLOTS) * SLOTS
 
 
 class Decoder:
@@ -54,29 +39,25 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], num_rows: int,
                  device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, kind: type[Dense] = Dense,
                  weight_dtype: torch.dtype | None = None):
-        self.config = config
-        self.num_rows = num_rows
+        self.config, self.num_rows, self.dtype = config, num_rows, dtype
         self.device = torch.device(device)
-        self.dtype = dtype
-        self.weights = WeightLoader(config, weights, self.device, dtype, kind, weight_dtype or dtype).load()
+        self.architecture = architecture_of(config)
+        self._lay_out(weights, kind, weight_dtype or dtype)
 
         self.window = config.seq_length
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids that fill read last
-        num_slots = round_up_to_slots(self.window) + 1  # one is never used: taking all would compile another graph
-        self.num_kv_heads, head_size = architecture_of(config).kv_heads(config)
-        self.num_sharing = config.n_head // self.num_kv_heads  # heads of queries that share one of keys and values
-        shape = (num_rows, 2, self.num_kv_heads, num_slots, head_size)
-        self.caches = [lazy_zeros(shape, dtype, self.device) for _ in self.weights.blocks]
+        num_slots = _whole_slots(self.window) + 1  # one is never used: taking all would compile another graph
+        self.caches = [self._zeros(num_rows, 2, config.n_kv_head, num_slots, config.head_dim) for _ in self.blocks]
 
         self.compiled = self.in_graphs = False
-        self.steps = 0
         self._compute_logits = self._logits  # or what the compiler made of it
 
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes of weights that a step reads."""
-        return self.weights.bytes_per_step
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        """torch.zeros, but on a CPU a page takes no memory before it is written to."""
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize), dtype=self.dtype).view(shape)
 
     def compile(self, in_graphs: bool) -> None:
         """Compiles the step for num_rows rows, once for all lengths. Raises whatever the compiler raises.
@@ -85,7 +66,7 @@ class Decoder:
         attention looks at all slots.
         """
         if in_graphs:
-            for tensor in (*self.caches, *tensors_in(self.weights)):
+            for tensor in _tensors_in([self.caches, self.ends, self.blocks, self.embedding, self.head]):
                 torch._dynamo.mark_static_address(tensor)  # else each step would copy it to where the graph reads
             run = torch.compile(self._logits, mode="reduce-overhead", dynamic=False, fullgraph=True)
         else:
@@ -111,7 +92,6 @@ class Decoder:
             raise
         finally:
             self.lengths = [0] * self.num_rows
-            self.steps = 0
 
     # ---------------------------------------------------------------- rows
 
@@ -148,7 +128,7 @@ class Decoder:
             q_HNK, kv_2GNK = q_NHK.transpose(0, 1), kv_N2GK.permute(1, 2, 0, 3)
             self.caches[layer][row, :, :, :num_ids] = kv_2GNK
             k, v = kv_2GNK[:, None]
-            y = F.scaled_dot_product_attention(q_HNK[None], k, v, is_causal=True, enable_gqa=self.num_sharing > 1)
+            y = F.scaled_dot_product_attention(q_HNK[None], k, v, is_causal=True, enable_gqa=k.size(1) < q_HNK.size(0))
             return y.transpose(1, 2).reshape(num_ids, -1)
 
         ids_N = torch.tensor(ids, device=self.device)
@@ -166,11 +146,10 @@ class Decoder:
         lengths = self.lengths[:B]
         assert max(lengths) < self.window, "more tokens than positions"
 
-        S = round_up_to_slots(self.window if self.in_graphs else max(lengths) + 1)
+        S = _whole_slots(self.window if self.in_graphs else max(lengths) + 1)
         ids_and_positions_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], lengths], device=self.device)
         ids_B, positions_B = ids_and_positions_2B[0], ids_and_positions_2B[1]
         logits_BV = self._compute_logits(ids_B, positions_B, self._mask(positions_B, S))
-        self.steps += 1
         for row in range(len(ids)):
             self.lengths[row] += 1
         return logits_BV[:len(ids)]
@@ -191,137 +170,85 @@ class Decoder:
         B = len(ids_B)
         S = mask_B11S.size(-1)
         row_B = torch.arange(B, device=ids_B.device)
-        num_rows = max(B, PACKED_ROWS) if isinstance(self.weights.head, Packed) else B
+        num_rows = max(B, PACKED_ROWS) if isinstance(self.head, Packed) else B
         from_R = torch.arange(num_rows).clamp_(max=B - 1) if num_rows > B else slice(None)
+        num_sharing = self.config.n_head // self.config.n_kv_head  # heads of queries that share one of keys and values
         least_queries = 1 if self.compiled or self.device.type != "cpu" else 2
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
             cache = self.caches[layer]
             cache[row_B, :, :, positions_B] = kv_N2GK[:B]
             # The queries of the heads that share keys are rows of one product, so no key is copied.
-            q_BGqK = q_NHK[:B].unflatten(1, (self.num_kv_heads, -1))
+            q_BGqK = q_NHK[:B].unflatten(1, (self.config.n_kv_head, -1))
             if q_BGqK.size(2) < least_queries:
                 q_BGqK = q_BGqK.expand(-1, -1, least_queries, -1)
             y_BGqK = F.scaled_dot_product_attention(q_BGqK, cache[:B, 0, :, :S], cache[:B, 1, :, :S], mask_B11S)
-            return y_BGqK[:, :, :self.num_sharing].reshape(B, -1)[from_R]
+            return y_BGqK[:, :, :num_sharing].reshape(B, -1)[from_R]
 
         x = self._trunk(ids_B[from_R], positions_B[from_R], attend)
-        return self.weights.head(x)[:B, :self.config.vocab_size].float()
+        return self.head(x)[:B, :self.config.vocab_size].float()
 
-    def _trunk(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: AttendInLayer) -> torch.Tensor:
+    def _trunk(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Callable[..., torch.Tensor],
+               ) -> torch.Tensor:
         """What the output layer multiplies, [N, C]. attend is given the layer besides what Attend is given."""
-        weights = self.weights
-        x, places = weights.ends.enter(weights.embedding.rows(ids_N).to(self.dtype), positions_N)
-        for layer, block in enumerate(weights.blocks):
-            x = block(x, places, partial(attend, layer))
-        return weights.ends.leave(x)
+        architecture, config = self.architecture, self.config
+        x = self.embedding.rows(ids_N).to(self.dtype)
+        x, places = architecture.enter(config, self.ends, x, positions_N)
+        for layer, parts in enumerate(self.blocks):
+            x = architecture.decode_block(config, parts, x, places, partial(attend, layer))
+        return architecture.leave(config, self.ends, x)
 
+    # ---------------------------------------------------------------- the weights
 
-# ---------------------------------------------------------------- the weights
+    def _lay_out(self, tensors: Mapping[str, torch.Tensor], kind: type[Dense], weight_dtype: torch.dtype) -> None:
+        """Sets embedding, blocks, ends and head, which is the embedding where they share a matrix and a layout."""
+        architecture, device = self.architecture, self.device
+        matrices = architecture.hidden_matrices(self.config)
 
+        def table(name: str, kind: type[Dense]) -> Dense:
+            weight = tensors[f"{name}.weight"].to(device)
+            if backend_of(device).is_gpu:
+                weight = F.pad(weight, (0, 0, 0, self.config.padded_vocab_size - len(weight)))
+            return kind(weight, None, weight_dtype)
 
-@dataclass(frozen=True)
-class DecodingWeights:
-    """A whole model laid out for decoding. The head is the embedding itself where they share a matrix and a layout."""
+        def vector(name: str) -> torch.Tensor:
+            return tensors[name].to(device, self.dtype)
 
-    embedding: Dense
-    ends: Any
-    blocks: list[Any]
-    head: Dense
-    bytes_per_step: int  # of the matrices, which a step reads
+        def part(name: str) -> Dense | torch.Tensor:
+            if name not in matrices:
+                return vector(name)
+            bias = f"{name.removesuffix('weight')}bias"
+            return kind(tensors[name].to(device), vector(bias) if bias in tensors else None, weight_dtype)
 
-
-@dataclass(frozen=True)
-class WeightLoader:
-    """Lays out the tensors of a state dict, which may lie on any device and may lack the vocabulary's padding.
-
-    Matrices are kept as the kind says and multiplied in weight_dtype; vectors are in dtype, that of the activations.
-    """
-
-    config: ModelConfig
-    tensors: Mapping[str, torch.Tensor]
-    device: torch.device
-    dtype: torch.dtype
-    kind: type[Dense]
-    weight_dtype: torch.dtype
-
-    def load(self) -> DecodingWeights:
-        """The whole model."""
-        architecture = architecture_of(self.config)
-        parts_by_layer = [PartsInOrder(self) for _ in range(self.config.n_layer)]
-
-        def load_block(layer: int) -> Any:
-            return architecture.decoding_block(self.config, layer, parts_by_layer[layer])
+        def block(layer: int) -> LaidOut:
+            prefix = f"{architecture.BLOCKS}.{layer}."
+            return {name.removeprefix(prefix).removesuffix(".weight"): part(name)
+                    for name in tensors if name.startswith(prefix)}
 
         with ThreadPoolExecutor(LOADING_THREADS) as pool:
-            blocks = pool.map(load_block, range(self.config.n_layer))
-
-            ends = architecture.decoding_ends(self.config, PartsInOrder(self))
-            is_packed = self.kind is Packed
-            embedding = self.table(architecture.EMBEDDING, Dense if is_packed else self.kind)  # rows cannot be packed
-
-            head_name = architecture.head_name(self.config)
-            if head_name != architecture.EMBEDDING:
-                head = self.table(head_name, self.kind)
-            elif is_packed:
-                head = Packed(embedding.weight, None, embedding.dtype)
+            blocks = pool.map(block, range(self.config.n_layer))
+            self.embedding = table(architecture.EMBEDDING, Dense if kind is Packed else kind)  # rows cannot be packed
+            if not self.config.tie_weights:
+                self.head = table("lm_head", kind)
             else:
-                head = embedding
-            blocks = list(blocks)
-
-        num_bytes = head.num_bytes + sum(matrix.num_bytes for parts in parts_by_layer for matrix in parts.matrices)
-        return DecodingWeights(embedding, ends, blocks, head, num_bytes)
-
-    def table(self, name: str, kind: type[Dense]) -> Dense:
-        """A matrix with a row for each id, by its parameter's name; on a GPU the vocabulary is padded."""
-        weight = self.tensors[f"{name}.weight"].to(self.device)
-        if backend_of(self.device).is_gpu:
-            weight = F.pad(weight, (0, 0, 0, self.config.padded_vocab_size - len(weight)))
-        return kind(weight, None, self.weight_dtype)
+                self.head = Packed(self.embedding.weight, None, weight_dtype) if kind is Packed else self.embedding
+            self.ends: LaidOut = {name.removesuffix(".weight"): part(name) for name in tensors if not (
+                name.startswith(f"{architecture.BLOCKS}.") or architecture.has_vocabulary_rows(name))}
+            self.blocks = list(blocks)
+        architecture.prepare(self.config, self.ends, self.blocks)
 
 
-class PartsInOrder:
-    """The parts of a block as an architecture asks for them: its matrices are laid out one after another.
-
-    A mapped file holds most of GPT-2's matrices transposed. Packing would copy such a view, each time to fresh pages of
-    memory; copying it to a buffer that is used again is faster.
-    """
-
-    def __init__(self, loader: WeightLoader):
-        self.matrices: list[Dense] = []  # those asked for so far
-        self._loader = loader
-        self._buffer: torch.Tensor | None = None
-
-    def matrix(self, name: str) -> Dense:
-        """A linear layer by the name of its parameters."""
-        loader = self._loader
-        weight = loader.tensors[f"{name}.weight"].to(loader.device)
-        if loader.kind is Packed and not weight.is_contiguous():
-            weight = self._copy(weight)
-        self.matrices.append(loader.kind(weight, self.vector_if_any(f"{name}.bias"), loader.weight_dtype))
-        return self.matrices[-1]
-
-    def vector(self, name: str) -> torch.Tensor:
-        """A vector or a table that is added, by its parameter's whole name, in the dtype of the activations."""
-        return self._loader.tensors[name].to(self._loader.device, self._loader.dtype)
-
-    def vector_if_any(self, name: str) -> torch.Tensor | None:
-        """The same; None if the model has no such parameter."""
-        return self.vector(name) if name in self._loader.tensors else None
-
-    def _copy(self, weight: torch.Tensor) -> torch.Tensor:
-        """A copy in the buffer, which the next one overwrites."""
-        dtype = self._loader.weight_dtype
-        if self._buffer is None:
-            views = (tensor.numel() for tensor in self._loader.tensors.values() if not tensor.is_contiguous())
-            self._buffer = torch.empty(max(views), dtype=dtype)
-        return self._buffer[:weight.numel()].view(weight.shape).copy_(weight.to(dtype))
+def _whole_slots(length: int) -> int:
+    """The least multiple of SLOTS that is not below length."""
+    return -(-length // SLOTS) * SLOTS
 
 
-def tensors_in(part: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an object holds, in its attributes, lists and theirs."""
+def _tensors_in(part: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an object holds, in its attributes, lists and tables."""
     if isinstance(part, torch.Tensor):
         yield part
-    elif isinstance(part, list) or hasattr(part, "__dict__"):
-        for value in part if isinstance(part, list) else vars(part).values():
-            yield from tensors_in(value)
+    elif isinstance(part, Dense | dict):
+        yield from _tensors_in(list((vars(part) if isinstance(part, Dense) else part).values()))
+    elif isinstance(part, list | tuple):
+        for value in part:
+            yield from _tensors_in(value)

@@ -32,7 +32,12 @@ def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling:
     waiting = iter(continuations)
     active: list[AnyContinuation] = []  # the text in each row
     while True:
-        _remove_finished(decoder, active)
+        for row in reversed(range(len(active))):
+            if active[row].finish:  # the last row takes its place
+                last = active.pop()
+                if row < len(active):
+                    active[row] = last
+                    decoder.move(len(active), row)
         while len(active) < decoder.num_rows and (new := next(waiting, None)) is not None:
             decoder.fill(len(active), new.ids[-decoder.window:][:-1])
             active.append(new)
@@ -50,16 +55,6 @@ def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling:
             else:
                 text.add(new_id, log_probability)
             yield text
-
-
-def _remove_finished(decoder: Decoder, active: list[AnyContinuation]) -> None:
-    """Frees the rows of texts that have ended; the last row takes the place of each."""
-    for row in reversed(range(len(active))):
-        if active[row].finish:
-            last = active.pop()
-            if row < len(active):
-                active[row] = last
-                decoder.move(len(active), row)
 
 
 @torch.inference_mode()
@@ -112,9 +107,9 @@ def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tenso
     top_p (Holtzman et al. 2019, section 3.1). Where every id may be drawn, none is sorted: ids are None.
     """
     V, k = logits_BV.size(-1), sampling.top_k
-    has_k = 0 < k < V
-    if sampling.top_k == 0 and sampling.top_p == 1:
+    if k == 0 and sampling.top_p == 1:
         return logits_BV, None
+    has_k = 0 < k < V
     # Each rule keeps the first of the sorted ids, so few of them are enough where the last one of them is not kept.
     for num in (min(V, k + 32 if has_k else CANDIDATES), V):
         values_BM, ids_BM = logits_BV.topk(num)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from common.signals import USUALLY_SECONDS, Signals
 from common.words import printable_text, several
-from generation.continuation import Continuation
+from generation.continuation import Continuation, Sampling
 from generation.decoder import Decoder
+from generation.prompts import Language, check_stdin, encode_prompt, without_surrogates
+from generation.sampling import decode
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
+HELP = """/reset  start again from nothing
+/quit   leave, as does the end of the input
+Anything else is added to the text so far as a line of its own, and the model continues it; Ctrl-C stops that early."""
 
 
 def show(piece: str) -> None:
@@ -24,51 +32,35 @@ def show(piece: str) -> None:
     sys.stdout.flush()
 
 
-# ---------------------------------------------------------------- one text
-
-
-class StreamedText:
-    """Text as its ids come, in whole characters."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.given = ""  # what add and end have returned so far
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-
-    def add(self, new_id: int) -> str:
-        """The text that can be shown after one more id."""
-        self._ids.append(new_id)
-        piece = self._stream.step(self._tokenizer, new_id) or ""
-        self.given += piece
-        return piece
-
-    def end(self) -> str:
-        """The rest of the text; an unfinished character is U+FFFD."""
-        rest = self._tokenizer.decode(self._ids, skip_special_tokens=True)[len(self.given):]
-        self.given += rest
-        return rest
-
-
-# ---------------------------------------------------------------- several texts
+# ---------------------------------------------------------------- texts
 
 
 class Sample(Continuation):
     """One of the continuations that generate.py writes; number is its place among all."""
 
     def __init__(self, number: int, prompt: str, prompt_ids: Sequence[int], max_new_tokens: int, seed: int,
-                 text: StreamedText):
+                 tokenizer: Tokenizer):
         super().__init__(prompt_ids, max_new_tokens, seed)
-        self.number, self.prompt, self.seed, self.text = number, prompt, seed, text
+        self.number, self.prompt, self.seed = number, prompt, seed
+        self.text = ""  # of the new ids, as far as it is in whole characters
+        self.pending = f"{SEPARATOR if number else ''}{prompt}"  # what was not shown yet
+        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
 
-    @property
-    def opening(self) -> str:
-        """What stands before the continuation: the prompt, after a line unless it is the first."""
-        return f"{SEPARATOR if self.number else ''}{self.prompt}"
+    def add(self, new_id: int, log_probability: float) -> None:
+        super().add(new_id, log_probability)
+        self._take(self._stream.step(self._tokenizer, new_id) or "")
+
+    def end(self) -> None:
+        """Takes the rest of the text; an unfinished character is U+FFFD."""
+        self._take(self._tokenizer.decode(self.new_ids, skip_special_tokens=True)[len(self.text):])
+
+    def _take(self, piece: str) -> None:
+        self.text += piece
+        self.pending += piece
 
     def record(self) -> dict[str, Any]:
         """The fields of --json."""
-        return {"prompt": self.prompt, "sample": self.number, "seed": self.seed, "text": self.text.given,
+        return {"prompt": self.prompt, "sample": self.number, "seed": self.seed, "text": self.text,
                 "ids": self.new_ids, "log_probabilities": self.log_probabilities,
                 "finish_reason": self.finish or "interrupted"}
 
@@ -76,78 +68,96 @@ class Sample(Continuation):
 class OrderedOutput:
     """Writes samples in the order of their numbers, whatever the order in which they end.
 
-    As text, the one whose turn it is appears as it comes. As JSON, each is a line once its turn is over.
+    As text, the first that is not finished appears as it comes. As JSON, each is a line once its turn is over.
     """
 
     def __init__(self, as_json: bool):
         self._as_json = as_json
-        self._open: dict[int, Sample] = {}  # begun and not yet written whole
-        self._turn = 0
+        self._begun: deque[Sample] = deque()  # and not yet written whole
 
     def begin(self, sample: Sample) -> None:
         """A sample is begun."""
-        self._open[sample.number] = sample
-        self._show_in_turn(sample, sample.opening)
+        self._begun.append(sample)
+        self.write()
 
-    def add(self, sample: Sample, piece: str) -> None:
-        """More text of a sample."""
-        self._show_in_turn(sample, piece)
+    def write(self, interrupted: bool = False) -> None:
+        """Shows what is new, and ends the samples that have finished and whose turn has come.
 
-    def write_finished(self) -> None:
-        """Ends the samples that have finished and whose turn has come."""
-        while (sample := self._open.get(self._turn)) is not None and sample.finish:
-            self._end(sample)
-            self._turn += 1
-            following = self._open.get(self._turn)
-            if following is not None:
-                self._show_in_turn(following, following.opening + following.text.given)
-
-    def interrupt(self) -> None:
-        """Ends what has not finished: as text the sample that is being shown, as JSON all that were begun."""
-        for number in sorted(self._open):
-            if self._as_json or number == self._turn:
-                self._end(self._open[number])
-
-    def _show_in_turn(self, sample: Sample, piece: str) -> None:
-        if piece and not self._as_json and sample.number == self._turn:
-            show(piece)
-
-    def _end(self, sample: Sample) -> None:
-        del self._open[sample.number]
-        rest = sample.text.end()
-        show((json.dumps(sample.record()) if self._as_json else rest) + "\n")
+        interrupted: ends, too, what has not finished; as text the sample that is being shown, as JSON all.
+        """
+        while self._begun:
+            sample = self._begun[0]
+            is_last = interrupted and not self._as_json
+            if sample.finish or interrupted:
+                sample.end()
+            if not self._as_json:
+                show(sample.pending)
+                sample.pending = ""
+            if not sample.finish and not interrupted:
+                return
+            show((json.dumps(sample.record()) if self._as_json else "") + "\n")
+            self._begun.popleft()
+            if is_last:
+                return
 
 
-# ---------------------------------------------------------------- the speed
+def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, language: Language, as_json: bool,
+                  signals: Signals) -> None:
+    """Makes the samples and writes them in their order, then the line of timing to stderr.
+
+    A signal ends the work; what is there is written.
+    """
+    output, num_ids = OrderedOutput(as_json), 0
+    started = first_at = time.perf_counter()
+
+    def begun() -> Iterator[Sample]:
+        for sample in samples:
+            output.begin(sample)
+            yield sample
+
+    for sample in decode(decoder, begun(), sampling, language.end_ids):
+        if sample.finish != "end_of_text":
+            num_ids += 1
+            first_at = time.perf_counter() if num_ids == 1 else first_at
+        output.write()
+        if signals.number is not None:
+            break
+    output.write(interrupted=True)
+
+    num_later = max(0, num_ids - 1)
+    seconds = time.perf_counter() - first_at if num_later else 0.0
+    rate = f"{num_later / seconds:.1f}" if num_later else "n/a"
+    print(f"first token {first_at - started:.3f} s, then {several(num_later, 'new token')} in {seconds:.2f} s, "
+          f"{rate} tok/s", file=sys.stderr)
 
 
-class DecodingClock:
-    """Measures the time to the first id, then the ids, steps and seconds of all others."""
+# ---------------------------------------------------------------- generate.py --interactive
 
-    def __init__(self, decoder: Decoder):
-        self._decoder = decoder
-        self._started = time.perf_counter()
-        self._first_at = 0.0
-        self._first_step = 0
-        self._num_ids = 0
 
-    def count(self) -> None:
-        """Counts one more id."""
-        self._num_ids += 1
-        if self._num_ids == 1:
-            self._first_at = time.perf_counter()
-            self._first_step = self._decoder.steps
+def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int, max_new_tokens: int) -> None:
+    """Reads lines from stdin and continues the text that they make, until /quit or the end of the input.
 
-    def line(self) -> str:
-        """The line of timing for stderr."""
-        num_ids, rate = 0, "n/a tok/s"
-        seconds_to_first = seconds = 0.0
-        if self._num_ids:
-            num_ids = self._num_ids - 1
-            seconds_to_first = self._first_at - self._started
-            seconds = time.perf_counter() - self._first_at
-        if num_ids:
-            num_bytes = self._decoder.bytes_per_step * (self._decoder.steps - self._first_step)
-            rate = f"{num_ids / seconds:.1f} tok/s, {num_bytes / seconds / 1e9:.1f} GB/s of weights"
-        return (f"first token {seconds_to_first:.3f} s, then {several(num_ids, 'new token')} in {seconds:.2f} s, "
-                f"{rate}")
+    The seed grows by 1 with each line. Raises UserError (exit 3) if there is no stdin.
+    """
+    check_stdin("--interactive")
+    sign = "> " if sys.stdin.isatty() else ""
+    with contextlib.suppress(ImportError):  # Windows
+        import readline  # noqa: F401 - gives input() line editing
+    ids: list[int] = []  # what was said so far
+    while True:
+        try:
+            line = without_surrogates(input(sign))
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line == "/quit":
+            return
+        if line == "/reset":
+            ids = []
+        elif line.startswith("/"):
+            print(HELP, file=sys.stderr)
+        else:
+            added = encode_prompt(("\n" if ids else "") + line, language, opens=not ids)
+            answer = Sample(0, "", ids + added, max_new_tokens, seed, language.tokenizer)
+            with Signals(patience=USUALLY_SECONDS) as signals:
+                write_samples(decoder, [answer], sampling, language, False, signals)
+            ids, seed = answer.ids, seed + 1

@@ -85,11 +85,6 @@ class Dense:
         """The weight's rows of these ids: an embedding."""
         return F.embedding(ids, self.weight)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that one product reads."""
-        return self.weight.nbytes
-
 
 class Packed(Dense):
     """The weight in oneDNN's own layout: on a CPU a step reads it at twice the bandwidth of F.linear."""
@@ -98,7 +93,6 @@ class Packed(Dense):
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OC.to(dtype), LAYOUT_ROWS)
         self.bias = bias_O
         self.dtype = dtype
-        self._num_bytes = weight_OC.numel() * dtype.itemsize
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, activation: Activation | None = None,
                  ) -> torch.Tensor:
@@ -107,10 +101,6 @@ class Packed(Dense):
         fused = FUSED.get(activation, ("none", "")) if activation else ("none", "")
         y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, fused[0], [], fused[1])
         return y if activation is None or activation in FUSED else activation(y)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
 
 
 class Int8(Dense):
@@ -144,10 +134,6 @@ class Int8(Dense):
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self.weight[ids] * self.scale[ids][..., None]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight.nbytes + self.scale.nbytes
 
 
 def fastest_kind(device: torch.device, dtype: torch.dtype, quantized: bool, compiled: bool) -> type[Dense]:

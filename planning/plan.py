@@ -208,8 +208,8 @@ def attention_in_words(config: ModelConfig, machine: Machine) -> str:
     """How attention is computed here."""
     if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
-    n_kv_head, head_size = architecture_of(config).kv_heads(config)
-    return device.attention_backend(machine, config.n_head, config.seq_length, head_size, config.dropout, n_kv_head)
+    return device.attention_backend(machine, config.n_head, config.seq_length, config.head_dim, config.dropout,
+                                    config.n_kv_head)
 
 
 # ---------------------------------------------------------------- objections

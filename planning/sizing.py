@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -65,7 +64,7 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
 
 
 def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_minutes: float | None,
-               seq_length: int | None, architecture: Architecture[Any] = ARCHITECTURES[DEFAULT]) -> Sizing:
+               seq_length: int | None, architecture: Architecture = ARCHITECTURES[DEFAULT]) -> Sizing:
     """The sizing for a corpus of num_tokens and a processor of num_threads, or for an Apple GPU where that is None.
 
     Each of the two limits is None where its flag was not given.

@@ -139,7 +139,7 @@ def test_a_logit_depends_on_every_token_up_to_its_own_and_on_none_after(make_mod
 def test_every_weight_starts_as_its_name_says(deviation):
     torch.manual_seed(0)
     config = GPTConfig(1000, 256, 3, 4, 128, tie_weights=False)
-    for name, weight in GPT.create(config, std=deviation).state_dict().items():
+    for name, weight in GPT(config).init_weights(deviation).state_dict().items():
         if name.endswith(("wte.weight", "lm_head.weight")):
             assert (weight[config.vocab_size:] == 0).all()
             weight = weight[:config.vocab_size]

@@ -57,7 +57,7 @@ def test_a_peers_model_starts_from_our_weights_on_our_batches(made_up, monkeypat
     found = parts.time_step(str(made_up), str(made_up), TINY, 3, 2, "fp32", False)
     batches, config, _ = parts._ours(made_up, parts.Shape(**TINY), torch.device("cpu"))
     torch.manual_seed(1337)
-    ours = GPT.create(config)
+    ours = GPT(config).init_weights()
     inputs, targets = batches.get(0, 0)
     assert found["losses"][0] == pytest.approx(ours(inputs.long(), targets.long()).item(), rel=1e-4)
     assert len(found["seconds"]) == len(found["losses"]) == 3

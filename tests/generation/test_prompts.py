@@ -3,23 +3,17 @@
 import pytest
 
 from common.errors import Exit, UserError
-from generation.prompts import Language, encode_prompt, read_prompt, read_prompt_file
+from generation.prompts import Language, encode_prompt, read_prompt_file
 
 
-def test_without_a_prompt_a_newline_is_continued():
-    assert read_prompt(None, None) == "\n"
-    assert read_prompt("", None) == ""
-
-
-def test_a_prompt_that_is_not_utf8_is_replaced_and_said(tmp_path, capsys):
-    (tmp_path / "p.txt").write_bytes(b"caf\xe9 noir")
-    assert read_prompt_file(str(tmp_path / "p.txt")) == "caf\ufffd noir"
-    assert "p.txt is not UTF-8 at byte 3 (invalid continuation byte)" in capsys.readouterr().err
-
-
-def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path):
+def test_a_prompt_file_is_utf8_and_a_byte_order_mark_no_part_of_it(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9")
     assert read_prompt_file(str(tmp_path / "p.txt")) == "caf\u00e9"
+    for content in (b"caf\xe9 noir", b"a\0b"):
+        (tmp_path / "p.txt").write_bytes(content)
+        with pytest.raises(UserError, match="is not text in UTF-8") as caught:
+            read_prompt_file(str(tmp_path / "p.txt"))
+        assert caught.value.code == Exit.DATA
 
 
 def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
@@ -52,5 +46,5 @@ def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
 def test_a_closed_standard_input_is_said(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(UserError, match="--prompt_file -: standard input is closed") as caught:
-        read_prompt(None, "-")
+        read_prompt_file("-")
     assert caught.value.code == Exit.DATA

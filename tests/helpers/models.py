@@ -18,7 +18,7 @@ def make_model(seed: int = 0, **changes) -> GPT:
     """A tiny model with every weight, norm and bias random: nothing can hide behind a one or a zero."""
     torch.manual_seed(seed)
     config = replace(GPTConfig(400, 16, 2, 2, 32), **changes)
-    model = GPT.create(config).eval()
+    model = GPT(config).init_weights().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
