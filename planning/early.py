@@ -8,7 +8,7 @@ from common.errors import require
 from common.flags import FlagsOfGroup
 from common.memory import let_segments_grow
 from hub.names import check_package
-from trackers.names import requested_trackers, require_packages
+from trackers.tracker import requested_trackers, require_packages
 
 TRIAL = "trial"  # the first word of the command line of a child process that tries something
 

@@ -1,68 +1,53 @@
 """The process of one tracker: reads metrics.jsonl from its first line on, as it grows, until the run ends.
 
-stdin has one line, the run; it ends with the trainer, however that ends, after the word done where the run was
-finished. Lines for the user go to stdout as `say WORDS` or `warn WORDS`, what the library prints to a file.
+stdin ends with the trainer, however that ends. A line for the user goes to stdout, what the library prints to
+tracker.log. To add a tracker: a function here, an entry in LIBRARIES, its name at --tracker.
+
+What a library keeps on this disk is made from metrics.jsonl at each start, so that no step stands there twice; a run on
+a server goes on after the step that it resumed from.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
+import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from common.files import try_lock_if_there_are_any
 from common.names import METRICS
-from common.words import first_line
-from trackers.libraries import LIBRARIES
+from common.words import shell_word
 from trackers.tracker import RecordedRun
 
-LOG = "tracker.log"  # in the tracker's folder
-LOWER_PRIORITY = 5  # on a scale of 19: training comes first
-PREDECESSOR_SECONDS = 60.0  # that the process of a killed run may still need for its last records
-LOOK_SECONDS = 0.5
+PROJECT = "language-models"  # under which the runs stand where the environment names no other
 
 
-def main(name: str) -> None:
-    """Records until the run ends; where the library fails the trainer is told, and goes on."""
-    for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])):
+def main(name: str, run: RecordedRun) -> None:
+    """Records until the run ends, or the library fails."""
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if hasattr(os, "nice"):
-        os.nice(LOWER_PRIORITY)
-    trainer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-
-    def tell(kind: str, words: str) -> None:
-        with contextlib.suppress(OSError):  # the trainer has ended
-            print(kind, words, file=trainer, flush=True)
-
-    def fail(error: Exception) -> None:
-        traceback.print_exc()
-        tell("warn", f"{type(error).__name__}: {first_line(error).rstrip('.')}")
-
-    run, said = RecordedRun(**json.loads(sys.stdin.readline())), []
-    listener = threading.Thread(target=lambda: said.extend(sys.stdin), daemon=True)
+    trainer = os.dup(1)
+    os.dup2(2, 1)
+    listener = threading.Thread(target=sys.stdin.read, daemon=True)
     listener.start()
-    try:
-        folder = take_log(Path(run.folder))
-        recorder = LIBRARIES[name](run)
-        tell("say", recorder.opening)
-        for row in rows(folder.parent / METRICS, lambda: not listener.is_alive()):
-            if row["step"] > recorder.recorded:
-                try:
-                    recorder.log(row["step"], *fields_of(row))
-                except Exception as error:
-                    fail(error)
-        recorder.close("done\n" in said)
-        tell("say", recorder.closing)
-    except Exception as error:
-        fail(error)
+    while not try_lock_if_there_are_any(2):  # the process of a killed run may still be busy with its last records
+        time.sleep(0.1)
+    log, close, opening, recorded = LIBRARIES[name](run)
+    with contextlib.suppress(OSError):  # the trainer has ended
+        os.write(trainer, f"{opening}\n".encode())
+    for row in rows(Path(run.folder).parent / METRICS, lambda: not listener.is_alive()):
+        if row["step"] > recorded:
+            log(row.pop("step"), row.pop("time", 0.0), row)
+    close()
 
 
 def rows(path: Path, has_ended: Callable[[], bool]) -> Iterator[dict[str, Any]]:
@@ -78,36 +63,75 @@ def rows(path: Path, has_ended: Callable[[], bool]) -> Iterator[dict[str, Any]]:
             for line in file:
                 if line.endswith(b"\n"):
                     at += len(line)
-                    yield json.loads(line)
+                    yield {name: value for name, value in json.loads(line).items()
+                           if value is not None and name != "gpu"}  # the same all along
         if is_last:
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(0.5)
 
 
-def fields_of(row: dict[str, Any]) -> tuple[dict[str, float], dict[str, str], float]:
-    """Numbers, texts and the time of a row; the GPU's name is the same all along, and stands in the configuration."""
-    numbers = {name: float(value) for name, value in row.items()
-               if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "time")}
-    texts = {name: value for name, value in row.items() if isinstance(value, str) and name != "gpu"}
-    return numbers, texts, row.get("time", 0.0)
+# log(step, seconds since 1970, numbers and texts) and close(), which may raise what the library raises; a line for the
+# user; the last step that the tracker has already.
+Recorder = tuple[Callable[[int, float, dict[str, Any]], None], Callable[[], None], str, int]
 
 
-def take_log(folder: Path) -> Path:
-    """Sends all that is printed from here on to a file in the folder, which it returns.
+def tensorboard(run: RecordedRun) -> Recorder:
+    """Event files in output_dir/tensorboard."""
+    for path in Path(run.folder).glob("events.out.tfevents.*"):
+        path.unlink()
+    # A TensorBoard that has read the deleted files forgets them by purge_step.
+    writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(run.folder, purge_step=0)
+    writer.add_text("config", "\n".join(f"    {name} = {json.dumps(value)}" for name, value in run.config.items()))
 
-    Only one process at a time has it: that of a killed run may still be busy. Raises TimeoutError.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    deadline = time.monotonic() + PREDECESSOR_SECONDS
-    while not try_lock_if_there_are_any(handle):
-        if time.monotonic() > deadline:
-            raise TimeoutError("the process of an earlier run still holds its folder")
-        time.sleep(0.1)
-    return folder
+    def log(step: int, seconds: float, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            add = writer.add_text if isinstance(value, str) else writer.add_scalar
+            add(name, value, step, walltime=seconds)
+        writer.flush()
+
+    return log, writer.close, f"to look: tensorboard --logdir {shell_word(run.folder)}", -1
+
+
+def wandb(run: RecordedRun) -> Recorder:
+    """Weights & Biases, under the run's own id: online where somebody has logged in, else for `wandb sync`."""
+    logins = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    has_login = "WANDB_API_KEY" in os.environ or (logins.is_file() and "wandb" in logins.read_text(errors="replace"))
+    # Before the import: wandb's own process looks for a server as soon as it starts, unless it is told not to.
+    for name, value in {"MODE": "online" if has_login else "offline", "PROJECT": PROJECT, "NAME": run.name,
+                        "DIR": os.path.dirname(run.folder), "CONSOLE": "off", "DISABLE_CODE": "true",
+                        "ERROR_REPORTING": "false", "X_STATS_PID": str(os.getppid())}.items():
+        os.environ.setdefault(f"WANDB_{name}", value)
+    is_offline = os.environ["WANDB_MODE"] == "offline"
+    for path in Path(run.folder).glob(f"offline-run-*-{run.id}") if is_offline else ():
+        shutil.rmtree(path)
+    library: Any = importlib.import_module("wandb")
+    started = library.init(id=run.id, config=run.config, resume="allow")
+    if is_offline:
+        folder = f"{run.folder}/{os.path.basename(started.settings.sync_dir)}"
+        return log_by(library, started), started.finish, f"to upload: wandb sync {shell_word(folder)}", -1
+    return log_by(library, started), started.finish, f"wandb: {started.url}", run.step if started.resumed else -1
+
+
+def trackio(run: RecordedRun) -> Recorder:
+    """A database in output_dir/trackio."""
+    os.environ.update(TRACKIO_DIR=run.folder, HF_HUB_OFFLINE="1")  # it would ask the hub for the user's name
+    for path in Path(run.folder).glob(f"{PROJECT}.*"):
+        path.unlink()
+    library: Any = importlib.import_module("trackio")
+    started = library.init(project=PROJECT, name=f"{run.name}-{run.id}", config=run.config, resume="allow", embed=False)
+    return (log_by(library, started), started.finish,
+            f"to look: TRACKIO_DIR={shell_word(run.folder)} trackio show --project {PROJECT}", -1)
+
+
+def log_by(library: Any, started: Any) -> Callable[[int, float, dict[str, Any]], None]:
+    """The call by which wandb and trackio record a row."""
+    return lambda step, seconds, row: started.log({"_timestamp": seconds, **{
+        name: library.Html(f"<pre>{html.escape(value)}</pre>") if isinstance(value, str) else value
+        for name, value in row.items()}}, step=step)
+
+
+LIBRARIES = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], RecordedRun(*json.loads(sys.argv[2])))

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from common.children import PROGRAM, SAFE_PATH
+from common.children import PROGRAM
+from common.errors import Exit, UserError
+from common.flags import FlagsOfGroup, in_list
+from common.progress import Progress
 from common.ranks import on_its_own
 from common.words import printable
 
 
-@dataclass(frozen=True)
-class RecordedRun:
+def requested_trackers(flags: FlagsOfGroup) -> list[str]:
+    """The names of the trackers that the flags request, each once."""
+    return [name for name in dict.fromkeys(in_list(flags.tracker)) if name != "none"]
+
+
+def require_packages(names: Sequence[str]) -> None:
+    """Raises UserError (exit 5) where the package of a tracker, which has the tracker's name, is missing."""
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, such as the one that wandb writes
+            raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {os.path.basename(sys.executable)} "
+                                          f"-m pip install {name}, or give --tracker none.")
+
+
+class RecordedRun(NamedTuple):
     """A run as its trackers see it.
 
     id is the same for all starts of one run; step is the last one that it has done, 0 at its beginning. folder, beside
-    metrics.jsonl, is the tracker's own; shown is what the user would type for it.
+    metrics.jsonl, is the tracker's own.
     """
 
     id: str
@@ -31,71 +45,46 @@ class RecordedRun:
     step: int
     config: dict[str, Any]
     folder: str
-    shown: str
 
 
 class Tracker:
-    """One tracker of a run. say and warn print a line for the user; another thread calls them."""
+    """One tracker of a run. What it has to say is printed by another thread."""
 
-    def __init__(self, name: str, run: RecordedRun, say: Callable[[str], None], warn: Callable[[str], None]):
-        self.name, self._say, self._warn_user = name, say, warn
-        self._has_warned = False
+    def __init__(self, name: str, run: RecordedRun, out: Progress):
+        self.name, self._out = name, out
         self._child: subprocess.Popen[str] | None = None
+        self._listener = threading.Thread(target=self._listen, args=(f"{run.folder}/tracker.log",), daemon=True)
+        environment = {**on_its_own(os.environ), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
+                       "PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
         try:
-            self._child = _start_child(name)
-            assert self._child.stdin
-            self._child.stdin.write(json.dumps(asdict(run)) + "\n")
-            self._child.stdin.flush()
+            os.makedirs(run.folder, exist_ok=True)
+            with open(f"{run.folder}/tracker.log", "a") as log:  # in a session of its own no Ctrl-C reaches the child
+                self._child = subprocess.Popen(
+                    [sys.executable, str(PROGRAM / "trackers/follow.py"), name, json.dumps(run)], env=environment,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, encoding="utf-8", start_new_session=True)
+            self._listener.start()
         except OSError as error:
             self._warn(f"its process could not be started: {error.strerror}")
-            return
-        self._listener = threading.Thread(target=self._listen, args=(self._child,), daemon=True, name=f"from {name}")
-        self._listener.start()
 
-    def end(self, is_done: bool) -> None:
-        """Tells the tracker that the run ends here; is_done is False for one that may go on later."""
+    def end(self) -> None:
+        """Tells the tracker that the run ends here."""
         if self._child and self._child.stdin:
-            with contextlib.suppress(OSError), self._child.stdin as pipe:
-                pipe.write("done\n" if is_done else "")
+            self._child.stdin.close()
 
-    def wait(self, until: Callable[[], float]) -> None:
-        """Waits for the tracker to finish until a point in time, by time.monotonic(), that may change meanwhile.
-
-        Then it is left alone: it finishes by itself, or ends with the machine.
-        """
-        while self._child and self._child.poll() is None:
-            if time.monotonic() >= until():
-                self._warn("it has not finished yet, and goes on by itself")
-                return
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(0.1)
+    def wait(self, seconds: float) -> None:
+        """Waits for the tracker to finish, up to some seconds; then it finishes by itself, or ends with the machine."""
         if self._child:
-            self._listener.join(1)
+            self._listener.join(seconds)
+            if self._listener.is_alive():
+                self._warn("it has not finished yet, and goes on by itself")
 
-    def _listen(self, child: subprocess.Popen[str]) -> None:
-        """The thread that prints what the tracker has to say, and notices its end."""
-        assert child.stdout
-        for line in child.stdout:
-            kind, _, words = line.rstrip("\n").partition(" ")
-            if kind == "warn":
-                self._warn(printable(words))
-            elif words:
-                self._say(f"{'tracker':12}{printable(words)}")
-        if code := child.wait():
-            self._warn(f"its process has ended with code {code}")
+    def _listen(self, log: str) -> None:
+        assert self._child
+        assert self._child.stdout
+        for line in self._child.stdout:
+            self._out.say(f"{'tracker':12}{printable(line.rstrip())}")
+        if self._child.wait():
+            self._warn(f"its process has failed; {printable(log)} says why")
 
     def _warn(self, why: str) -> None:
-        """Prints the one warning about this tracker."""
-        if not self._has_warned:
-            self._has_warned = True
-            self._warn_user(f"--tracker {self.name}: {why}. The run goes on, and metrics.jsonl has every record.")
-
-
-def _start_child(name: str) -> subprocess.Popen[str]:
-    """The process of a tracker; no Ctrl-C reaches it, and no module that lies in the current folder."""
-    path = [str(PROGRAM), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**on_its_own(os.environ), SAFE_PATH: "1", "PYTHONPATH": os.pathsep.join(path),
-                   "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.Popen([sys.executable, str(PROGRAM / "trackers/follow.py"), name], env=environment,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8",
-                            errors="replace", start_new_session=True)
+        self._out.note(f"warning: --tracker {self.name}: {why}. The run goes on, and metrics.jsonl has every record.")

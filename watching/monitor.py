@@ -24,7 +24,7 @@ from watching.overfitting import Overfit, OverfittingWatch
 from watching.trackers import Fields, Trackers
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
-PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 60.0, 5.0  # for trackers, at the end of a run
+PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 20.0, 5.0  # for trackers, at the end of a run
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
 WATCHED_SECONDS = 10  # of training, before anything is said about who waits for whom
 # The parts of a step's line for where there is no room for all of them.
@@ -84,14 +84,12 @@ class Monitor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_trackers(is_done=False)
+        self._close_trackers()
         self._out.on_warning = None
 
-    def _close_trackers(self, is_done: bool) -> None:
-        """Ends the run for all trackers, with some patience, but not after a signal."""
-        began, signals = time.monotonic(), self._runtime.signals
-        self._trackers.close(is_done, lambda: began + (
-            PATIENCE_SECONDS if signals.number is None else PATIENCE_AFTER_SIGNAL))
+    def _close_trackers(self) -> None:
+        """Ends the run for all trackers, with less patience after a signal."""
+        self._trackers.close(PATIENCE_SECONDS if self._runtime.signals.number is None else PATIENCE_AFTER_SIGNAL)
 
     # ---- steps
 
@@ -264,7 +262,7 @@ class Monitor:
         """Ends the bar and prints the closing block."""
         state, machine, compile_seconds = self.state, self._machine, self._run.compile_seconds
         self._out.end_bar()
-        self._close_trackers(is_done=self._runtime.signals.number is None)
+        self._close_trackers()
         self._out.close()
         checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
         closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,

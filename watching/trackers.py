@@ -1,6 +1,6 @@
 """What is recorded of a run, step by step: metrics.jsonl always, which the requested trackers read.
 
-To add a tracker, see trackers/libraries.py.
+To add a tracker, see trackers/follow.py.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import operator
 import secrets
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,11 @@ from common.flags import FlagsOfGroup
 from common.names import METRICS
 from common.progress import Progress
 from planning.recipe import Recipe
-from trackers.names import requested_trackers
-from trackers.tracker import RecordedRun, Tracker
+from trackers.tracker import RecordedRun, Tracker, requested_trackers
 from training.state import TrainState
+from watching.history import Row, rows_in
 
 Fields = dict[str, Any]  # numbers, None where one is not finite or not known, and texts
-UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)  # what a line that is no row of ours may raise
 IDENTITY = "trackers.json"  # holds the id under which trackers know the run
 
 
@@ -48,17 +45,11 @@ class MetricsFile:
         """
         self._path = path
         self._lock = threading.Lock()  # a warning may come from another thread
-        self.rows: list[Fields] = []
-        kept_lines = []
+        self.rows: list[Row] = []
         if path.exists() and state.step:
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(*UNREADABLE):  # the last line of a killed run may be torn
-                    fields = json.loads(line)
-                    last_step = state.validated_step if "val_loss" in fields else state.step
-                    if operator.index(fields["step"]) <= last_step:
-                        kept_lines.append(line)
-                        self.rows.append(fields)
-        write_whole(path, "".join(line + "\n" for line in kept_lines))
+            self.rows = [row for row in rows_in(path.read_bytes())
+                         if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def log(self, step: int, fields: Fields) -> None:
         """Appends one line; the folder may have been deleted meanwhile."""
@@ -72,7 +63,7 @@ class MetricsFile:
 def run_id(output_dir: Path, is_resumed: bool) -> str:
     """The id under which trackers know the run in a folder: a new one unless it is resumed there."""
     path, new = output_dir / IDENTITY, secrets.token_hex(4)
-    with contextlib.suppress(OSError, *UNREADABLE):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if not is_resumed or not path.exists():
             write_whole(path, json.dumps({"id": new}) + "\n")
         return str(json.loads(read_text(path))["id"])
@@ -101,11 +92,9 @@ class Trackers:
         self._trackers: list[Tracker] = []
         self._out = out
         if not is_silent and (names := requested_trackers(flags)):
-            folder, number = Path.cwd() / output_dir, run_id(output_dir, bool(state.step or flags.resume_from))
-            for name in names:
-                run = RecordedRun(number, folder.resolve().name, state.step, settings or {}, str(folder / name),
-                                  f"{flags.output_dir}/{name}")
-                self._trackers.append(Tracker(name, run, out.say, lambda message: out.note(f"warning: {message}")))
+            number, name = run_id(output_dir, bool(state.step or flags.resume_from)), output_dir.resolve().name
+            self._trackers = [Tracker(each, RecordedRun(number, name, state.step, settings or {},
+                                                        str(output_dir / each)), out) for each in names]
 
     def log(self, step: int, **fields: Any) -> None:
         """Records what there is to say of a step, what is not finite as None.
@@ -116,14 +105,11 @@ class Trackers:
             self._metrics.log(step, {name: None if isinstance(value, float) and not math.isfinite(value) else value
                                      for name, value in fields.items()})
 
-    def close(self, is_done: bool, until: Callable[[], float]) -> None:
-        """Ends the run for all trackers, and waits for them until a point in time, by time.monotonic().
-
-        is_done is False for a run that was stopped or has failed, and may go on later.
-        """
+    def close(self, seconds: float) -> None:
+        """Ends the run for all trackers, and waits for each of them up to some seconds."""
         for tracker in self._trackers:
-            tracker.end(is_done)
+            tracker.end()
         for tracker in self._trackers:
             with self._out.phase(f"waiting for {tracker.name}"):
-                tracker.wait(until)
+                tracker.wait(seconds)
         self._trackers.clear()
