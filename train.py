@@ -308,7 +308,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
 
     # The start.
     validator, settings = Validator(run), settings_of(setup)
-    checkpointer = Checkpointer(run, settings, validator.tokenizer_json())
+    checkpointer = Checkpointer(run, settings, validator.tokenizer)
     start(run, settings, validator.tokenizer)
 
     # The run.

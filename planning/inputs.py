@@ -35,7 +35,7 @@ from tokens.corpus import Corpus, open_corpus
 from tokens.mixture import check_lengths, in_words, mix
 from tokens.shares import folders_of
 from tokens.tokenizer import TOKENIZER_FILES
-from training.cooldown import before_decay, choose_cooldown
+from training.cooldown import choose_cooldown, warn_of_rise
 from training.mirror import check_mirror, is_same_folder, prepare_mirror
 
 NOTHING_LOST = "before the first step; nothing was lost"
@@ -195,10 +195,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
 
 def choose_resume(flags: FlagsOfGroup, horizon: FlagsOfGroup, min_lr: float | None, writes: bool, init_from: str | None,
                   out: Progress) -> find.Found | None:
-    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
-
-    Of a run that is made longer it is the last one before its decay.
-    """
+    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
     output_dir, shown = Path(flags.output_dir), printable(flags.output_dir)
     if flags.resume_from is not None or horizon.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
@@ -206,7 +203,8 @@ def choose_resume(flags: FlagsOfGroup, horizon: FlagsOfGroup, min_lr: float | No
                 found = choose_cooldown(flags, horizon.cooldown_from, min_lr or 0.0, out)
             else:
                 found = find.find_resume(requested_checkpoint(flags, writes), output_dir, flags.overwrite, out.warn)
-                found = before_decay(flags.resume_from, horizon, found, out) if found else None
+                if found:
+                    warn_of_rise(horizon, found, out)
         if found is None:
             out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
         elif not find.is_inside(found[0], output_dir):

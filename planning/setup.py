@@ -64,7 +64,7 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
         return False
     more = f"raise {'--max_minutes' if args.max_minutes else '--epochs or --max_steps'} to continue"
     if recipe.cooldown:
-        more = f"cooled down; give --max_steps to train on from step {recipe.cooldown.start:,}"
+        more = f"cooled down; resume from checkpoint-{recipe.cooldown.start} with --overwrite to train on"
     out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
     is_validated = inputs.corpus.val is None or state.validated_step == state.step
     if is_validated or state.step != recipe.total_steps or args.dry_run:

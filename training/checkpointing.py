@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from architectures.table import ModelConfig
 from checkpoint import contents, find, save
@@ -31,6 +31,9 @@ from training.mirror import Mirror, yield_the_cores
 from training.optimizers import state_bytes
 from training.state import Run, Settings
 from watching.trackers import sync_metrics
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too
 
@@ -83,7 +86,7 @@ def plan_saving(args: FlagsOfGroup, config: ModelConfig, recipe: Recipe, optimiz
 class Checkpointer:
     """Saves a run, one checkpoint at a time, and knows what is on the disk."""
 
-    def __init__(self, run: Run, settings: Settings, tokenizer_json: str | None):
+    def __init__(self, run: Run, settings: Settings, tokenizer: Tokenizer | None):
         setup = run.setup
         self.plan, self._args, self._run, self._runtime = setup.plan.saving, setup.args.output, run, setup.runtime
         self.output_dir, is_first = Path(self._args.output_dir), setup.processes.is_first
@@ -96,7 +99,7 @@ class Checkpointer:
         self._every, self._minutes = steps_and_minutes(self._args.checkpoint_every)
         self._is_waiting = False  # for a save, here or in the first process
         self._is_reported = False  # the first save, to the user
-        self._settings, self._tokenizer_json = settings, tokenizer_json
+        self._settings, self._tokenizer_json = settings, tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
         mirror_to = self._args.mirror_to if is_first else None

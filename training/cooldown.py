@@ -1,24 +1,17 @@
-"""Decays that begin or are left: --cooldown_from, and a run that goes on from its plateau because it is made longer.
-
-Once the learning rate has fallen, a model trains badly at a high rate again. So a longer run goes on from the last
-checkpoint before the decay, and the checkpoints of the decay are kept in a folder of their own.
-"""
+"""A decay that begins at a checkpoint (--cooldown_from), and a run that is made longer after its decay."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from checkpoint import find
 from checkpoint.find import Found
-from checkpoint.verify import read_state, verify
-from common.errors import Exit, InvalidCheckpoint, UserError
-from common.files import rename
+from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
 from common.names import MANIFEST
 from common.progress import Progress
-from common.words import printable
+from common.words import printable, shell_word
 from planning.schedules import Schedule, learning_rate_at, schedule_of
 
 # ---------------------------------------------------------------- --cooldown_from
@@ -30,29 +23,28 @@ def choose_cooldown(args: FlagsOfGroup, requested: str, min_lr: float, out: Prog
     With --resume_from the cooldown goes on, if it has a checkpoint. Raises UserError: exit 4 as find_resume does, exit
     2 for a learning rate that is at --min_lr already.
     """
-    output_dir = Path(args.output_dir)
+    output_dir, shown = Path(args.output_dir), f"--cooldown_from {printable(requested)}"
     if args.resume_from and (there := find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)):
         source = (there[1].get("settings") or {}).get("cooldown_from")
         if source and _is_same(requested, source):
             return there
         if args.resume_from != "auto" and not _is_same(requested, str(there[0])):
-            out.say(f"resume      without the cooldown from {printable(requested)}")
+            out.say(f"resume      without {shown}")
             return there
     found = find.find_resume(requested, output_dir, args.overwrite, out.warn, "--cooldown_from")
-    schedule = _recorded_schedule(found[1]) if found else None
-    if found is None or schedule is None:
-        why = "its learning rate is not recorded" if found else "holds no checkpoint"
-        raise UserError(Exit.CHECKPOINT, f"--cooldown_from {printable(requested)}: {why}. Give another checkpoint.")
+    if found is None or (schedule := _recorded_schedule(found[1])) is None:
+        raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with its learning rate. Give another one.")
 
     # The cooldown that begins at it stands among its settings, as if it were recorded there.
     folder, stored = found
     rate = learning_rate_at(stored["step"], schedule)
     if rate <= min_lr:
-        raise UserError(Exit.FLAGS, f"--cooldown_from {printable(str(folder))}: its learning rate has fallen to "
-                                    f"{rate:.3g} already, and --min_lr is {min_lr:g}. Give an earlier checkpoint.")
-    settings = {name: value for name, value in stored["settings"].items() if name != "max_minutes"}  # has its own
-    cooldown = {"cooldown_from": str(folder), "cooldown_start": stored["step"], "cooldown_rate": rate}
-    return folder, {**stored, "settings": {**settings, **cooldown}}
+        raise UserError(Exit.FLAGS, f"{shown}: the learning rate has fallen to {rate:.3g} already, and --min_lr is "
+                                    f"{min_lr:g}. Give an earlier checkpoint.")
+    settings = {**stored["settings"], "cooldown_from": str(folder), "cooldown_start": stored["step"],
+                "cooldown_rate": rate}
+    settings.pop("max_minutes", None)  # it has its own
+    return folder, {**stored, "settings": settings}
 
 
 def _is_same(requested: str, source: str) -> bool:
@@ -73,69 +65,17 @@ def _recorded_schedule(stored: dict[str, Any]) -> Schedule | None:
 # ---------------------------------------------------------------- a longer run
 
 
-def before_decay(resume_from: str | None, horizon: FlagsOfGroup, found: Found, out: Progress) -> Found:
-    """The checkpoint to go on from: if the run is made longer and found has decayed, the last one before the decay.
-
-    A checkpoint that --resume_from names itself is taken as it is, and what that does to the learning rate is said.
-    """
+def warn_of_rise(horizon: FlagsOfGroup, found: Found, out: Progress) -> None:
+    """Warns if a run is made longer whose learning rate has fallen already: it rises again, and trains badly."""
     folder, stored = found
     schedule = _recorded_schedule(stored)
-    if schedule is None or stored["step"] <= schedule.decay_start:
-        return found
-    settings = stored["settings"]
-    is_longer = (horizon.epochs or 0) > settings.get("epochs", 0)
-    if horizon.max_steps:
-        is_longer = horizon.max_steps > settings["total_steps"]
-    elif horizon.max_minutes:
-        is_longer = horizon.max_minutes > (settings.get("max_minutes") or 0)
-    if not (schedule.cooldown or is_longer):
-        return found
-    is_named = resume_from not in (None, "auto") and Path(resume_from).resolve() == folder.resolve()
-    plateau_end, rate = schedule.plateau_end, learning_rate_at(stored["step"], schedule)
-    for step, path in {} if is_named else find.steps_in(folder.parent).items():
-        with contextlib.suppress(InvalidCheckpoint):
-            if plateau_end is not None and step <= plateau_end:
-                state = verify(path, to_train=True)
-                out.say(f"resume      {folder.name} belongs to a decay; a longer run goes on from {path.name}, before "
-                        "it")
-                if horizon.max_minutes:  # their horizon is planned again
-                    state = {**state, "settings": {**state["settings"], "total_steps": state["step"]}}
-                return path, state
-    if rate <= schedule.learning_rate / 2:
+    if schedule is None or (rate := learning_rate_at(stored["step"], schedule)) > schedule.learning_rate / 2:
+        return
+    is_longer = any((getattr(horizon, flag) or 0) > (stored["settings"].get(name) or 0) for flag, name in (
+        ("epochs", "epochs"), ("max_steps", "total_steps"), ("max_minutes", "max_minutes")))
+    if stored["step"] > schedule.decay_start and (schedule.cooldown or is_longer):
         cure = "A run that may be made longer is one with --lr_schedule wsd."
-        if plateau_end is not None:
-            cure = f"To go on from the plateau, give a checkpoint up to step {plateau_end:,}."
+        if schedule.plateau_end is not None:
+            plateau = shell_word(str(folder.with_name(f"checkpoint-{schedule.plateau_end}")))
+            cure = f"To go on from its plateau: --resume_from {plateau} --overwrite, which deletes later checkpoints."
         out.warn(f"the learning rate of {folder.name} has fallen to {rate:.2g}, and rises again now. {cure}")
-    return found
-
-
-def plateau_of(stored: dict[str, Any]) -> int | None:
-    """The step at which the plateau of a checkpoint's schedule ends; None without one."""
-    schedule = _recorded_schedule(stored)
-    return schedule.plateau_end if schedule else None
-
-
-def left_decays(output_dir: Path, resumed: Path | None, step: int) -> list[tuple[Path, int]]:
-    """The checkpoints of a decay that a run at this step does not take part in, each with the end of its plateau."""
-    found = []
-    for path in find.not_leading_to(output_dir, resumed, step):
-        with contextlib.suppress(InvalidCheckpoint):
-            plateau_end = plateau_of(read_state(path))
-            if plateau_end is not None and plateau_end >= step:
-                found.append((path, plateau_end))
-    return found
-
-
-def set_aside(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
-    """Moves the checkpoints of a decay that the run does not take part in out of its way, into a folder in output_dir.
-
-    Were they left, a run killed before its next checkpoint would be resumed from them.
-    """
-    for path, plateau_end in left_decays(output_dir, resumed, step):
-        aside, number = output_dir / f"decayed-from-{plateau_end}", 1
-        while (aside / path.name).exists():
-            number += 1
-            aside = output_dir / f"decayed-from-{plateau_end}-{number}"
-        aside.mkdir(exist_ok=True)
-        rename(path, aside / path.name)
-        out.say(f"resume      {path.name} is kept as {printable(str(aside / path.name))}")

@@ -28,7 +28,6 @@ from common.flags import FlagsOfGroup
 from common.names import MANIFEST, MIRROR
 from common.progress import Progress
 from common.words import duration, printable, shell_word
-from training.cooldown import left_decays, plateau_of, set_aside
 
 PART = ".mirror-part"  # a file that is no checkpoint's, while it is copied
 LONGEST_WAIT_SECONDS = 1200.0  # for the last copy; other processes, if there are any, wait for 30 minutes at most
@@ -236,7 +235,7 @@ def try_to_write(root: Path) -> None:
 def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
     """Copies the newest sound checkpoint of a mirror into the run's folder, unless one as new is there.
 
-    With it come the best by validation, the one at the end of a plateau, and the other files of the run. Raises
+    With it come the best by validation and the other files of the run. Raises
     UserError (exit 4) if they are another run's, and OSError.
     """
     here, there = steps_in(output_dir), steps_in(root)
@@ -251,9 +250,9 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
                 raise _another_run(root)
             with out.phase("copying from the mirror"):
                 copy_checkpoint(path, output_dir)
-                for other in {state.get("best_step"), plateau_of(state)} & there.keys() - here.keys() - {step}:
+                if (best := state.get("best_step")) in there.keys() - here.keys() - {step}:
                     with contextlib.suppress(InvalidCheckpoint):
-                        copy_checkpoint(there[other], output_dir)
+                        copy_checkpoint(there[best], output_dir)
                 for file in run_files(root):
                     target = output_dir / file.name
                     if not target.exists() or target.stat().st_size < file.stat().st_size:
@@ -275,12 +274,8 @@ def check_mirror(args: FlagsOfGroup, init_from: str | None, found: Found | None)
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
                                         "--init_from. Give another --mirror_to.")
         return
-    if found:
-        path, step = found[0], found[1]["step"]
-        decays = [decay for decay, _ in left_decays(root, root / path.name, step)]
-        if all(other <= step or there[other] in decays for other in there) and _is_same_run(path, there[max(there)]):
-            return
-    raise _another_run(root)
+    if not (found and max(there) <= found[1]["step"] and _is_same_run(found[0], there[max(there)])):
+        raise _another_run(root)
 
 
 def _is_same_run(path: Path, other: Path) -> bool:
@@ -303,16 +298,14 @@ def _another_run(root: Path) -> UserError:
 
 
 def take_mirror(args: FlagsOfGroup, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
-    """Makes the folder this run's own mirror, with what --overwrite and a left decay ask for done there too."""
+    """Makes the folder this run's own mirror, with what --overwrite asks for done there too."""
     root, shown = mirror.root, printable(str(mirror.root))
-    same = root / resumed.name if resumed else None
     with contextlib.suppress(OSError):  # of which the first copy tells more
         if not args.resume_from:
             (mirror.output_dir / MIRROR).unlink(missing_ok=True)
         mirror.take()
         if args.overwrite:
-            delete_other_runs(root, same, step, out)
-        set_aside(root, same, step, out)
+            delete_other_runs(root, root / resumed.name if resumed else None, step, out)
         out.say(f"mirror      each checkpoint is copied to {shown} beside training, and verified there")
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from architectures.table import ModelConfig, architecture_of, name_of
 from common.config import Layer, read_toml, write_toml
@@ -23,29 +22,23 @@ def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, 
     """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
     left_out = {*args.of_one_call, "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
+    names = ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS)
+    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in names}}
+    decided = {**values, **shape, **recipe.flags()}
     if args.init_from:
-        values["init_from"] = as_recorded(args.init_from)
-    decided = {**values, **_shape_of(config), **recipe.flags()}
-    if args.init_from and corpus.tokenizer_path is not None:
-        decided["tokenizer_file"] = str(corpus.tokenizer_path)  # maybe the weights' own, which a resumed run needs too
-    elif args.init_from:
-        decided["vocab_size"] = corpus.vocab_size
-    if args.init_from or SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
+        values["init_from"] = decided["init_from"] = as_recorded(args.init_from)
+        for name in ("model_size", "init_std"):
+            decided.pop(name, None)
+        # Maybe the weights' own, which a resumed run needs too.
+        path = corpus.tokenizer_path
+        decided.update({"vocab_size": corpus.vocab_size} if path is None else {"tokenizer_file": str(path)})
+    elif SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
         decided.pop("model_size", None)
-    if args.init_from:
-        decided.pop("init_std")
 
     given = {name: value for name, value in values.items() if name in args.config.given
              and decided.get(name, value) == value}
     left_out = {*given, *args.of_the_machine}
-    decided = {name: value for name, value in decided.items() if name not in left_out}
-    return Layer("", given, decided, {})
-
-
-def _shape_of(config: ModelConfig) -> dict[str, Any]:
-    own = architecture_of(config).FLAGS
-    return {"arch": name_of(config), **{name: getattr(config, name) for name in
-            ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *own)}}
+    return Layer("", given, {name: value for name, value in decided.items() if name not in left_out}, {})
 
 
 def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import data
 from architectures.fields import is_number
 from checkpoint import load
 from common.config import Layer
 from common.errors import Exit, UserError
 from common.transcript import heading
-from common.words import printable, several, shell_line, shell_word
+from common.words import printable, shell_line, shell_word
 from hub.names import as_recorded
 from machine.device import name_of_dtype
 from planning.inputs import tokenizer_in
 from tokens.tokenizer import load_tokenizer
-from training.cooldown import set_aside
 from training.mirror import delete_other_runs, take_mirror
 from training.optimizers import expected_state
 from training.recorded import flags_of_run, write_run_config
@@ -77,10 +75,8 @@ def start(run: Run, settings: Settings, tokenizer: Tokenizer | None) -> None:
         with out.phase("loading the weights"):
             folder, config = load.starting_config(setup.args.init_from, out.warn)
             load.start_from(folder, run.model)
-        out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}")
-        if config.seq_length > setup.config.seq_length:
-            out.say(f"start       T is {setup.config.seq_length:,}: positions up to {config.seq_length:,}, which the "
-                    "weights know, are dropped")
+        out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}; T is "
+                f"{setup.config.seq_length:,} of {config.seq_length:,}")
         _check_tokenizer(run, folder, tokenizer)
         run.state.init_from = as_recorded(setup.args.init_from)
 
@@ -90,7 +86,7 @@ def _check_tokenizer(run: Run, folder: Path, tokenizer: Tokenizer | None) -> Non
     if theirs is None or tokenizer is None:
         run.setup.out.warn("--init_from: there is no tokenizer to compare that of the corpus with. If the weights were "
                            "trained with another one, the ids mean other text to them.")
-    elif {**load_tokenizer(theirs).get_vocab()} != {**tokenizer.get_vocab()}:
+    elif load_tokenizer(theirs).get_vocab() != tokenizer.get_vocab():
         raise UserError(Exit.DATA, "the corpus was made with another tokenizer than the weights of --init_from, so its "
                                    f"ids mean other text. Run pretokenize.py with --tokenizer_file "
                                    f"{shell_word(str(theirs))}")
@@ -98,20 +94,21 @@ def _check_tokenizer(run: Run, folder: Path, tokenizer: Tokenizer | None) -> Non
 
 def resume(run: Run, settings: Settings) -> None:
     """Restores weights, optimizer, loss scale and random-number generators, and says what differs from before."""
-    setup, stored, out = run.setup, run.setup.stored, run.setup.out
+    setup, stored, say = run.setup, run.setup.stored, run.setup.out.say
     assert setup.resumed
     folder, optimizer = setup.resumed[0], run.optimizer
     notes = load.load_training(folder, run.model, optimizer, partial(expected_state, optimizer))
     if run.scaler.is_enabled() and stored.get("scaler"):
         run.scaler.load_state_dict(stored["scaler"])
-    out.say(f"resume      from {folder.name}, step {stored['step']:,} of {setup.recipe.total_steps:,}")
-    changed = {
-        kind: ", ".join(f"{key} {printable(str(stored[kind][key]))[:60]} -> {value}"
-                        for key, value in settings[kind].items() if stored.get(kind, {}).get(key, value) != value)
-        for kind in ("settings", "environment")}
-    for note in (*notes, *([f"changed: {changed['settings']}"] if changed["settings"] else []), *(
-            [f"losses will differ in the last digits: {changed['environment']}"] if changed["environment"] else [])):
-        out.say(f"resume      {note}")
+    say(f"resume      from {folder.name}, step {stored['step']:,} of {setup.recipe.total_steps:,}")
+    for note in notes:
+        say(f"resume      {note}")
+    for kind, what in (("settings", "changed"), ("environment", "losses will differ in the last digits")):
+        before = stored.get(kind, {})
+        changed = [f"{name} {printable(str(before[name]))[:60]} -> {value}" for name, value in settings[kind].items()
+                   if before.get(name, value) != value]
+        if changed:
+            say(f"resume      {what}: {', '.join(changed)}")
 
 
 def forget_best_on_other_tokens(run: Run) -> None:
@@ -119,16 +116,12 @@ def forget_best_on_other_tokens(run: Run) -> None:
     setup, state, corpus, recipe = run.setup, run.state, run.setup.corpus, run.setup.recipe
     if corpus.val is None or state.best_val_loss is None:
         return
-    windows = replace(recipe, eval_tokens=setup.stored.get("settings", {}).get("eval_tokens", recipe.eval_tokens))
-    lengths = [stream.length for stream in corpus.validations]
-    before, now = (data.shared_windows(lengths, setup.config.seq_length, each.eval_windows(setup.config))
-                   for each in (windows, recipe))
-    stored_val = setup.stored.get("data", {}).get("val_sha256", corpus.val_identity)
-    if before == now and stored_val == corpus.val_identity:
-        return
-    setup.out.say(f"resume      validation measures other tokens than before ({several(sum(now), 'sequence')}, not "
-                  f"{sum(before):,}): the best so far, {state.best}, does not count any more")
-    state.best_val_loss, state.best_step, state.validations_without_gain = None, 0, 0
+    before = replace(recipe, eval_tokens=setup.stored.get("settings", {}).get("eval_tokens", recipe.eval_tokens))
+    is_same = setup.stored.get("data", {}).get("val_sha256", corpus.val_identity) == corpus.val_identity
+    if not is_same or before.eval_windows(setup.config) != recipe.eval_windows(setup.config):
+        setup.out.say(f"resume      validation measures other tokens than before: the best so far, {state.best}, does "
+                      "not count any more")
+        state.best_val_loss, state.best_step, state.validations_without_gain = None, 0, 0
 
 
 # ---------------------------------------------------------------- the output folder
@@ -147,7 +140,6 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     if is_first:
         if args.overwrite:
             delete_other_runs(output_dir, folder, state.step, out)
-        set_aside(output_dir, folder, state.step, out)
         write_run_config(output_dir, flags_now, recipe.reasons)
     if checkpointer.mirror:
         take_mirror(args.output, checkpointer.mirror, folder, state.step, out)

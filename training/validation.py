@@ -104,67 +104,47 @@ class Validator:
 
     def __init__(self, run: Run):
         setup = run.setup
-        corpus, config, self._device = setup.corpus, setup.config, setup.machine.device
+        corpus, device = setup.corpus, setup.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         self._run, self._setup = run, setup
-        self._shares = [share for share in corpus.shares if share.corpus.val]
-        self._tokens = [data.Tokens(stream, "mmap", self._device) for stream in corpus.validations]
-        lengths = bytes_per_id(self.tokenizer, config.vocab_size) if self.tokenizer else None
-        self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(self._device)
+        self._tokens = [data.Tokens(stream, "mmap", device) for stream in corpus.validations]
+        lengths = bytes_per_id(self.tokenizer, setup.config.vocab_size) if self.tokenizer else None
+        self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(device)
 
-    @property
-    def has_tokens(self) -> bool:
-        return bool(self._tokens)
-
-    def measure(self, most_windows: int | None = None) -> ValidationLoss | None:
+    def measure(self) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
-        The windows are those of the recipe, or as few as most_windows, whatever the micro-batch is.
+        The windows are those of the recipe, whatever the micro-batch is.
         """
-        if not self._tokens:
-            return None
-        run, setup = self._run, self._setup
+        run, setup, T = self._run, self._setup, self._setup.config.seq_length
         signals, machine, processes = setup.runtime.signals, setup.machine, setup.processes
+        windows = data.shared_windows([tokens.length for tokens in self._tokens], T,
+                                      setup.recipe.eval_windows(setup.config))
         measured: list[LossSums] = []
         with setup.out.phase("validating"), setup.runtime.clock.pause():
-            for tokens, num in zip(self._tokens, self._num_windows(most_windows), strict=True):
-                batches = data.validation_batches(tokens, setup.config.seq_length, run.batch_size, num, processes)
-                on_device = ((x.to(self._device), y.to(self._device)) for x, y in batches)
+            for tokens, num in zip(self._tokens, windows, strict=True):
+                batches = data.validation_batches(tokens, T, run.batch_size, num, processes)
+                on_device = ((x.to(machine.device), y.to(machine.device)) for x, y in batches)
                 sums = sum_losses(run.model, on_device, self._byte_lengths_V, machine.autocast,
                                   lambda: run.decisions.agree_now("stop", signals.number is not None))
                 if sums is None:
                     return None
                 measured.append(LossSums(*processes.total(list(astuple(sums)))))
-        return mean_by_weight(list(zip(self._shares, measured, strict=True))) if self._shares else measured[0].mean()
-
-    def num_batches_left(self) -> int:
-        """How many micro-batches all validations that are left have together."""
-        recipe, world_size = self._setup.recipe, self._setup.processes.world_size
-        each = sum(-(-num // (self._run.batch_size * world_size)) for num in self._num_windows())
-        return recipe.num_validations(self._run.state.step) * each
-
-    def _num_windows(self, most: int | None = None) -> list[int]:
-        """How many windows are measured of each corpus, `most` together, or as many as the recipe says."""
-        config, recipe = self._setup.config, self._setup.recipe
-        return data.shared_windows([tokens.length for tokens in self._tokens], config.seq_length,
-                                   most or recipe.eval_windows(config))
+        if shares := [share for share in setup.corpus.shares if share.corpus.val]:
+            return mean_by_weight(list(zip(shares, measured, strict=True)))
+        return measured[0].mean() if measured else None
 
     def sample(self) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
         if self.tokenizer is None:
             return None
-        model, setup, step = self._run.model, self._setup, self._run.state.step
-        prompt: list[int] = self.tokenizer.encode("\n", add_special_tokens=False).ids
+        model, setup, signals = self._run.model, self._setup, self._setup.runtime.signals
         ids: list[int] = []
-        signals = setup.runtime.signals
         with setup.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
-                ids += sample(model, prompt, SAMPLE_TOKENS, setup.args.seed + step, setup.corpus.end_of_text_id,
+                ids += sample(model, self.tokenizer.encode("\n", add_special_tokens=False).ids, SAMPLE_TOKENS,
+                              setup.args.seed + self._run.state.step, setup.corpus.end_of_text_id,
                               should_stop=lambda: signals.number is not None)
             model.train()
         return None if signals.number is not None else printable_text(self.tokenizer.decode(ids)).strip()
-
-    def tokenizer_json(self) -> str | None:
-        """The tokenizer as a checkpoint stores it."""
-        return self.tokenizer.to_str() if self.tokenizer else None

@@ -5,42 +5,15 @@ from typing import Any
 import torch
 
 from tests.helpers import apple
-from training import fused
-from training.fused import HostDecides, adamw_for, reads_what_is_decided
+from training.fused import HostDecides, adamw_for
 
 CPU = torch.device("cpu")
 
 
-class Ignores(torch.optim.AdamW):
-    """AdamW by a kernel that reads neither tensor, as Metal's was."""
-
-    def step(self, closure=None):
-        found_inf, grad_scale = self.found_inf, self.grad_scale  # type: ignore[attr-defined]
-        self.found_inf = self.grad_scale = None
-        super().step()
-        self.found_inf, self.grad_scale = found_inf, grad_scale
-
-
-class DoesNotSkip(torch.optim.AdamW):
-    def step(self, closure=None):
-        found_inf, self.found_inf = self.found_inf, None  # type: ignore[attr-defined, has-type]
-        super().step()
-        self.found_inf = found_inf
-
-
-def test_what_a_kernel_reads_is_found_by_a_step_of_one_weight():
-    assert reads_what_is_decided(torch.optim.AdamW, CPU)
-    assert not reads_what_is_decided(Ignores, CPU)
-    assert not reads_what_is_decided(DoesNotSkip, CPU)
-
-
-def test_only_apples_gpu_is_asked(monkeypatch):
-    monkeypatch.setattr(fused, "reads_what_is_decided", lambda *_: False)
+def test_only_apples_gpu_needs_the_host():
     assert adamw_for(torch.optim.AdamW, CPU) is torch.optim.AdamW
     assert adamw_for(torch.optim.AdamW, apple.GPU) is HostDecides
-    assert adamw_for(Ignores, apple.GPU) is Ignores  # a benchmark's own
-    monkeypatch.setattr(fused, "reads_what_is_decided", lambda *_: True)
-    assert adamw_for(torch.optim.AdamW, apple.GPU) is torch.optim.AdamW
+    assert adamw_for(torch.optim.Adam, apple.GPU) is torch.optim.Adam  # a benchmark's own
 
 
 def test_scaled_and_skipped_steps_are_those_of_the_kernel_bit_for_bit():
