@@ -148,7 +148,8 @@ def main(argv: Sequence[str]) -> int:
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Writes one file or folder under a temporary name and renames it. Raises UserError, OSError, Stopped."""
-    repository = publish.look_at(args.push, args.public, args.overwrite, out) if args.push is not None else None
+    if args.push is not None:
+        publish.prepare(args.push, args.public, args.overwrite, out)
     with contextlib.ExitStack() as held:
         output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
         target = choose_target(output, form_of(args), args.overwrite)
@@ -178,8 +179,8 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         num_bytes = sum(path.stat().st_size for path in written)
         where = printable(str(target)) if args.output is not None else "a temporary folder"
         out.say(f"{origin} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}, {size(num_bytes)}")
-        if repository is not None:
-            publish.push(target, repository, printable(as_recorded(args.ckpt)), out)
+        if args.push is not None:
+            publish.push(target, args.push, printable(as_recorded(args.ckpt)), out)
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals, out: Progress) -> int:

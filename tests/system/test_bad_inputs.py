@@ -372,7 +372,7 @@ PRETOKENIZE_FLAGS = [
     ("no text", "", "FILE: none given"),
     ("a misspelt flag", "text.txt --vocabsize 300", "Did you mean --vocab_size?"),
     ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
-    ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: is a model"),
+    ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: must be hf://datasets/"),
     ("an empty name", "''", "FILE '': must be text"),
     ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: not with"),
     ("an encoding that is none", "text.txt --encoding klingon",

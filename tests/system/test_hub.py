@@ -55,7 +55,7 @@ def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, c
     assert metadata["sources"] == ["train-0.parquet", "train-1.parquet"]
     assert "origins" not in metadata_of("by-hand")
     printed = capsys.readouterr().out
-    assert "Parquet of someone/tales: data/train-0.parquet, data/train-1.parquet; 2 other files left out" in printed
+    assert "of someone/tales: data/train-0.parquet, data/train-1.parquet; 2 other files left out" in printed
 
 
 # ---------------------------------------------------------------- models
