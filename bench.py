@@ -31,7 +31,7 @@ from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Children, Facts, Shape, 
 from benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, VALIDATIONS, compare_recipes, recipes
 from common import flags
 from common.errors import Exit, UserError, guard, optional, require
-from common.outputs import requested
+from common.outputs import Output
 from common.progress import Progress
 from common.signals import NOTHING, USUALLY_SECONDS, Signals
 from common.words import printable
@@ -98,7 +98,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name, or new ones: 'ours; hot: ours "
            "--learning_rate 0.01'", "all", needs="quality")
     g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", needs="quality")
-    g.flag("--tokens", flags.quantity(1, 10**15), None, "tokens of a run, such as 20M", "20 per parameter",
+    g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter",
            needs="quality")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
            "was interrupted is resumed, and several commands may share it", needs="quality")
@@ -174,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
 
     args = read_flags(argv)
     check_packages(args)
-    file = requested("--json", args.json)
+    file = Output("--json", args.json) if args.json else None
     found: dict[str, Any] = {"argv": list(argv), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):

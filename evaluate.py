@@ -79,7 +79,7 @@ from typing import Any
 from checkpoint.find import read_checkpoint
 from checkpoint.load import load_model
 from common.errors import Exit, UserError
-from common.outputs import requested
+from common.outputs import Output
 from common.progress import Progress
 from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
 from common.words import count, printable
@@ -110,7 +110,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
 
     --json holds what was finished, even if a signal or an error ends the rest. Raises UserError, Stopped at a signal.
     """
-    figures = requested("--json", args.json)
+    figures = Output("--json", args.json) if args.json else None
     if args.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)

@@ -193,8 +193,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay")
     g.flag("--checkpoint_every", flags.one_or_more(flags.cadence()), "10m", "steps, 500, or minutes, 10m, between "
            "rolling checkpoints; or both; 0: off", called="save_interval save_steps save_every")
-    g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps=steps))
-    g.old("--checkpoint_every_minutes", real(0, 1e6), lambda minutes, asked: flags.with_cadence(asked, minutes=minutes))
+    g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps, ""))
+    g.old("--checkpoint_every_minutes", real(0, 1e6), lambda minutes, asked: flags.with_cadence(asked, minutes, "m"))
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation",
            called="save_total_limit max_checkpoints keep_last")
     g.flag("--mirror_to", text("DIR"), None, "folder on another disk, such as a mounted drive, to which checkpoints "
@@ -216,8 +216,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="sample_every")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart",
            called="logging_steps log_every print_every")
-    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "none"), adds_up=True),
-           None, "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
+    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "none")), None,
+           "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
            "none", called="trackers report_to log_with logger", of="machine")
     g.old("--tensorboard", flags.SWITCH, lambda is_on, asked: {
         "tracker": ["tensorboard", *flags.in_list(asked.get("tracker"))]} if is_on else {})

@@ -34,7 +34,6 @@ from generation.continuation import Continuation, Sampling
 from generation.sampling import decode
 from machine import device
 from machine.backends import NVIDIA
-from machine.memory import forget_peak, peak_memory
 from model import GPT, SIZES, GPTConfig
 from planning.inputs import find_corpus
 from tokens.corpus import Corpus, open_corpus
@@ -147,9 +146,9 @@ def time_step(peer_dir: str, data_dir: str, shape: dict[str, Any], num_steps: in
             seconds += [(time.perf_counter() - lap_began) / len(unread)] * len(unread)
             unread.clear()
             if number == 0:
-                forget_peak(machine)  # what the compiler tried out, as train.py does
+                machine.backend.forget_peak()  # what the compiler tried out, as train.py does
             lap_began = time.perf_counter()
-    return {"seconds": seconds, "losses": losses, "peak_memory_bytes": peak_memory(machine)}
+    return {"seconds": seconds, "losses": losses, "peak_memory_bytes": machine.backend.peak_memory()}
 
 
 def _ours(data_dir: Path, shape: Shape, where: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 from checkpoint.find import steps_in
 from checkpoint.verify import read_json, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
-from common.files import rename, sync, try_lock_if_there_are_any
+from common.files import rename, sync, try_lock
 from common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
 from common.words import is_utf8, printable, shell_word
 
@@ -43,7 +43,7 @@ def owned(output_dir: Path) -> Iterator[None]:
         raise UserError(Exit.MACHINE, f"{shown[:MOST_SHOWN]} cannot be written: {error.strerror}. Choose a folder that "
                                       "you may write to.") from error
     with lock:
-        if not try_lock_if_there_are_any(lock.fileno()):
+        if not try_lock(lock.fileno()):
             lock.seek(0)
             raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200)).strip()}). Wait "
                                        "for it, or choose another folder.")

@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import Exit, UserError, optional
-from common.words import printable, printable_text
+from common.words import first_line, printable, printable_text
 
 DECIDED = "decided"
 COMMENT_WIDTH = 79
@@ -44,14 +43,14 @@ Rows = Mapping[str, Row]  # by name of flag
 class Layer(NamedTuple):
     """The flags of one source by name: those that somebody gave, and those that a program decided.
 
-    source is how messages call it. places says where each key of a TOML file stands ('line 3 of my.toml'); it is empty
-    for other sources.
+    source is how messages call it. What is wrong in a file that a person may have edited is an error; in another
+    source it is left out.
     """
 
     source: str
     given: dict[str, Any]
     decided: dict[str, Any]
-    places: dict[str, str]
+    may_be_edited: bool = False
 
     @property
     def values(self) -> dict[str, Any]:
@@ -109,8 +108,7 @@ def laid_over(lower: Layer, upper: Layer, rows: Rows) -> Layer:
     decided = {name: value for name, value in lower.decided.items() if name not in out | again} | upper.decided
     decided = {name: value for name, value in decided.items()
                if name not in given and not against(name, value, given, rows)}
-    places = {name: place for name, place in lower.places.items() if name not in upper.values}
-    return Layer(upper.source, given, decided, {**places, **upper.places})
+    return Layer(upper.source, given, decided)
 
 
 def changes(lower: Layer, upper: Layer) -> tuple[str, ...]:
@@ -119,14 +117,9 @@ def changes(lower: Layer, upper: Layer) -> tuple[str, ...]:
     auto says nothing else than what was decided then.
     """
     there = lower.values
-    return tuple(f"{name} {_shown(there[name])} -> {_shown(value)}" for name, value in upper.given.items()
+    return tuple(f"{name} {printable(str(there[name]))[:60]} -> {printable(str(value))[:60]}"
+                 for name, value in upper.given.items()
                  if value != "auto" and name in there and there[name] != value)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    return printable(str(value).lower() if isinstance(value, bool) else str(value))[:60]
 
 
 # ---------------------------------------------------------------- reading
@@ -135,8 +128,8 @@ def _shown(value: Any) -> str:
 TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
-def read_toml(path: Path, cure: str = "") -> Layer:
-    """The flags in a TOML file, their values as TOML has them. cure ends the message about a file that nobody named.
+def read_toml(path: Path, cure: str = "Give a file with name = value on each line, and text in quotes.") -> Layer:
+    """The flags in a TOML file, their values as TOML has them. cure ends the message about one that is none.
 
     Raises UserError: exit 2 for a file that is not there or not TOML, exit 5 on Python 3.10 without the package tomli.
     """
@@ -148,26 +141,14 @@ def read_toml(path: Path, cure: str = "") -> Layer:
         text = read_text(path).removeprefix("\ufeff")  # editors on Windows begin a file with this mark
         fields = toml.loads(text)
     except OSError as error:
-        flag, cure = ("", cure) if cure else ("--config ", "Name a TOML file of flags.")
-        raise UserError(Exit.FLAGS, f"{flag}{shown}: {error.strerror}. {cure}") from error
+        raise UserError(Exit.FLAGS, f"{shown}: {error.strerror}. {cure}") from error
     except (ValueError, RecursionError) as error:
-        why = printable(str(error).replace("\n", " "))[:120]
-        cure = cure or "Write name = value on each line: text in quotes, true or false for what is on or off."
-        raise UserError(Exit.FLAGS, f"{shown} is not TOML: {why}. {cure}") from error
+        raise UserError(Exit.FLAGS, f"{shown} is not TOML: {first_line(error)}. {cure}") from error
     decided = fields.pop(DECIDED, {})
     if not isinstance(decided, dict):
         fields[DECIDED], decided = decided, {}
     decided = {name: value for name, value in decided.items() if name not in fields}
-    return Layer(shown, fields, decided, _places_in(text, shown))
-
-
-def _places_in(text: str, shown_path: str) -> dict[str, str]:
-    """The first line on which each key or table stands."""
-    places: dict[str, str] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if key := re.match(r"\s*\[*\s*[\"']?([^\s\"'=.\]#]+)", line):
-            places.setdefault(key[1], f"line {number} of {shown_path}")
-    return places
+    return Layer(shown, fields, decided, may_be_edited=True)
 
 
 # ---------------------------------------------------------------- writing
@@ -203,16 +184,9 @@ def _comment(text: str) -> list[str]:
 
 
 def _toml_value(value: Any) -> str:
-    """A value in TOML, exactly; of a float the shortest digits that give the same float again.
+    """A value in TOML, which is as in JSON but for one character. Raises UnicodeEncodeError for what is not UTF-8."""
+    import json
 
-    Raises UnicodeEncodeError for text that is not UTF-8.
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    if isinstance(value, str):
-        value.encode()
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-    return repr(value)
+    written = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    written.encode()
+    return written

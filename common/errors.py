@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import errno
 import gc
 import importlib
 import os
@@ -14,7 +13,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from common.children import leave_out_current_folder
@@ -29,6 +27,7 @@ MESSAGE_LINES = 5  # the most lines that one error takes
 # The oldest release of each that works: torch 2.10 gives NaN with torch.compile on an A100.
 PACKAGES = {"torch": "2.11", "numpy": "1.26", "tokenizers": "0.21", "tqdm": "4.60", "safetensors": "0.4.3"}
 NEWEST_TESTED = {"torch": "2.15"}
+PIP = f"{os.path.basename(sys.executable)} -m pip install"
 
 
 class Exit(enum.IntEnum):
@@ -100,10 +99,9 @@ def warn(message: str) -> None:
 # ---------------------------------------------------------------- packages
 
 
-def version_of(text: str) -> tuple[int, ...]:
+def _version_of(text: str) -> tuple[int, ...]:
     """The numbers of a version: '2.13.0+cpu' is (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    return tuple(map(int, re.findall(r"\d+", text.partition("+")[0])))
 
 
 def require(*names: str) -> None:
@@ -127,13 +125,12 @@ def require(*names: str) -> None:
         except metadata.PackageNotFoundError:
             problems.append(f"{name} is not installed")
             continue
-        if version_of(installed) < version_of(PACKAGES[name]):
+        if _version_of(installed) < _version_of(PACKAGES[name]):
             problems.append(f"{name} {installed} is older than {PACKAGES[name]}")
-        elif version_of(installed)[:2] > version_of(newest := NEWEST_TESTED.get(name, installed)):
+        elif _version_of(installed)[:2] > _version_of(newest := NEWEST_TESTED.get(name, installed)):
             warn(f"{name} {installed} is newer than the newest tested release, {newest}.")
     if problems:
-        python = os.path.basename(sys.executable)
-        raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {python} -m pip install -r requirements.txt")
+        raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {PIP} -r requirements.txt")
 
 
 def optional(package: str, purpose: str) -> Any:
@@ -144,8 +141,8 @@ def optional(package: str, purpose: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        message = f"{purpose} needs the package {package}, which is not installed. Run: python -m pip install {package}"
-        raise UserError(Exit.MACHINE, message) from error
+        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which is not installed. Run: {PIP} "
+                                      f"{package}") from error
 
 
 # ---------------------------------------------------------------- how a command ends
@@ -181,7 +178,7 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
 
     if code:
         raise SystemExit(int(code))
-    sys.excepthook = _end_at_a_failed_import
+    sys.excepthook = lambda kind, error, trace: os._exit(_report(error))  # of the imports between two guards
     gc.disable()
 
 
@@ -196,19 +193,6 @@ def _leave_at_a_signal() -> None:
     for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
-
-
-def _end_at_a_failed_import(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ends the command when the imports between two guards fail: a broken installation, or no memory for it."""
-    is_theirs = "site-packages" in traceback.extract_tb(trace)[-1].filename if trace else True
-    if is_theirs and isinstance(error, ImportError | MemoryError | OSError | RuntimeError):
-        # numpy says the cause at the end of a page of advice.
-        found = re.search(r"Original error was: *(.+)", str(error)) or re.search(r"(\S.*)", str(error))
-        why = printable(found[1])[:200] if found else "no memory left"
-        error = UserError(Exit.MACHINE, f"a package cannot be loaded: {why}. Free memory, or install the packages "
-                                        f"again: {os.path.basename(sys.executable)} -m pip install --force-reinstall "
-                                        "-r requirements.txt").with_traceback(trace)
-    os._exit(_report(error))
 
 
 def _make_streams_safe() -> None:
@@ -249,17 +233,16 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
         return Exit.MACHINE, ("out of memory on the GPU. Check with nvidia-smi whether another process uses it, or use "
                               "a smaller --batch_size or model.")
+    if isinstance(error, ImportError):  # numpy says the cause at the end of a page of advice
+        why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
+        return Exit.MACHINE, f"a package cannot be loaded: {why}. Run: {PIP} --force-reinstall -r requirements.txt"
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return Exit.MACHINE, ("a thread could not be started. Raise the limits of processes (ulimit -u) and of memory "
-                              "(ulimit -v), or end other programs.")
-    if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return Exit.MACHINE, "more files are open than this process may have. Raise the limit: ulimit -n 1024."
+        return Exit.MACHINE, "a thread could not be started. Raise the limits (ulimit -u, ulimit -v)."
     if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation is both: a bug
-        # numpy's, on a full disk, has its text alone.
-        why = error.strerror or first_line(error)
+        why = error.strerror or first_line(error)  # numpy's, on a full disk, has its text alone
         place = f": {printable(str(error.filename))[:200]}" if error.filename else ""
-        return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that "
-                              "the disk has free space.")
+        return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that the disk "
+                              "has free space (or for too many open files: ulimit -n 1024).")
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "
                       f"{first_line(error)}. Please report it with the file {_write_crash_log(error)}")
 

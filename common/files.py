@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -17,7 +18,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 IS_WINDOWS = os.name == "nt"
-PATIENCE_SECONDS, BETWEEN_SECONDS = 5.0, 0.1  # for other programs that have a file open, on Windows
+PATIENCE, BETWEEN_SECONDS = 50, 0.1  # for other programs that have a file open, on Windows
 MAX_JSON_BYTES = 2**24
 HASH_BUFFER_BYTES = 2**23
 # Windows locks bytes, and nobody else can read those. This one lies beyond the end of every lock file.
@@ -131,15 +132,11 @@ def rename(source: Path, target: Path) -> None:
     On Windows a file that any program has open, such as a virus scanner, keeps its name, and so does a folder with it:
     there it is tried again for some seconds.
     """
-    ends_at = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            os.replace(source, target)
-            return
-        except PermissionError:
-            if not IS_WINDOWS or time.monotonic() > ends_at:
-                raise
+    for _ in range(PATIENCE if IS_WINDOWS else 0):
+        with contextlib.suppress(PermissionError):
+            return os.replace(source, target)
         time.sleep(BETWEEN_SECONDS)
+    os.replace(source, target)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -163,23 +160,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def try_lock(handle: int) -> bool:
     """Takes the lock of an open file for as long as it is open; False if another process holds it.
 
-    Raises OSError where the file system has no locks.
+    True as well where the file system has no locks.
     """
     if fcntl is None:
         return _try_lock_of_windows(handle, importlib.import_module("msvcrt"))
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True
-
-
-def try_lock_if_there_are_any(handle: int) -> bool:
-    """The same, but True as well where the file system has no locks."""
-    try:
-        return try_lock(handle)
-    except OSError:
-        return True
 
 
 def _try_lock_of_windows(handle: int, msvcrt: Any) -> bool:

@@ -21,8 +21,7 @@ from common.words import printable
 
 MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that is quoted in a message
-MOST_PROBLEMS = 20  # after which the rest of a file is not looked at
-ON_THE_LINE_ALONE = ("help", "config", "debug")  # flags that a file cannot set
+ON_THE_LINE_ALONE = ("config", "debug")  # flags that a file cannot set
 
 # ---------------------------------------------------------------- kinds of values
 
@@ -31,21 +30,16 @@ class ValueKind(NamedTuple):
     """How the text of a flag becomes its value.
 
     parse raises ValueError or LookupError for text it does not take; words completes the sentence "must be ...";
-    metavar stands for the value in --help; types are those that the value may have in a TOML file. A flag with several
-    values has a list of them, and a single one as itself; one that adds up may be repeated, while of others the last
-    one counts.
+    metavar stands for the value in --help. A flag with several values has a list of them, and a single one as itself.
     """
 
     parse: Callable[[str], Any]
     words: str
     metavar: str
-    types: tuple[type, ...] = (str,)
     has_several: bool = False
-    adds_up: bool = False
 
 
-def _kind(convert: Callable[[str], Any], fits: Callable[[Any], object], words: str, unit: str,
-          *types: type) -> ValueKind:
+def _kind(convert: Callable[[str], Any], fits: Callable[[Any], object], words: str, metavar: str) -> ValueKind:
     """Values that convert makes of a text, as far as they fit."""
 
     def parse(text: str) -> Any:
@@ -54,35 +48,21 @@ def _kind(convert: Callable[[str], Any], fits: Callable[[Any], object], words: s
             raise ValueError(text)
         return value
 
-    return ValueKind(parse, words, unit, types or (str,))
+    return ValueKind(parse, words, metavar)
 
 
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
     """A whole number from low to high; 1_000 and 1,000 are read as 1000."""
     words = f"of at least {low:,}" if high == MAX_WHOLE else f"from {low:,} to {high:,}"
     return _kind(lambda text: int(text.replace(",", "")), lambda value: low <= value <= high,
-                 f"a whole number {words}", unit, int)
+                 f"a whole number {words}", unit)
 
 
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
     """A finite number from low to high. above excludes low itself, below excludes high."""
-    words = f"a number from {low:g} to {high:g}"
-    if above or below:
-        words = f"a number {'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
+    words = f"a number {'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
     return _kind(float, lambda value: low <= value <= high and not (above and value == low) and not (
-        below and value == high), words, unit, int, float)
-
-
-def quantity(low: int, high: int, unit: str = "N") -> ValueKind:
-    """A whole number from low to high, also as a number of thousands, millions, billions or trillions: 2.6B."""
-    scales = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-    def convert(text: str) -> int:
-        number = text.strip().replace(",", "").replace("_", "").upper()
-        return round(real(0, high).parse(number[:-1] if number[-1:] in scales else number) * scales.get(number[-1:], 1))
-
-    return _kind(convert, lambda value: low <= value <= high, f"a number from {low:,} to {high:,}, such as 300M or "
-                 "2.6B", unit, int, float, str)
+        below and value == high), words, unit)
 
 
 def one_of(*names: str) -> ValueKind:
@@ -93,7 +73,7 @@ def one_of(*names: str) -> ValueKind:
 def auto_or(kind: ValueKind) -> ValueKind:
     """The word auto, or what the other kind takes."""
     return ValueKind(lambda text: text if text == "auto" else kind.parse(text), f"auto or {kind.words}",
-                     f"auto|{kind.metavar}", (str, *kind.types))
+                     f"auto|{kind.metavar}")
 
 
 def text(unit: str = "PATH") -> ValueKind:
@@ -110,48 +90,32 @@ def escaped(unit: str = "TEXT") -> ValueKind:
 
 def encoding() -> ValueKind:
     """The name of a text encoding, as Python's own name of it; None for UTF-8."""
-    not_of_files = ("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape")
 
     def parse(value: str) -> str | None:
         found = codecs.lookup(value)
         "".encode(found.name)  # LookupError for what is no text, such as base64
-        if found.name.replace("-", "_") in not_of_files or found.incrementaldecoder is None:
+        if found.incrementaldecoder is None:
             raise ValueError(value)
         return None if found.name in ("utf-8", "utf-8-sig") else found.name
 
     return ValueKind(parse, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
 
 
-def one_or_more(kind: ValueKind, adds_up: bool = False) -> ValueKind:
-    """One value of the other kind, or more of them with blanks between; in a file a list.
-
-    With adds_up the flag may be repeated, and has the values of all places.
-    """
-    return kind._replace(types=(*kind.types, list), has_several=True, adds_up=adds_up)
-
-
-SWITCH = ValueKind(lambda value: {"True": True, "False": False}[value], "true or false", "", (bool,))
-WRONG = (ValueError, LookupError)  # what a kind raises for text that it does not take
-
-
-def _wrong_value(name: str, kind: ValueKind, value: str) -> str:
-    """The rest of the sentence about a value that a flag does not take, after the flag's name."""
-    from common.synonyms import explain_value  # a table that only errors need
-
-    return f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}{explain_value(name, value)}"
+def one_or_more(kind: ValueKind) -> ValueKind:
+    """One value of the other kind, or more of them with blanks between; in a file a list."""
+    return kind._replace(has_several=True)
 
 
 def share_or_steps() -> ValueKind:
     """A share below 1, or a whole number of steps."""
     return _kind(lambda text: float(text) if 0 < float(text) < 1 else int(text), lambda value: 0 < value <= MAX_WHOLE,
-                 "a share between 0 and 1, or a whole number of steps", "SHARE|N", float, int)
+                 "a share between 0 and 1, or a whole number of steps", "SHARE|N")
 
 
 def cadence() -> ValueKind:
     """A number of steps, 500, or of minutes, 10m."""
     return _kind(lambda text: text.replace(",", "").replace("_", ""), lambda value: re.fullmatch(
-        r"\d{1,9}|\d{1,6}(\.\d+)?m", value), "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm",
-        str, int)
+        r"\d{1,9}|\d{1,6}(\.\d+)?m", value), "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm")
 
 
 def steps_and_minutes(values: Any) -> tuple[int, float]:
@@ -161,17 +125,25 @@ def steps_and_minutes(values: Any) -> tuple[int, float]:
     return max(steps, default=0), max(minutes, default=0.0)
 
 
-def with_cadence(asked: Mapping[str, Any], steps: int | None = None, minutes: float | None = None) -> dict[str, Any]:
-    """--checkpoint_every with steps or minutes in place of its own, which are the default where it is not asked for."""
-    before = steps_and_minutes(asked.get("checkpoint_every", "10m"))
-    steps, minutes = before[0] if steps is None else steps, before[1] if minutes is None else minutes
-    both = [*([str(steps)] if steps else []), *([f"{minutes:.12g}m"] if minutes else [])]
-    return {"checkpoint_every": both if len(both) == 2 else both[0] if both else "0"}
+def with_cadence(asked: Mapping[str, Any], number: float, unit: str) -> dict[str, Any]:
+    """--checkpoint_every with so many steps (unit "") or minutes ("m") in place of its own; 10m is its default."""
+    others = [value for value in in_list(asked.get("checkpoint_every", "10m")) if value.endswith("m") == (unit == "")]
+    values = [*others, *([f"{number:.12g}{unit}"] if number else [])]
+    return {"checkpoint_every": values if values[1:] else [*values, "0"][0]}
 
 
 def in_list(value: Any) -> list[Any]:
     """The values of a flag that may have several."""
     return value if isinstance(value, list) else [] if value is None else [value]
+
+
+SWITCH = ValueKind({"True": True, "False": False}.__getitem__, "true or false", "")
+WRONG = (ValueError, LookupError)  # what a kind raises for text that it does not take
+
+
+def _wrong_value(kind: ValueKind, value: str) -> str:
+    """The end of the sentence about a value that a flag does not take."""
+    return f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}"
 
 
 # ---------------------------------------------------------------- the flags, all of them and by groups
@@ -193,26 +165,22 @@ class Flags(argparse.Namespace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._groups:
             raise AttributeError(f"no flag or group of flags is called {name}")
-        return FlagsOfGroup(self, name, self._groups[name])
+        return FlagsOfGroup(self, self._groups[name])
 
 
 class FlagsOfGroup:
     """The flags of one group: a view. A flag of another group is an AttributeError."""
 
-    def __init__(self, flags: Flags, title: str, names: frozenset[str]):
-        vars(self).update(_flags=flags, _title=title, _names=names)
+    def __init__(self, flags: Flags, names: frozenset[str]):
+        self._flags, self._names = flags, names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self._names:
-            raise AttributeError(f"--{name} is not a flag of the group {self._title}")
+        if name.startswith("_") or name not in self._names:
+            raise AttributeError(f"--{name} is not a flag of this group")
         return getattr(self._flags, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        getattr(self, name)
-        setattr(self._flags, name, value)
 
 
 Args = TypeVar("Args", bound=argparse.Namespace)
@@ -226,16 +194,6 @@ def having(args: Args, **values: Any) -> Args:
 
 
 # ---------------------------------------------------------------- the parser
-
-
-class _Values(argparse.Action):
-    """Stores a single value as itself, several ones as a list; of a kind that adds up after those of earlier places."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
-        adds_up = parser.kinds[self.dest].adds_up
-        together = [*(in_list(getattr(namespace, self.dest, None)) if adds_up else []), *values]
-        setattr(namespace, self.dest, together[0] if len(together) == 1 else together)
 
 
 class Group:
@@ -254,25 +212,20 @@ class Group:
                 return kind.parse(value)
             except WRONG:
                 # Recorded, not raised: argparse goes on, and all problems are reported together.
-                self.parser.problems.append(f"{name} {_wrong_value(name, kind, value)}")
+                self.parser.problems.append(f"{name} {_wrong_value(kind, value)}")
                 return default
 
-        several = {"nargs": "+", "action": _Values} if kind.has_several else {}
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else default)
         self.group.add_argument(name, type=convert, default=argparse.SUPPRESS, metavar=kind.metavar, help=words,
-                                **several)
+                                nargs="+" if kind.has_several else None)
         self._enter(name[2:], kind, default, row)
 
     def switch(self, name: str, default: bool | None, words: str, unset: str = "", hidden: bool = False,
                **row: str) -> None:
-        """Declares a flag that is on or off. --help shows its --no- form unless it is off by default."""
+        """Declares a flag that is on or off, and its --no- form."""
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else "on" if default else "off")
-        action: Any = "store_true" if default is False else argparse.BooleanOptionalAction
-        # Given the default, argparse before Python 3.13 would add it to the help text once more.
-        self.group.add_argument(name, action=action, default=None, help=words).default = argparse.SUPPRESS
-        if default is False:  # a file may have turned it on
-            self.group.add_argument(f"--no-{name[2:]}", action="store_false", dest=name[2:], help=argparse.SUPPRESS,
-                                    default=argparse.SUPPRESS)
+        action = self.group.add_argument(name, action=argparse.BooleanOptionalAction, help=words)
+        action.default = argparse.SUPPRESS  # given before, argparse until Python 3.12 would add it to the help text
         self._enter(name[2:], SWITCH, default, row)
 
     def old(self, name: str, kind: ValueKind, becomes: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
@@ -323,12 +276,13 @@ class Parser(argparse.ArgumentParser):
         Origin. Raises UserError (exit 2) with all problems.
         """
         self.problems = []
-        line, unknown = self.parse_known_intermixed_args(self._without_values(argv))
+        line, unknown = self.parse_known_intermixed_args(argv)
         self.problems += self._explain_unknown(unknown)
-        asked = Layer("the command line", {}, {}, {})
+        asked = Layer("the command line", {}, {})
         words: dict[str, Any] = {}  # those of no flag
         for name, value in vars(line).items():
-            (asked.given if name in self.rows else words)[name] = value
+            has_one = name in self.kinds and self.kinds[name].has_several and len(value) == 1
+            (asked.given if name in self.rows else words)[name] = value[0] if has_one else value
         self._in_new_words(asked)
         if path := asked.given.pop("config", None):
             asked = laid_over(self._checked(read_toml(Path(path))), asked, self.rows)
@@ -346,8 +300,7 @@ class Parser(argparse.ArgumentParser):
         args = Flags(groups, {**{name: row.default for name, row in rows.items()}, **words, **settled.values,
                               "config": origin})
         if not self.problems:
-            self.problems = [_with_place(problem, settled.places)
-                             for problem in [*check(args), *self._contradictions(vars(args))]]
+            self.problems = [*check(args), *self._contradictions(vars(args))]
         if self.problems:
             self.stop()
         return args
@@ -371,83 +324,56 @@ class Parser(argparse.ArgumentParser):
                 except ValueError as problem:
                     self.problems.append(str(problem))
 
-    def _without_values(self, argv: Sequence[str]) -> list[str]:
-        """The words of the command line, and of --compile=False the flag alone: argparse would end there.
-
-        That a switch takes no value is added to the problems.
-        """
-        words = []
-        for word in argv:
-            name, equals, value = word.partition("=")
-            if equals and name.startswith("--") and self.kinds.get(name.removeprefix("--no-").lstrip("-")) == SWITCH:
-                is_off = value.lower() in ("false", "0", "no", "off")
-                instead = f"--no-{name[2:]}" if is_off and not name.startswith("--no-") else name
-                self.problems.append(f"{name}: takes no value. Give {instead}.")
-                word = name
-            words.append(word)
-        return words
-
     def _checked(self, layer: Layer) -> Layer:
-        """A layer of a file with the values that flags have. What the file has wrong is added to the problems.
-
-        Of a file that no person writes, which has no lines, what is wrong is left out.
-        """
-        found = Layer(layer.source, {}, {}, layer.places)
+        """A layer of a file with the values that flags have. What a person may correct in it becomes a problem."""
+        found = Layer(layer.source, {}, {})
         for fields, values in ((layer.given, found.given), (layer.decided, found.decided)):
             for name, value in fields.items():
-                if len(self.problems) > MOST_PROBLEMS:
-                    break
                 try:
-                    if not self._is_gone(name, value, layer, fields is layer.decided):
-                        values[name] = self._value_in_file(name, value, layer.places.get(name, layer.source))
+                    if not self._is_gone(name, value, layer.source, fields is layer.decided):
+                        values[name] = self._value_in_file(name, value, layer.source)
                 except ValueError as problem:
-                    self.problems += [str(problem)] if layer.places else []
+                    self.problems += [str(problem)] if layer.may_be_edited else []
         self._in_new_words(found)
         return found
 
-    def _is_gone(self, name: str, value: Any, layer: Layer, is_decided: bool) -> bool:
+    def _is_gone(self, name: str, value: Any, source: str, is_decided: bool) -> bool:
         """Whether a flag of a file, or its value, is one that there was: at its default, or as a program decided it, it
-        says nothing, and a value is left out with a warning. A flag at another value is a problem."""
+        says nothing, else a value is left out with a warning. Raises ValueError for a flag at another value."""
         from common.synonyms import GONE
 
         for word in in_list(value):
             if gone := GONE.get(f"{self.command} {name} {word}"):
-                warn(f"{name} {word} ({layer.source}): is gone. {gone[1]}")
+                warn(f"{name} {word} ({source}): is gone. {gone[1]}")
                 return True
         default, answer = GONE.get(f"{self.command} {name}", (None, ""))
         if answer and not is_decided and value != default:
-            self.problems.append(f"{name} ({layer.places.get(name, layer.source)}): is gone. {answer}")
+            raise ValueError(f"{name} ({source}): is gone. {answer}")
         return bool(answer)
 
-    def _value_in_file(self, name: str, value: Any, place: str) -> Any:
+    def _value_in_file(self, name: str, value: Any, source: str) -> Any:
         """The value of a flag in a file. Raises ValueError with what is wrong with the key or its value."""
-        what = printable(name).replace("\n", "\\n")[:SHOWN_CHARACTERS]
+        what = f"{printable(name)[:SHOWN_CHARACTERS]} ({source})"
         if isinstance(value, dict):
-            raise ValueError(f"{what} ({place}): is a table. Write flags at the top of the file, without tables.")
+            raise ValueError(f"{what}: is a table. Write flags at the top of the file, without tables.")
         if name in ON_THE_LINE_ALONE:
-            raise ValueError(f"{what} ({place}): has no effect in a file. Give --{name} on the command line.")
+            raise ValueError(f"{what}: has no effect in a file. Give --{name} on the command line.")
         if name not in self.rows:
-            meant = self._suggest(f"--{name}").replace("Did you mean --", "Did you mean ")
-            raise ValueError(f"{what} ({place}): no such flag. {meant}")
-
+            raise ValueError(f"{what}: no such flag. {self._suggest(f'--{name}')}")
         kind = self.kinds[name]
-        words = value if isinstance(value, list) else [value]
-        is_type = isinstance(value, kind.types) and (not isinstance(value, bool) or bool in kind.types)
-        if not is_type or (isinstance(value, list) and not all(isinstance(word, str) for word in value)) or (
-                kind.has_several and not words):
-            quotes = ", without quotes" if isinstance(value, str) else ", in quotes" if kind.types[0] is str else ""
-            shown = "true" if value is True else "false" if value is False else repr(value)
-            raise ValueError(f"{what} {printable(shown)[:SHOWN_CHARACTERS]} ({place}): must be {kind.words}{quotes}")
-        parsed = []
-        for word in words:
-            try:
-                parsed.append(kind.parse(str(word)))
-            except WRONG:
-                raise ValueError(f"{what} ({place}) {_wrong_value('--' + name, kind, str(word))}") from None
-        return parsed if isinstance(value, list) and not (kind.has_several and len(words) == 1) else parsed[0]
+        words = value if isinstance(value, list) and value and kind.has_several else [value]
+        try:
+            if any(isinstance(word, list) or isinstance(word, bool) != (kind is SWITCH) for word in words):
+                raise ValueError(name)
+            parsed = [kind.parse(str(word)) for word in words]
+        except WRONG:
+            raise ValueError(f"{what} {_wrong_value(kind, str(value))}") from None
+        return parsed if len(parsed) > 1 else parsed[0]
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for a problem it cannot go on after, for example a flag without its value."""
+        if "ignored explicit argument" in message:  # as in --compile=False
+            message = f"{message.split(':')[0]}: takes no value. --NAME turns it on, --no-NAME off."
         self.problems.append(message.removeprefix("argument "))
         self.stop()
 
@@ -461,16 +387,14 @@ class Parser(argparse.ArgumentParser):
 
     def _explain_unknown(self, words: Iterable[str]) -> list[str]:
         """A problem for each word that argparse left over, except for the values of unknown flags."""
-        from common.synonyms import explain_word  # a table that only errors need
-
         problems, may_be_a_value = [], False
         for word in words:
             if word.startswith("-") and len(word) > 1:
                 name = word.split("=")[0]
                 problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
             elif not may_be_a_value:
-                problems.append(f"{printable(repr(word[:SHOWN_CHARACTERS]))}: unexpected argument. "
-                                f"{explain_word(self.command, word)}")
+                problems.append(f"{printable(repr(word[:SHOWN_CHARACTERS]))}: unexpected argument. Give a value behind "
+                                "its flag, --NAME VALUE, and --NAME or --no-NAME for what is on or off. See --help.")
             may_be_a_value = word.startswith("-") and "=" not in word
         return problems
 
@@ -487,9 +411,3 @@ class Parser(argparse.ArgumentParser):
             spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
         return f"Did you mean {near[0]}?" if near else "See --help."
-
-
-def _with_place(problem: str, places: Mapping[str, str]) -> str:
-    """A problem, with the place of its flag where that stands in a file."""
-    name = re.split(r"[ :]", problem)[0].lstrip("-")
-    return f"{problem} ({name}: {places[name]})" if name in places else problem

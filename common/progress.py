@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from common.ranks import speaks
-from common.terminal import STDERR_LOCK, columns_of, fit, in_notebook, wrap
+from common.terminal import STDERR_LOCK, columns_of, in_notebook
 from common.words import duration
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
 STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
-NARROWEST_BAR = 40  # columns; a terminal with fewer gets whole lines
-PERCENT, DRAWN = "{percentage:3.0f}% | ", "{percentage:3.0f}%|{bar:10}| "  # 7 and 17 columns
+NARROWEST_BAR = 60  # columns; a terminal with fewer gets whole lines
+BAR = "{percentage:3.0f}%|{bar:10}| {desc}"  # which is cut at the edge of the terminal
 
 
 class Progress:
@@ -47,11 +47,9 @@ class Progress:
         self.on_warning: Callable[[str], None] | None = None
 
         self._bar: Any = None
-        self.doing = ""
-        self._phase_began = time.monotonic()
-        self._last_printed = time.monotonic()
         self._lock = threading.RLock()
-
+        self.now("")
+        self._last_printed = self._phase_began
         self._heartbeat_seconds = heartbeat_seconds
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
@@ -63,7 +61,6 @@ class Progress:
 
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
-        line = wrap(line, self.columns)
         with self._lock:
             self._last_printed = time.monotonic()
             try:
@@ -98,7 +95,7 @@ class Progress:
         with STDERR_LOCK, self._lock, contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to stop
             if self._bar is not None:
                 self._bar.clear()
-            print(wrap(message, columns_of(sys.stderr)), file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
 
     def bar(self, total: int, done: int, unit: str, scale: bool = False) -> None:
         """Starts the bar, if this is a terminal. With scale tqdm counts the units, as '1.2G'."""
@@ -106,34 +103,26 @@ class Progress:
             from tqdm import tqdm
 
             # Without scale the text given to at() has figures of its own.
-            bar_format = None if scale else f"{DRAWN}{{desc}}"
             self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, ncols=self.columns,
-                             file=self.stream, leave=False, bar_format=bar_format)
+                             file=self.stream, leave=False, bar_format=None if scale else BAR)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
         """Moves the bar to done, with the line as its text. Without a bar the line, if any, is printed.
 
-        fields say the same, the most important first after one that says how far it is: a bar shows those, and a line
-        too, that would be wider than the terminal. Of them there are as many as fit, each whole.
+        fields say the same for a bar, the most important first after one that says how far it is, which a bar shows.
         """
-        columns = self.columns
         if self._bar is not None:
             with self._lock:
-                self._draw([*fields[1:], *fields[:1]] or [line])
+                self._draw(" | ".join([*fields[1:], *fields[:1]]) or line)
                 self._bar.update(done - self._bar.n)
             if line and self._transcript is not None:
                 self._transcript.add(line)
         elif line:
-            is_too_wide = columns is not None and len(line) > columns
-            self.say(fit(fields, columns) if fields and is_too_wide else line)
+            self.say(line)
 
-    def _draw(self, fields: Sequence[str]) -> None:
-        """Sets the bar's text, and draws the bar itself where the text leaves room for it."""
-        columns = (self.columns or NARROWEST_BAR) - 1  # a character in the last one would begin a new line
-        text = fit(fields, columns - 7)
-        self._bar.ncols = columns
-        if not self._bar.unit_scale:
-            self._bar.bar_format = f"{DRAWN if len(text) <= columns - 17 else PERCENT}{{desc}}"
+    def _draw(self, text: str) -> None:
+        """Sets the bar's text."""
+        self._bar.ncols = (self.columns or NARROWEST_BAR) - 1  # a character in the last one would begin a new line
         self._bar.set_description_str(text, refresh=False)
 
     def now(self, doing: str) -> None:
@@ -179,7 +168,7 @@ class Progress:
         with self._lock:
             if self._bar is None:
                 self.say(line)
-                return
-            self._last_printed = now
-            self._draw([line])
-            self._bar.refresh()
+            else:
+                self._last_printed = now
+                self._draw(line)
+                self._bar.refresh()

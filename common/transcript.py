@@ -8,9 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from common.errors import UserError
@@ -37,8 +35,7 @@ class Transcript:
         _move_logging(self._streams[1], sys.stderr)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
             is_users = isinstance(error, UserError)
             self.add(f"error: {error}" if is_users else "".join(traceback.format_exception(error)).rstrip())
@@ -47,12 +44,12 @@ class Transcript:
 
     def begin(self, path: Path, heading: str, appends: bool) -> None:
         """Writes what was printed so far under a heading, and from here on every line, at once."""
-        with self._lock, contextlib.suppress(OSError):  # add says why not
+        with self._lock:
             self._path = path
             if not appends:
-                path.unlink(missing_ok=True)
-        self.add("\n".join([heading, *self._early]))
-        self._early.clear()
+                with contextlib.suppress(OSError):  # add says why not
+                    path.unlink(missing_ok=True)
+            self.add("\n".join([heading, *self._early]))
 
     def add(self, line: str) -> None:
         """Takes one or more whole lines."""
@@ -66,8 +63,7 @@ class Transcript:
                 if not self._has_failed:
                     self._has_failed = True
                     with contextlib.suppress(OSError, ValueError):
-                        print(f"warning: {self._path.name}: {error.strerror}; lines are lost", file=self._streams[1],
-                              flush=True)
+                        print(f"warning: {self._path.name}: {error.strerror}; lines are lost", file=self._streams[1])
 
 
 def heading(command: str, step: int) -> str:
@@ -82,37 +78,28 @@ class _Copied:
     def __init__(self, stream: Any, transcript: Transcript):
         self._stream, self._transcript = stream, transcript
         self._line = ""  # so far
-        self._is_gone = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._pass_on(lambda: self._stream.write(text))
-        # Copied afterwards: a copy that fails is warned of in a line of its own. Of a line that was drawn several times
-        # what a terminal shows; a bar that is only wiped away leaves nothing.
-        *whole, self._line = (self._line + text).split("\n")
-        self._line = self._line.rpartition("\r")[2]
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone away
+            self._stream.write(text)
+        # Of a line that was drawn several times, the last one counts; a bar that is only wiped away leaves nothing.
+        *whole, line = (self._line + text).split("\n")
+        self._line = line.rpartition("\r")[2]
         for line in whole:
             self._transcript.add(line.rpartition("\r")[2])
         return len(text)
 
     def flush(self) -> None:
-        self._pass_on(self._stream.flush)
-
-    def _pass_on(self, call: Callable[[], object]) -> None:
-        """Calls the stream until its reader has gone away."""
-        if not self._is_gone:
-            try:
-                call()
-            except (OSError, ValueError):
-                self._is_gone = True
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def _move_logging(old: Any, new: Any) -> None:
     """Lets the handlers of Python's logging that print to one stream print to another: PyTorch warns in this way."""
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
-            # dill's handler computes its stream anew at each look, and cannot be set.
-            if isinstance(handler, logging.StreamHandler) and vars(handler).get("stream") is old:
+            if vars(handler).get("stream") is old:  # the handler of the package dill computes its own at each look
                 handler.setStream(new)

@@ -45,22 +45,13 @@ def is_utf8(text: str) -> bool:
 def shell_word(text: str) -> str:
     """The text as one word of a command that may be printed, copied and typed into a shell (bash, zsh, ksh).
 
-    What a terminal would not show as itself is written by its bytes in octal, as in $'two\\nlines\\033'.
+    What a terminal would not show as itself is written by its bytes in octal, as in $'two\\012lines'.
     """
     if text.isprintable():
         return shlex.quote(text)
-    return "$'" + "".join(map(_in_ansi_quotes, text)) + "'"
-
-
-def _in_ansi_quotes(character: str) -> str:
-    """A character as it stands between $' and '."""
-    if character in "\\'\n\t":
-        return {"\n": "\\n", "\t": "\\t"}.get(character, f"\\{character}")
-    if character.isprintable():
-        return character
     # A byte of a file name that is not UTF-8 is one of 128 surrogates; others cannot be in a name, only in JSON.
-    errors = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", errors))
+    return "$'" + "".join(c if c.isprintable() and c not in "\\'" else "".join(f"\\{byte:03o}" for byte in c.encode(
+        "utf-8", "surrogateescape" if "\udc80" <= c <= "\udcff" else "surrogatepass")) for c in text) + "'"
 
 
 def shell_line(words: Iterable[str]) -> str:

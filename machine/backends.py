@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -27,7 +26,6 @@ from machine.memory import available_ram, peak_resident
 
 # The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
-OLDEST_WITH_A_BUILD = (5, 0)  # compute capability
 
 
 class Backend:
@@ -68,11 +66,11 @@ class Backend:
     def name(self) -> str:
         """The name of the card or the CPU."""
         found = re.search(r"^model name\s*: *(.*\S)", _cpu_info(), re.MULTILINE)
-        return found[1] if found else _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
+        return found[1] if found else platform.processor() or platform.machine()
 
     def has_bf16(self) -> bool:
         """True if it multiplies bf16 in hardware (a CPU by AVX512-BF16, AMX, or Arm's BF16) instead of emulating it."""
-        return bool(re.search("avx512_bf16|amx_bf16| bf16", _cpu_info())) or _sysctl("hw.optional.arm.FEAT_BF16") == "1"
+        return bool(re.search("avx512_bf16|amx_bf16| bf16", _cpu_info()))
 
     def has_tf32(self) -> bool:
         """True if matrices of fp32 may be rounded to TF32."""
@@ -114,7 +112,8 @@ class Backend:
         return peak_resident()
 
     def forget_peak(self) -> None:
-        """Lets peak_memory of a GPU start again from here."""
+        """Gives back what the compiler left behind, and lets peak_memory of a GPU start again from here."""
+        self.release_memory()
 
     def release_memory(self) -> None:
         """Gives back what a failed step or the compiler left behind."""
@@ -141,12 +140,9 @@ class MPS(Backend):
         return torch.device("mps", 0)
 
     def why_not(self) -> str | None:
-        if not torch.backends.mps.is_built():
-            return (f"this torch ({torch.__version__}) is built without MPS, which drives Apple's GPU. Install the "
-                    "build for Apple processors: pip install --force-reinstall torch")
         if not torch.backends.mps.is_available():
-            return (f"torch {torch.__version__} finds no Apple GPU that it can use on macOS "
-                    f"{platform.mac_ver()[0] or 'of unknown version'}. Take an Apple processor with macOS 14 or newer")
+            return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple processor with macOS "
+                    "14 or newer, and the build for it: pip install --force-reinstall torch")
         if world_size() > 1:
             return "an Apple GPU serves one process, not several of torchrun. Start train.py without torchrun"
         return None
@@ -248,6 +244,7 @@ class CUDA(Backend):
         return torch.cuda.max_memory_reserved()
 
     def forget_peak(self) -> None:
+        self.release_memory()
         torch.cuda.reset_peak_memory_stats()
 
     def release_memory(self) -> None:
@@ -289,41 +286,19 @@ def _cpu_info() -> str:
     return ""
 
 
-def _sysctl(name: str) -> str:
-    """What macOS says of itself under this name; empty on other systems, and where it does not know the name."""
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=True,
-                                  timeout=5).stdout.strip()
-    return ""
-
-
 def _why_this_card_cannot_be_used() -> str | None:
     try:
         major, minor = torch.cuda.get_device_capability()
     except RuntimeError as error:
         return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
-    # 'sm_90' or 'compute_90a'; names of another kind say nothing.
-    found = re.findall(r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(torch.cuda.get_arch_list()))
-    built_for = [(kind, (int(its_major), int(its_minor)), suffix) for kind, its_major, its_minor, suffix in found]
-    if not built_for or any(_runs_on(*built, (major, minor)) for built in built_for):
+    # Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
+    # Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
+    found = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    built_for = [(kind, int(its_major), int(its_minor)) for kind, its_major, its_minor in found]
+    if not built_for or any((its_major, its_minor) <= (major, minor) and (its_major == major or kind == "compute")
+                            for kind, its_major, its_minor in built_for):
         return None
-    reason = f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. "
-    if (major, minor) > min(number for _, number, _ in built_for):
-        return (f"{reason}It is newer than this build, for CUDA {torch.version.cuda}. Install the build for the newest "
-                "CUDA, and a driver for it: pip install --force-reinstall torch")
-    if (major, minor) < OLDEST_WITH_A_BUILD:
-        return f"{reason}No release that is supported has them. Take a newer GPU"
-    return f"{reason}Install a build that has them: {OLDER_CUDA_BUILD}"
-
-
-def _runs_on(kind: str, built: tuple[int, int], suffix: str, card: tuple[int, int]) -> bool:
-    """True if what was compiled for this compute capability runs on a card of that one.
-
-    Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
-    What uses an architecture's own instructions runs on that one alone (sm_90a), or on its family (sm_100f).
-    Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
-    """
-    if suffix == "a":
-        return built == card
-    return built <= card and (built[0] == card[0] or (kind == "compute" and not suffix))
+    is_newer = major > min(its_major for _, its_major, _ in built_for)
+    build = "the build for the newest CUDA: pip install --force-reinstall torch" if is_newer else OLDER_CUDA_BUILD
+    return (f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. Install a "
+            f"build that has them, if there is one: {build}")

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend
 
-from common.children import outside_current_folder
 from common.words import first_line, several
 from machine.backends import CPU, Backend, backend_of, gpu_of_this_system, why_no_headers
 from machine.cards import find_card
@@ -62,8 +61,10 @@ class Machine:
         card = find_card(self.name) if self.backend.has_own_memory else None  # a CPU may be called A10 too
         if card is None:
             return None
-        tf32_tflops = None if torch.get_float32_matmul_precision() == "highest" else card.tf32_tflops
-        return 1e12 * (card.half_tflops if self.dtype != torch.float32 else tf32_tflops or card.fp32_tflops)
+        if self.dtype != torch.float32:
+            return 1e12 * card.half_tflops
+        has_tf32 = card.has_bf16 and torch.get_float32_matmul_precision() != "highest"
+        return 1e12 * (card.half_tflops / 2 if has_tf32 else card.fp32_tflops)
 
 
 def name_of_dtype(dtype: torch.dtype | None) -> str:
@@ -190,7 +191,6 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropou
         # Compiled, the backward of an embedding adds atomically, in the order of the threads; the deterministic one
         # costs nothing measurable on a CPU. Eager kernels do not need this, and it would import the compiler, 2 s.
         _use_deterministic_algorithms()
-        _find_vector_instructions()
     return warnings
 
 
@@ -212,18 +212,6 @@ def _use_deterministic_algorithms() -> None:
     torch.use_deterministic_algorithms(True)
     # By default new tensors are also filled, to make the use of one that was never written visible: it costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def _find_vector_instructions() -> None:
-    """On Python 3.10, makes the compiler find the CPU's vector instructions now, which it does once.
-
-    It tries them in a child process, which only newer releases can keep from importing what lies in the current folder.
-    """
-    if sys.version_info < (3, 11):
-        with outside_current_folder():
-            from torch._inductor.cpu_vec_isa import pick_vec_isa  # it imports the whole compiler
-
-            pick_vec_isa()
 
 
 def _keep_freed_memory() -> None:

@@ -10,12 +10,8 @@ from pathlib import Path
 
 import torch
 
+from common.files import try_lock
 from common.words import printable, several
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 ELF_HEADER_BYTES = 64
 
@@ -50,11 +46,11 @@ def remove_unfinished_kernels() -> list[Path]:
     short"), one that is cut short kills the process that loads it (SIGBUS), and if the file is a test of what the CPU
     can do, the kernels are slow ever after. One that another process is writing now, under its lock, stays.
     """
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.devnull)
     removed = []
-    for path in sorted(Path(folder).glob("*/*.so")) if folder and fcntl is not None else []:
+    for path in sorted(folder.glob("*/*.so")):
         with contextlib.suppress(OSError):  # deleted meanwhile, or not ours to delete
-            lock = Path(folder or "") / "locks" / f"{path.name.split('.')[0]}.lock"
+            lock = folder / "locks" / f"{path.name.split('.')[0]}.lock"
             if not is_whole_library(path) and not _is_locked(lock):
                 path.unlink()
                 removed.append(path)
@@ -81,10 +77,6 @@ def is_whole_library(path: Path) -> bool:
 
 def _is_locked(path: Path) -> bool:
     """True if a process holds the lock, as the compiler does while it writes."""
-    assert fcntl is not None
     with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        return not try_lock(file.fileno())
     return False

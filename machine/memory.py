@@ -5,16 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from machine.device import Machine
 
 # Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
 OUT_OF_MEMORY = (
@@ -37,35 +31,8 @@ CGROUP_FILES = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if the error says that the device, or the host, has no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(words in str(error) for words in OUT_OF_MEMORY)
-
-
-def release_memory(machine: Machine) -> None:
-    """Gives back what a failed step or the compiler left behind."""
-    machine.backend.release_memory()
-
-
-def free_memory(machine: Machine) -> int | None:
-    """Bytes free on the GPU; None on a CPU. Of an Apple GPU, that shares the RAM, as much as is available there."""
-    return machine.backend.free_memory()
-
-
-def total_memory(machine: Machine) -> int:
-    """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take."""
-    return machine.backend.total_memory()
-
-
-def peak_memory(machine: Machine) -> int:
-    """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
-    return machine.backend.peak_memory()
-
-
-def forget_peak(machine: Machine) -> None:
-    """Gives back what the compiler left behind, and lets peak_memory of a GPU start again from here."""
-    machine.backend.release_memory()
-    machine.backend.forget_peak()
+    is_by_class = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_by_class or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 # ---------------------------------------------------------------- RAM
@@ -88,21 +55,9 @@ def available_ram() -> int:
     for limit, used in CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
             found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-    if sys.platform == "darwin":
-        found += _available_on_macos()
     if available := _ram_of_windows()[1]:
         found.append(available)
     return max(0, min(found or [total_ram() or 2**62]))
-
-
-def _available_on_macos() -> list[int]:
-    """Bytes of the pages that are free, or given back when they are needed; none where vm_stat does not tell."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError, TypeError):
-        told = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, check=True, timeout=5).stdout
-        pages = dict(re.findall(r"^Pages (free|inactive|speculative): +(\d+)\.", told, re.MULTILINE))
-        page_bytes = int(re.search(r"page size of (\d+) bytes", told)[1])  # type: ignore[index]
-        return [page_bytes * sum(map(int, pages.values()))]
-    return []
 
 
 def peak_resident() -> int:

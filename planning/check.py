@@ -17,7 +17,6 @@ from machine.backends import NVIDIA
 from machine.cards import TYPICAL, find_card
 from machine.device import Machine
 from machine.facts import matmul_flops
-from machine.memory import total_memory
 from model import SIZES
 from planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
 from planning.plan import attention_in_words, figure
@@ -46,7 +45,7 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.dtype, machine.backend.matmul_width, PRODUCT_SECONDS)
-    for line in (*device.describe(machine, total_memory(machine), attention_in_words(config, machine)),
+    for line in (*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
                  f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}"):
         out.say(line)
     for warning in machine.warnings:
@@ -85,8 +84,8 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
     share = SHARE_OF_PRODUCTS_GPU if machine.on_gpu else SHARE_OF_PRODUCTS
     if machine.compile and not machine.on_gpu:
         share = SHARE_OF_PRODUCTS_COMPILED
-    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0), (1 - MARGIN) * total_memory(machine),
-                             share * products)}
+    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0),
+                             (1 - MARGIN) * machine.backend.total_memory(), share * products)}
     for gigabytes, name in TYPICAL.items():
         card = find_card(name)
         assert card

@@ -16,7 +16,6 @@ from common.flags import Flags
 from common.words import size
 from machine.backends import BACKENDS
 from machine.device import Machine
-from machine.memory import total_memory
 from machine.processes import ALONE, Processes
 from model import Options
 from planning.sizing import Sizing
@@ -220,14 +219,15 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
         strategy, why = "ddp", f"{works_with_ddp_alone[0]} works with no other"
     elif strategy == "auto":
         batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
-        room = int((1 - MARGIN) * total_memory(machine)) // sharing_ram - (CUDA_CONTEXT if machine.on_gpu else 0)
+        total_bytes = machine.backend.total_memory()
+        room = int((1 - MARGIN) * total_bytes) // sharing_ram - (CUDA_CONTEXT if machine.on_gpu else 0)
         strategies = ("ddp", "hsdp", "fsdp") if processes.num_machines > 1 else ("ddp", "fsdp")
         needed = {name: predicted_peak(config, batch_size, setting(name)) for name in strategies}
         strategy = next((name for name in strategies if needed[name] <= room), "fsdp")
         why = f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
 
     most = sizing.batch_size if sizing else max(1, machine.backend.busy_tokens // config.seq_length)
-    memory_bytes = total_memory(machine) if args.batch_size is None else 2**62  # auto tries what really fits
+    memory_bytes = machine.backend.total_memory() if args.batch_size is None else 2**62  # auto tries what really fits
     found = largest_micro_batch(config, setting(strategy), 0.8 * (memory_bytes // sharing_ram), most)
     return strategy, why, 1 << max(1, found).bit_length() - 1
 

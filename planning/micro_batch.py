@@ -23,7 +23,7 @@ from common.flags import Flags
 from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, several, size
-from machine.memory import available_ram, free_memory
+from machine.memory import available_ram
 from model import Options
 from planning.early import TRIAL
 from planning.memory import MARGIN, MemorySetting, largest_micro_batch
@@ -69,7 +69,7 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     machine, out, processes = runtime.machine, runtime.out, runtime.processes
     samples = recipe.samples_per_step // processes.world_size
     setting = MemorySetting.of(machine, options, samples > 1, True, OPTIMIZERS[recipe.optimizer].memory_bytes(config))
-    free = free_memory(machine)
+    free = machine.backend.free_memory()
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))
     expected = largest_micro_batch(config, setting, room)

@@ -15,7 +15,6 @@ from common.errors import Exit, UserError
 from common.flags import Flags
 from common.words import percent, size
 from machine import device
-from machine.memory import peak_memory, release_memory
 from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 from tokens.watch import TokensChanged
@@ -84,7 +83,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     for group, learning_rate in zip(groups, learning_rates, strict=True):
         group["lr"] = learning_rate
     run.optimizer.state.clear()
-    release_memory(machine)  # so that what is made next lies together
+    machine.backend.release_memory()  # so that what is made next lies together
     run.scaler.load_state_dict(scaler)
     device.set_rng_state(machine, rng)
     runtime.gauge.forget()
@@ -189,7 +188,7 @@ def dry_run(run: Run, pace: Pace, checkpointer: Checkpointer) -> int:
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}",
              f"loss: {pace.loss:.4f}, of random weights",
-             f"peak_memory: {size(peak_memory(setup.machine))}"]
+             f"peak_memory: {size(setup.machine.backend.peak_memory())}"]
     if setup.args.gpu_cost_per_hour is not None:
         hours = pace.seconds(recipe, run.state.step) / 3600
         lines.append(f"cost: {hours * setup.args.gpu_cost_per_hour * setup.processes.world_size:.2f}")

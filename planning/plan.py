@@ -14,7 +14,6 @@ from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
 from machine import device
 from machine.device import Machine, name_of_dtype
-from machine.memory import total_memory
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
 from planning.memory import MemorySetting, describe_memory, predicted_peak
@@ -200,7 +199,7 @@ def describe_plan(setup: Setup) -> list[str]:
     if not args.dry_run:
         rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
                                f"{plan.saving.words}"))
-    return [*device.describe(machine, total_memory(machine), attention_in_words(config, machine)),
+    return [*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 
 

@@ -15,7 +15,7 @@ from common.flags import Flags, having
 from common.progress import Progress
 from common.signals import Signals
 from machine.device import Machine
-from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory
+from machine.memory import available_ram, is_out_of_memory
 from machine.processes import ALONE, Processes
 from model import Options
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
@@ -112,7 +112,7 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
     has_own_memory = machine.backend.has_own_memory  # an Apple GPU shares the RAM
     if requested == "gpu" and not has_own_memory:
         raise UserError(Exit.MACHINE, "--preload gpu: no GPU with memory of its own is used. Give --preload auto.")
-    free_bytes = free_memory(machine) if has_own_memory else None
+    free_bytes = machine.backend.free_memory() if has_own_memory else None
     where, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
     if where == "ram" and processes.local_world_size > 1:
         return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
@@ -145,5 +145,5 @@ def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Cal
         if not is_out_of_memory(error):
             raise
         return OUT_OF_MEMORY
-    print(peak_memory(machine))
+    print(machine.backend.peak_memory())
     return Exit.DONE

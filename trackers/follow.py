@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.files import try_lock_if_there_are_any
+from common.files import try_lock
 from common.names import METRICS
 from common.words import shell_word
 from trackers.tracker import RecordedRun
@@ -39,7 +39,7 @@ def main(name: str, run: RecordedRun) -> None:
     os.dup2(2, 1)
     listener = threading.Thread(target=sys.stdin.read, daemon=True)
     listener.start()
-    while not try_lock_if_there_are_any(2):  # the process of a killed run may still be busy with its last records
+    while not try_lock(2):  # the process of a killed run may still be busy with its last records
         time.sleep(0.1)
     log, close, opening, recorded = LIBRARIES[name](run)
     with contextlib.suppress(OSError):  # the trainer has ended

@@ -38,7 +38,7 @@ def flags_of_run(args: argparse.Namespace, config: ModelConfig, recipe: Recipe, 
     given = {name: value for name, value in values.items() if name in args.config.given
              and decided.get(name, value) == value}
     left_out = {*given, *args.of_the_machine}
-    return Layer("", given, {name: value for name, value in decided.items() if name not in left_out}, {})
+    return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})
 
 
 def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:

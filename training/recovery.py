@@ -21,7 +21,7 @@ from common.words import duration, printable, several, size
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
-from machine.memory import forget_peak, is_out_of_memory, peak_memory, release_memory, total_memory
+from machine.memory import is_out_of_memory
 from planning.micro_batch import divisors, remember_too_many
 from planning.recipe import Recipe
 from tokens.watch import TokensChanged
@@ -87,7 +87,7 @@ def shrink(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     """Undoes the step that did not fit and halves the micro-batch, or nearly: it stays a divisor of the samples."""
     setup, was = run.setup, run.batch_size
     undo(run, rng)
-    release_memory(setup.machine)
+    setup.machine.backend.release_memory()
     run.batches.resize(divisors(setup.recipe.samples_per_step, (was + 1) // 2)[-1])
 
     again = "; compiling again" if setup.machine.compile else ""
@@ -121,7 +121,7 @@ def compile_run(run: Run) -> None:
             _fall_back_to_eager(run, error)
     run.optimizer.zero_grad(set_to_none=True)
     device.set_rng_state(machine, rng)
-    forget_peak(machine)
+    machine.backend.forget_peak()
 
 
 def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
@@ -173,7 +173,7 @@ def explaining_memory(run: Run) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         args, processes, at_a_time = setup.args, setup.processes, run.batch_size
-        held, there = size(peak_memory(setup.machine)), size(total_memory(setup.machine))
+        held, there = size(setup.machine.backend.peak_memory()), size(setup.machine.backend.total_memory())
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
         if processes.world_size > 1 and at_a_time > 1 and not (args.dry_run or args.overfit):
             remember_too_many(Path(args.output_dir), setup.config, setup.plan.memory, at_a_time)

@@ -133,7 +133,7 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     setup, state = run.setup, run.state
     args, recipe, out, is_first = setup.args, setup.recipe, setup.out, setup.processes.is_first
     folder, output_dir = setup.resumed[0] if setup.resumed else None, Path(args.output_dir)
-    flags_now = Layer("", settings["flags"]["given"], settings["flags"]["decided"], {})
+    flags_now = Layer("", settings["flags"]["given"], settings["flags"]["decided"])
     out.keep_in(output_dir / "log.txt", heading(shell_line(["python", "train.py", *argv]), state.step),
                 appends=bool(state.step or args.resume_from))
     setup.runtime.signals.promise(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.stake)

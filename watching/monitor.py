@@ -12,7 +12,6 @@ import torch
 
 from architectures.table import ModelConfig
 from common.words import duration, percent, printable, shell_word, size
-from machine.memory import peak_memory
 from machine.pinned import to_host
 from machine.timing import Mark
 from planning.schedules import learning_rate_at
@@ -143,7 +142,7 @@ class Monitor:
         step, recipe, T = noted.step, self._recipe, self._config.seq_length
         lr, self._last_loss = learning_rate_at(step, recipe), figures["loss"]
         tokens_per_second = recipe.samples_per_step * T / seconds
-        share, held = mfu(tokens_per_second, self._config, self._runtime), peak_memory(self._machine)
+        share, held = mfu(tokens_per_second, self._config, self._runtime), self._machine.backend.peak_memory()
         self._trackers.log(step, time=time.time(), lr=lr, **figures, tokens=noted.samples_seen * T, seconds=seconds,
                            tokens_per_second=tokens_per_second, mfu=share, memory_bytes=held, gpu=self._gpu,
                            **self._gauge.last_reading())
@@ -265,12 +264,13 @@ class Monitor:
         self._close_trackers()
         self._out.close()
         checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
+        peak_bytes = machine.backend.peak_memory()
         closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,
                    "loss": "n/a" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step "
                    f"{self._last_logged}", "best_val_loss": state.best,
                    "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                    **({} if compile_seconds is None else {"compile_seconds": f"{compile_seconds:.1f}"}),
-                   "peak_memory": size(peak_memory(machine)), "peak_memory_bytes": peak_memory(machine),
+                   "peak_memory": size(peak_bytes), "peak_memory_bytes": peak_bytes,
                    **self._gauge.describe(), "checkpoint": checkpoint}
         self._out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
 

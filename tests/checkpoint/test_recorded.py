@@ -30,7 +30,7 @@ def checkpoint(folder, step: int, **state):
 
 
 def run_config(folder, **given):
-    write_toml(folder / "config.toml", Layer("", given, {"n_layer": 2}, {}), "", {})
+    write_toml(folder / "config.toml", Layer("", given, {"n_layer": 2}), "", {})
 
 
 @pytest.mark.parametrize("path", ["runs/a", "runs/a/checkpoint-5", "runs/a/best", "runs/a/last", "runs/a/"])

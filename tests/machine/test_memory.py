@@ -1,15 +1,12 @@
 """Memory: what is measured is plausible, and an error that means 'no memory left' is recognised."""
 
-import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from machine import memory
-from machine.memory import available_ram, free_memory, is_out_of_memory, peak_memory, total_memory
+from machine.memory import available_ram, is_out_of_memory
 from tests.helpers.commands import run_python
 from tests.helpers.machines import CPU
 
@@ -25,10 +22,10 @@ def test_which_errors_mean_that_memory_ran_out(error, is_one):
 
 def test_memory_is_measured():
     assert 2**20 < available_ram() < 2**50
-    assert total_memory(CPU) > 2**20
-    assert free_memory(CPU) is None
+    assert CPU.backend.total_memory() > 2**20
+    assert CPU.backend.free_memory() is None
     if sys.platform != "win32":
-        assert 2**20 < peak_memory(CPU) < 2**45
+        assert 2**20 < CPU.backend.peak_memory() < 2**45
 
 
 def test_a_container_that_allows_less_is_believed(monkeypatch):
@@ -52,17 +49,3 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
     code = "from machine.memory import peak_resident\nprint(peak_resident())"
     done = run_python(code)
     assert 2**20 < int(done.stdout) < len(big), done.stderr
-
-
-def test_on_a_mac_what_can_be_had_is_free_or_given_back_when_needed(monkeypatch):
-    told = ("Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
-            "Pages free:                               10000.\nPages active:                            200000.\n"
-            "Pages inactive:                           30000.\nPages speculative:                          500.\n"
-            '"Translation faults":                  123456789.\n')
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(memory, "CGROUP_FILES", ())
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "")
-    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=told))
-    assert memory.available_ram() == 16384 * 40500
-    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="something else"))
-    assert memory.available_ram() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

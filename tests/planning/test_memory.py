@@ -138,7 +138,7 @@ def test_what_each_process_holds_is_what_was_predicted(step):
     (24, "hsdp", r"a copy takes 3\d\.\d GiB, each has 21\.5 GiB"),
     (15, "fsdp", r"a copy takes 3\d\.\d GiB, each has 13\.2 GiB")])
 def test_the_model_is_sharded_as_little_as_memory_allows(monkeypatch, gib, strategy, why):
-    monkeypatch.setattr(memory, "total_memory", lambda _: gib * GIB)
+    monkeypatch.setattr(type(GPU.backend), "total_memory", lambda _: gib * GIB)
     options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
     found = choose_sharing(flags(), None, XL, options, GPU, EIGHT_ON_TWO_MACHINES)
     assert found[0] == strategy
@@ -149,6 +149,6 @@ def test_the_model_is_sharded_as_little_as_memory_allows(monkeypatch, gib, strat
 
 @pytest.mark.parametrize(("gib", "most"), [(1, 1), (8, 8), (80, 16)])  # 16,384 tokens keep a GPU busy
 def test_the_default_micro_batch_is_a_power_of_two_that_fits(monkeypatch, gib, most):
-    monkeypatch.setattr(memory, "total_memory", lambda _: gib * GIB)
+    monkeypatch.setattr(type(GPU.backend), "total_memory", lambda _: gib * GIB)
     options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
     assert choose_sharing(flags(), None, GPTConfig(), options, GPU)[2] == most

@@ -147,7 +147,7 @@ def test_flags_that_are_gone_say_nothing_at_their_default_and_stop_the_run_at_an
     assert train.read_flags(["--resume_from", "parts"]).tracker is None
     assert "warning: tracker mlflow (parts/config.toml): is gone. Give --tracker wandb" in capsys.readouterr().err
     path.write_text("keep_epochs = 2\n" + recorded)
-    with pytest.raises(UserError, match=r"^keep_epochs \(line 1 of parts/config.toml\): is gone\. All of epochs'"):
+    with pytest.raises(UserError, match=r"^keep_epochs \(parts/config.toml\): is gone\. All of epochs'"):
         train.read_flags(["--resume_from", "parts"])
     with pytest.raises(UserError, match=r"^--keep_epochs: no such flag\. All of epochs' checkpoints stay"):
         train.read_flags(["--keep_epochs", "2"])
