@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import io
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,16 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import plot
-from common.errors import PACKAGES, UserError, require
-from hub.corpora import CORPORA
+from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 CURVE_SECONDS = 20.0  # between two drawings of the curve
-MOST_OF_THE_TIME = 20  # a drawing takes at most one part in so many
 PR_SET_PDEATHSIG = 1
-HUB_PACKAGES = ("huggingface_hub", "pyarrow")  # which Colab and Kaggle have
 STOPPED = (130, -signal.SIGINT)  # exit codes after Ctrl-C
-DRIVE = Path("/content/drive")
 KAGGLE = Path("/kaggle/working")  # what is kept of a Kaggle session
 
 
@@ -54,24 +48,6 @@ class Place:
     exported: Path
 
 
-def install(corpus: str = "") -> None:
-    """Installs what is missing of requirements.txt, and what a corpus of the hub needs; a torch that is there stays.
-
-    Raises CellFailed.
-    """
-    words = []
-    try:
-        require(*PACKAGES)
-    except UserError:
-        words += ["-r", str(ROOT / "requirements.txt")]
-    if corpus in CORPORA or "hf://" in corpus:
-        words += [name for name in HUB_PACKAGES if importlib.util.find_spec(name) is None]
-    if words:
-        _run([sys.executable, "-m", "pip", "install", "-q", *words], "pip")
-    else:
-        print("all packages are there")
-
-
 def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
     """The folders of a run, and says where they are. On Colab the Drive is mounted, and keep_in is a folder in it.
 
@@ -80,24 +56,21 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
     work = Path(work_in).expanduser() if work_in else ROOT
     kept = Path(keep_in).expanduser() if keep_in else None
     if "google.colab" in sys.modules and keep_in:
-        importlib.import_module("google.colab.drive").mount(str(DRIVE))
-        kept = DRIVE / "MyDrive" / keep_in
+        importlib.import_module("google.colab.drive").mount("/content/drive")
+        kept = Path("/content/drive/MyDrive", keep_in)
     elif KAGGLE.is_dir():
         kept = KAGGLE / "kept"
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", corpus).strip("-.")[-60:] or "text"
-    mirror = kept / run_name if kept else None
-    out = work / "out" / run_name
-    place = Place(work / "data" / slug, out, mirror, (kept or work / "out") / f"{run_name}-exported")
-    print(f"tokens       {place.tokens}\nrun          {out}\nkept in      {mirror or 'no other place: give keep_in'}\n"
-          f"exported to  {place.exported}")
+    place = Place(work / "data" / slug, work / "out" / run_name, kept / run_name if kept else None,
+                  (kept or work / "out") / f"{run_name}-exported")
+    print(f"tokens       {place.tokens}\nrun          {place.out}\n"
+          f"kept in      {place.mirror or 'no other place: give keep_in'}\nexported to  {place.exported}")
     return place
 
 
 def words_of(corpus: str) -> list[str]:
-    """What pretokenize.py is told of a corpus: demo, a short name of the hub's, or files."""
-    if corpus == "demo":
-        return ["--demo", "--val_fraction", "0.03"]
-    return ["--corpus", corpus] if corpus in CORPORA else shlex.split(corpus)
+    """What pretokenize.py is told of a corpus: demo, or files and names of the hub, with flags."""
+    return ["--demo", "--val_fraction", "0.03"] if corpus == "demo" else shlex.split(corpus)
 
 
 def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: bool, more_flags: str) -> list[str]:
@@ -109,26 +82,39 @@ def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: bool, m
             *(["--use_gpu"] if use_gpu else []), *shlex.split(more_flags)]
 
 
-def run(script: str, *words: object) -> None:
-    """Runs one of the program's commands, its lines in the cell as they come. Raises CellFailed."""
-    _run([sys.executable, str(ROOT / script), *map(str, words)], script)
-
-
 def train(out: Path, *words: object) -> None:
     """Runs train.py with a curve above its lines, which grows while it trains. Raises CellFailed."""
-    curve = Curve(out)
+    display = importlib.import_module("IPython.display").display  # there is one where there are cells
+    handle = display({"text/plain": "the curve appears here with the first steps"}, raw=True, display_id=True)
+    drawn_at = time.monotonic()
+
+    def draw_now_and_then() -> None:
+        nonlocal drawn_at
+        if time.monotonic() >= drawn_at + CURVE_SECONDS:
+            draw(out, handle)
+            drawn_at = time.monotonic()
+
     try:
-        _run([sys.executable, str(ROOT / "train.py"), *map(str, words)], "train.py", curve.draw_now_and_then)
+        run("train.py", *words, meanwhile=draw_now_and_then)
     finally:
-        curve.draw()
+        draw(out, handle)
 
 
-def _run(command: list[str], name: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Shows a command's lines until it ends, and calls meanwhile() after each.
+def draw(out: Path, handle: Any) -> None:
+    """Draws a run's curve into a cell's output, as characters, if there is something to draw yet."""
+    text = io.StringIO()
+    with contextlib.suppress(OSError, UserError), contextlib.redirect_stdout(text):
+        plot.main([str(out), "--text"])
+        handle.update({"text/plain": text.getvalue()}, raw=True)
+
+
+def run(script: str, *words: object, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Runs one of the program's commands, its lines in the cell until it ends; calls meanwhile() after each.
 
     The stop button becomes the command's Ctrl-C, which it answers; pressed again, its second one. On Linux the command
-    gets one too when the kernel ends, which nobody else would send.
+    gets one too when the kernel ends, which nobody else would send. Raises CellFailed.
     """
+    command = [sys.executable, str(ROOT / script), *map(str, words)]
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                encoding="utf-8", errors="replace", start_new_session=True,
@@ -145,37 +131,7 @@ def _run(command: list[str], name: str, meanwhile: Callable[[], None] = lambda: 
             is_stopped = True
             process.send_signal(signal.SIGINT)
     if is_stopped and code in STOPPED:
-        raise CellFailed(f"{name} was stopped. Run this cell again to go on.")
+        raise CellFailed(f"{script} was stopped. Run this cell again to go on.")
     if code:
-        raise CellFailed(f"{name} ended with exit code {code}: the line that begins with 'error:' says why, and what "
+        raise CellFailed(f"{script} ended with exit code {code}: the line that begins with 'error:' says why, and what "
                          "to do.")
-
-
-class Curve:
-    """The curves of a run in the cell's output, drawn again in the same place; as characters without matplotlib."""
-
-    def __init__(self, out: Path):
-        display = importlib.import_module("IPython.display").display  # there is one where there are cells
-        self._out = out
-        self._handle: Any = display({"text/plain": "the curve appears here with the first steps"}, raw=True,
-                                    display_id=True)
-        self._next = time.monotonic() + CURVE_SECONDS / 4
-
-    def draw_now_and_then(self) -> None:
-        """Draws, if it is time."""
-        if time.monotonic() >= self._next:
-            began = time.monotonic()
-            self.draw()
-            self._next = time.monotonic() + max(CURVE_SECONDS, MOST_OF_THE_TIME * (time.monotonic() - began))
-
-    def draw(self) -> None:
-        """Draws, if there is something to draw yet."""
-        text = io.StringIO()
-        with contextlib.suppress(OSError, UserError), contextlib.redirect_stdout(text):
-            plot.main([str(self._out), "--text"])
-            data: dict[str, Any] = {"text/plain": text.getvalue()}
-            if importlib.util.find_spec("matplotlib"):
-                with tempfile.TemporaryDirectory() as folder:
-                    plot.main([str(self._out), "--output", f"{folder}/curve.png"])
-                    data["image/png"] = Path(folder, "curve.png").read_bytes()
-            self._handle.update(data, metadata={"image/png": {"width": 640}} if len(data) > 1 else {}, raw=True)

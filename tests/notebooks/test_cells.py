@@ -26,7 +26,8 @@ while True: time.sleep(0.05)
 """
 
 
-def test_the_stop_button_is_the_commands_ctrl_c_and_a_second_one_its_second(capsys):
+def test_the_stop_button_is_the_commands_ctrl_c_and_a_second_one_its_second(tmp_path, capsys):
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
     presses = ["ready", "heard 1"]
 
     def press():
@@ -35,21 +36,21 @@ def test_the_stop_button_is_the_commands_ctrl_c_and_a_second_one_its_second(caps
             raise KeyboardInterrupt
 
     with pytest.raises(cells.CellFailed, match="ended with exit code 3"):
-        cells._run([sys.executable, "-c", STUBBORN], "train.py", press)
+        cells.run(tmp_path / "stubborn.py", meanwhile=press)
     assert capsys.readouterr().out.splitlines() == ["ready", "heard 1", "heard 2"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a command outlives its kernel")
 def test_a_command_hears_that_its_kernel_is_gone(tmp_path):
     """A process with a command, which ends at the command's first line, as a kernel that is started again."""
-    command = f"""
+    (tmp_path / "command.py").write_text(f"""
 import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, lambda *_: (pathlib.Path({str(tmp_path / "heard")!r}).touch(), sys.exit()))
 print("ready", flush=True)
 time.sleep(60)
-"""
-    kernel = ("import os, sys; from notebooks import cells\n"
-              f"cells._run([sys.executable, '-c', {command!r}], 'a command', lambda: os._exit(7))")
+""")
+    kernel = ("import os; from notebooks import cells\n"
+              f"cells.run({str(tmp_path / 'command.py')!r}, meanwhile=lambda: os._exit(7))")
     done = subprocess.run([sys.executable, "-c", kernel], check=False,
                           env={**os.environ, "PYTHONPATH": str(cells.ROOT)})
     assert done.returncode == 7
@@ -98,23 +99,18 @@ def test_the_form_becomes_flags():
         "--data_dir", "t", "--output_dir", "o", "--resume_from", "auto", "--mirror_to", "m", "--model_size", "mini",
         "--max_minutes", "55.5", "--use_gpu", "--seed", "2"]
     assert cells.words_of("demo")[0] == "--demo"
-    assert cells.words_of("tinystories") == ["--corpus", "tinystories"]
     assert cells.words_of("'my text.txt' more/*.jsonl") == ["my text.txt", "more/*.jsonl"]
 
 
-def test_the_curve_of_a_run_that_has_just_begun_is_no_error(tmp_path, monkeypatch):
+def test_the_curve_of_a_run_that_has_just_begun_is_no_error(tmp_path):
     updates = []
     handle = types.SimpleNamespace(update=lambda data, **more: updates.append(data))
-    module = types.SimpleNamespace(display=lambda *rest, **more: handle)
-    monkeypatch.setitem(sys.modules, "IPython.display", module)  # type: ignore[arg-type]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    curve = cells.Curve(tmp_path)
-    curve.draw()
+    cells.draw(tmp_path, handle)
     (tmp_path / "metrics.jsonl").write_text("")
-    curve.draw()
+    cells.draw(tmp_path, handle)
     assert updates == []
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(
-        {"step": step, "loss": 5 / step, "seconds": 0.1, "tokens": 10 * step}) + "\n" for step in range(1, 9)))
-    curve.draw()
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": 5 / step}) + "\n"
+                                                    for step in range(1, 9)))
+    cells.draw(tmp_path, handle)
     assert len(updates) == 1
     assert "loss in nats per token" in updates[0]["text/plain"]
