@@ -7,7 +7,6 @@
     python pretokenize.py --verify data --peek 3                      # is everything as it was written? what is in it?
     python pretokenize.py --demo                                      # Python's own sources, about 11 MB
     python pretokenize.py hf://datasets/roneneldan/TinyStories        # a dataset of the Hugging Face hub
-    python pretokenize.py --corpus tinystories                        # one of those that have a short name
 
 Worker processes read blocks of the text and encode them; this process writes their answers, in order, so that the
 result is the same for any number of workers. A run that was killed continues where it was when the same command is
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from common import flags
 from common.errors import guard, require
-from hub.corpora import CORPORA, introduce, with_corpus
 from hub.names import DATASET, check_package, is_on_hub, problems_with_name
 
 if TYPE_CHECKING:
@@ -43,13 +41,10 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.group.add_argument("files", nargs="*", metavar="FILE",
                             help="text files, .jsonl or .parquet, text also packed as .gz .zst .bz2 .xz; folders; "
                                  "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
-    text.flag("--corpus", flags.one_of(*CORPORA), None,
-              "a corpus of the hub by a short name; its size and license are said before it is downloaded", "none")
-    text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB",
-                against="corpus")
+    text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB")
     text.flag("--text_field", flags.text("NAME"), "text",
               "field of a JSON line, or column of a table, that holds the document",
-              called="text_key json_key json_keys text_column", against="corpus")
+              called="text_key json_key json_keys text_column")
     text.flag("--document_separator", flags.escaped(), None,
               r"text that stands between the documents of a text file; \n is a newline, \t a tab, \\ a backslash",
               "each file is one document", called="separator delimiter doc_separator")
@@ -104,13 +99,13 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 def find_conflicts(args: Namespace) -> list[str]:
     """What is wrong with flags that are each valid."""
     problems = []
-    has_text = bool(args.files) or args.demo or args.corpus is not None
+    has_text = bool(args.files) or args.demo
     if args.verify is not None and has_text:
-        problems.append("--verify: takes no FILE, --corpus or --demo beside it")
+        problems.append("--verify: takes no FILE or --demo beside it")
     elif args.verify is None and args.peek is None and not has_text:
         problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
-    elif args.files and (args.demo or args.corpus):
-        problems.append(f"{'--demo' if args.demo else '--corpus'}: takes no FILE beside it")
+    elif args.files and args.demo:
+        problems.append("--demo: takes no FILE beside it")
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     if "" in args.files:
@@ -123,7 +118,6 @@ def answer_early(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here multiplies; its threads take 0.05 s to start
     require("numpy", "tokenizers", "tqdm")
-    args = with_corpus(args)
     check_package(*args.files, args.tokenizer_file)
     return 0
 
@@ -228,8 +222,6 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
     """
     if args.demo:
         return demo_sources()
-    if args.corpus is not None:
-        introduce(args.corpus, args.output_dir, progress.say)
     fetched = {word: fetch_dataset(word, progress, signals.look) for word in args.files if is_on_hub(word)}
     piped = folder.work / "stdin" if "-" in args.files else None
     if piped is not None:
@@ -300,7 +292,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
 
 def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     """The whole command; returns the exit code."""
-    args = with_corpus(read_flags(argv))
+    args = read_flags(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
     progress = Progress()
