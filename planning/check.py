@@ -9,7 +9,7 @@ import torch
 
 from architectures.table import ModelConfig
 from common.errors import Exit
-from common.flags import Flags, FlagsOfGroup, having
+from common.flags import Flags, having
 from common.progress import Progress
 from common.words import count
 from machine import device
@@ -20,8 +20,7 @@ from machine.facts import matmul_flops
 from model import SIZES
 from planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
 from planning.plan import attention_in_words, figure
-from planning.recipe import DEFAULT_SEQ_LENGTH, LOSS_CHUNK, choose_config, choose_options
-from planning.sizing import config_of_size
+from planning.recipe import LOSS_CHUNK, choose_config, choose_options
 from training.optimizers import OPTIMIZERS
 from training.parts import FAST
 
@@ -33,7 +32,7 @@ RECOMPUTING = 1.3  # times as long with --activation_checkpointing
 # models are too small for that. Of the products measured here, the ladder of bench.py reached on 2 cores 0.76 compiled
 # and 0.55 eager.
 SHARE_OF_PEAK, FULL_WIDTH = 0.35, 768
-SHARE_OF_PRODUCTS_GPU, SHARE_OF_PRODUCTS_COMPILED, SHARE_OF_PRODUCTS = 0.45, 0.75, 0.55
+SHARE_ON_GPU, SHARE_COMPILED, SHARE_EAGER = 0.45, 0.75, 0.55  # of the products
 
 
 def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
@@ -41,7 +40,7 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
 
     Returns the exit code. Raises UserError (exit 2) for a width that the heads do not divide.
     """
-    models = models_of(having(args, init_from=None).model, args.vocab_size or VOCAB_SIZE)
+    models = models_of(args)
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.dtype, machine.backend.matmul_width, PRODUCT_SECONDS)
@@ -60,12 +59,12 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     return Exit.DONE
 
 
-def models_of(flags: FlagsOfGroup, vocab_size: int) -> dict[str, ModelConfig]:
+def models_of(args: Flags) -> dict[str, ModelConfig]:
     """The models of the table by their names: all sizes, or the one that the flags describe."""
-    if any(value is not None for value in (flags.model_size, flags.n_layer, flags.n_head, flags.n_embd)):
-        return {flags.model_size or "your shape": choose_config(flags, vocab_size, 2**62)}
-    return {name: config_of_size(flags, shape, vocab_size, flags.seq_length or DEFAULT_SEQ_LENGTH)
-            for name, shape in SIZES.items()}
+    is_described = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
+    return {name or "your shape": choose_config(having(args, init_from=None, model_size=name).model,
+                                                args.vocab_size or VOCAB_SIZE, 2**62)
+            for name in ([args.model_size] if is_described else SIZES)}
 
 
 def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], products: float) -> Iterator[str]:
@@ -81,11 +80,9 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
 
     options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
     kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
-    share = SHARE_OF_PRODUCTS_GPU if machine.on_gpu else SHARE_OF_PRODUCTS
-    if machine.compile and not machine.on_gpu:
-        share = SHARE_OF_PRODUCTS_COMPILED
-    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0),
-                             (1 - MARGIN) * machine.backend.total_memory(), share * products)}
+    share = SHARE_ON_GPU if machine.on_gpu else SHARE_COMPILED if machine.compile else SHARE_EAGER
+    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0), (1 - MARGIN) * machine.backend.total_memory(),
+                             share * products)}
     for gigabytes, name in TYPICAL.items():
         card = find_card(name)
         assert card

@@ -52,19 +52,17 @@ COSINE_FALL = 100  # times, from the peak to the end, where the schedule is a co
 GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 
 # Why, for the plan and config.toml.
-AS_GPT3 = "as GPT-3 (Brown et al. 2020, appendix B)"
 REASONS = {
     "batch_size": "what fits the memory, less for a small corpus",
     "epochs": "20 tokens per parameter (Hoffmann et al. 2022) in the time there is, at most 10; 3 for trained weights",
-    "embedding_learning_rate": "of embeddings, output layer, norms and biases, whatever the width (Yang et al. 2022)",
-    "init_std": "by the width for AdamW at its default rate (Nguyen and Salazar 2019), else GPT-2's",
+    "embedding_learning_rate": "of all but the matrices in blocks, whatever the width (Yang et al. 2022)",
+    "init_std": "by the width at AdamW's default rate (Nguyen and Salazar 2019), else GPT-2's",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
     "min_lr": "the lower the end, the lower the loss (Bergsma et al. 2025)",
     "warmup_steps": f"{WARMUP_SHARE:.0%} of the steps, at most {LONGEST_WARMUP:,} (Touvron et al. 2023)",
     "beta2": f"forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within limits (Marek et al. 2025)",
-    "cooldown": "a decay over a fifth of the steps is enough (Haegele et al. 2024)",
-    "weight_decay": AS_GPT3,
-    "grad_clip": AS_GPT3,
+    "cooldown": "a fifth of the steps is enough (Haegele et al. 2024)",
+    **dict.fromkeys(("weight_decay", "grad_clip"), "as GPT-3 (Brown et al. 2020, appendix B)"),
 }
 
 # ---------------------------------------------------------------- the laws

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from architectures.table import ModelConfig
+from architectures.table import ModelConfig, architecture_of
 from checkpoint import find, load
 from checkpoint.folder import owned
 from checkpoint.verify import manifest_sha256
@@ -24,7 +24,6 @@ from common.signals import Signals
 from common.transcript import Transcript
 from common.words import printable, several
 from hub.download import with_models_here
-from hub.names import is_on_hub
 from machine import device
 from machine.backends import NVIDIA
 from machine.device import Machine
@@ -71,16 +70,22 @@ def choose_machine(flags: FlagsOfGroup, dropout: float, out: Progress) -> Machin
 
     Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used.
     """
-    _require_gpu(flags.use_gpu)
+    _check_device(flags, dropout)
     machine = device.choose(flags.use_gpu, flags.use_amp, flags.amp_dtype, flags.compile)
     for warning in device.set_up(machine, cache_folder() / "compiled", flags.deterministic, dropout):
         out.warn(warning)
     return machine
 
 
-def _require_gpu(use_gpu: bool | None) -> None:
-    if use_gpu and (reason := device.why_no_gpu()):
+def _check_device(flags: FlagsOfGroup, dropout: float) -> None:
+    """Raises UserError (exit 5) for what the device cannot do."""
+    if flags.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
+    if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
+        raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
+    if flags.activation_checkpointing and dropout and not device.drops_the_same(flags.use_gpu):
+        raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: Apple's GPU would drop other "
+                                      "activations when it computes a block again. Drop one of the flags.")
 
 
 # ---------------------------------------------------------------- what a run is given
@@ -112,10 +117,7 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
     """
     if args.overfit:  # without what keeps a training loss away from zero on purpose
         args = having(args, dropout=0.0, label_smoothing=0.0)
-    if is_on_hub(args.init_from):
-        for folder in folders_of(args.data_dir):  # at once, before anything large is fetched
-            _require_folder(args.data, folder.path)
-        args = with_models_here(args, ["init_from"], at.out)
+    args = with_models_here(args, ["init_from"], at.out)
     return at.processes.lead(
         lambda: _check(args, at),
         lambda found: found.resumed and (str(found.resumed[0]), found.resumed[1], manifest_sha256(found.resumed[0])),
@@ -130,12 +132,7 @@ def _check(args: Flags, at: Session) -> Inputs:
         but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
     with problems.catch():
-        _require_gpu(args.use_gpu)
-        if args.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
-            raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
-        if args.activation_checkpointing and args.dropout and not device.drops_the_same(args.use_gpu):
-            raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: on Apple's GPU PyTorch drops "
-                                          "other activations when it computes a block again. Drop one of the flags.")
+        _check_device(args.machine, args.dropout)
     with problems.catch():
         if writes:
             at.held.enter_context(owned(Path(args.output_dir)))
@@ -144,9 +141,8 @@ def _check(args: Flags, at: Session) -> Inputs:
         corpus, sizing, config = _corpus_and_shape(args)
         check_lengths(corpus, config.seq_length)
     with problems.catch():
-        may_resume = writes or args.resume_from or args.cooldown_from
-        if may_resume:
-            resumed = choose_resume(args.output, args.horizon, args.min_lr, writes, args.init_from, out)
+        if writes or args.resume_from or args.cooldown_from:
+            resumed = choose_resume(args, writes, out)
         if writes:
             check_mirror(args.output, args.init_from, resumed)
         if resumed and corpus and config:
@@ -186,35 +182,38 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
         there = load.read_config(folder)
         if type(there) is type(config):
-            by_flags = {"n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "rope_theta", "bias", "tie_weights",
-                        "vocab_size", "seq_length", "dropout"}
+            by_flags = ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights",
+                        *architecture_of(config).FLAGS)
             others = {field.name: getattr(there, field.name) for field in fields(there) if field.name not in by_flags}
-            return replace(config, vocab_size=max(config.vocab_size, there.vocab_size), **others)
+            return replace(config, **{**others, "vocab_size": max(config.vocab_size, there.vocab_size)})
     return config
 
 
-def choose_resume(flags: FlagsOfGroup, horizon: FlagsOfGroup, min_lr: float | None, writes: bool, init_from: str | None,
-                  out: Progress) -> find.Found | None:
-    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4)."""
-    output_dir, shown = Path(flags.output_dir), printable(flags.output_dir)
-    if flags.resume_from is not None or horizon.cooldown_from is not None:
+def choose_resume(args: Flags, writes: bool, out: Progress) -> find.Found | None:
+    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
+
+    The mirror's name stands for the run's own folder, into which it was copied.
+    """
+    output_dir, shown = Path(args.output_dir), printable(args.output_dir)
+    asked = args.resume_from
+    if args.mirror_to and writes and is_same_folder(asked, args.mirror_to):
+        asked = "auto"
+    if asked is not None or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
-            if horizon.cooldown_from is not None:
-                found = choose_cooldown(flags, horizon.cooldown_from, min_lr or 0.0, out)
-            else:
-                found = find.find_resume(requested_checkpoint(flags, writes), output_dir, flags.overwrite, out.warn)
-                if found:
-                    warn_of_rise(horizon, found, out)
+            if args.cooldown_from is not None:
+                found = choose_cooldown(args.output, args.cooldown_from, args.min_lr or 0.0, out)
+            elif found := find.find_resume(asked or "auto", output_dir, args.overwrite, out.warn):
+                warn_of_rise(args.horizon, found, out)
         if found is None:
             out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
         elif not find.is_inside(found[0], output_dir):
             _check_no_stranger(output_dir)
         return found
     _check_no_stranger(output_dir)
-    if flags.overwrite and init_from and find.is_inside(Path(init_from), output_dir):
-        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
+    if args.overwrite and args.init_from and find.is_inside(Path(args.init_from), output_dir):
+        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
                                     "--init_from. Give another --output_dir.")
-    if (there := find.steps_in(output_dir)) and not flags.overwrite:
+    if (there := find.steps_in(output_dir)) and not args.overwrite:
         raise UserError(Exit.CHECKPOINT, f"--output_dir {shown} holds the checkpoints of another run, the last one of "
                                          f"step {max(there):,}. Give --resume_from auto to continue that run, another "
                                          "--output_dir, or --overwrite, which deletes its "
@@ -222,26 +221,12 @@ def choose_resume(flags: FlagsOfGroup, horizon: FlagsOfGroup, min_lr: float | No
     return None
 
 
-def requested_checkpoint(flags: FlagsOfGroup, writes: bool) -> str:
-    """What --resume_from means: the mirror's name stands for the run's own folder, into which it was copied.
-
-    A run that writes nothing has copied nothing, and looks into the mirror itself.
-    """
-    asked, mirror = flags.resume_from, flags.mirror_to
-    if mirror and writes and is_same_folder(asked, mirror):
-        return "auto"
-    if mirror and not writes and asked == "auto" and not find.steps_in(Path(flags.output_dir)):
-        return mirror if find.steps_in(Path(mirror)) else asked
-    return asked
-
-
 def _check_no_stranger(output_dir: Path) -> None:
     """Raises UserError (exit 4) for a folder that this run would replace and that no run of train.py has finished."""
     if strangers := find.unfinished_in(output_dir):
-        name = printable(str(strangers[0]))
-        raise UserError(Exit.CHECKPOINT, f"{name} has a checkpoint's name but no manifest.json: another program wrote "
-                                         "it, or it was copied in part. A run would replace it at that step. Move it "
-                                         "away, or give another --output_dir.")
+        raise UserError(Exit.CHECKPOINT, f"{printable(str(strangers[0]))} has a checkpoint's name but no manifest.json:"
+                                         " another program wrote it, or it was copied in part. A run would replace it "
+                                         "at that step. Move it away, or give another --output_dir.")
 
 
 # ---------------------------------------------------------------- the tokens
@@ -265,20 +250,13 @@ def tokenizer_in(folder: Path) -> Path | None:
     return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
 
 
-def _require_folder(flags: FlagsOfGroup, data_dir: str) -> None:
+def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corpus:
+    """The corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        cure = "Run: python pretokenize.py TEXT; or start where a run was started that is to go on, or give --data_dir"
-        if "," in data_dir:
-            cure = "Several folders have blanks between them: --data_dir a:0.7 b:0.3"
-        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. {cure}")
-
-
-def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corpus:
-    """The corpus of one folder. Raises UserError (exit 3)."""
-    _require_folder(flags, data_dir)
-    folder = Path(data_dir)
+        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. Run: python pretokenize.py TEXT; or give another "
+                                   "--data_dir, several with blanks between them: a:0.7 b:0.3")
 
     def part(given: str | None, name: str) -> Path | None:
         if given is None and flags.bin_file is None and (folder / name).exists():
@@ -293,9 +271,9 @@ def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corp
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
     if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
-        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)} has no metadata.json: pretokenize.py did "
-                                   "not finish, or another program wrote the tokens, and their vocabulary is unknown. "
-                                   "Run: python pretokenize.py TEXT, or give --tokenizer_file or --vocab_size.")
+        raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json: pretokenize.py did not finish, or "
+                                   "another program wrote the tokens. Run: python pretokenize.py TEXT, or give "
+                                   "--tokenizer_file or --vocab_size, which say what the vocabulary is.")
     corpus = open_corpus(Path(flags.bin_file or folder), Path(flags.val_bin_file) if flags.val_bin_file else None,
                          metadata, tokenizer, vocab_size)
     return replace(corpus, notes=(*corpus.notes, *notes))

@@ -211,12 +211,10 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
         return MemorySetting.of(machine, options, accumulates, True, kind.memory_bytes(config), strategy, processes)
 
     strategy, why = args.model_parallel, "--model_parallel"
-    works_with_ddp_alone = [f"--{name} {value}" for name, value in (("batch_size", "auto"), ("optimizer", "adamw8bit"))
-                            if getattr(args, name) == value]
     if processes.world_size == 1:
         strategy, why = "alone", ""
-    elif strategy == "auto" and works_with_ddp_alone:
-        strategy, why = "ddp", f"{works_with_ddp_alone[0]} works with no other"
+    elif strategy == "auto" and (args.batch_size == "auto" or args.optimizer == "adamw8bit"):
+        strategy, why = "ddp", "--batch_size auto and --optimizer adamw8bit work with no other"
     elif strategy == "auto":
         batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
         total_bytes = machine.backend.total_memory()
@@ -233,18 +231,12 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
 
 
 def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting) -> str:
-    """'4.1 GiB predicted: weights 0.5, optimizer 1.0, activations 1.2, ...'; in MiB below 1 GiB.
+    """'4.1 GiB predicted at the peak; weights 0.5, optimizer 1.0, activations 1.2, ...'; in MiB below 1 GiB.
 
-    The shares add up to the total; what does not exist at the peak stands behind them.
+    Without accumulation, gradients and activations are not there at the same time.
     """
     parts = memory_parts(config, batch_size, setting)
     total = peak_bytes(parts, setting)
     unit, scale = ("GiB", GIB) if total >= GIB else ("MiB", GIB / 1024)
-
-    forward_is_larger = parts["activations"] + parts["logits"] >= parts["gradients"]
-    later = ["gradients"] if forward_is_larger else ["activations", "logits"]
-    shares, others = (", ".join(
-        f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items()
-        if (name in later and not setting.keeps_gradients) == is_later) for is_later in (False, True))
-    at_another_moment = f"; at another moment, when there is less: {others}" if others else ""
-    return f"{total / scale:.1f} {unit} predicted: {shares}{at_another_moment}"
+    each = ", ".join(f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items())
+    return f"{total / scale:.1f} {unit} predicted at the peak; {each}"

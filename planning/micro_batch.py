@@ -7,12 +7,10 @@ micro-batch that was found.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from architectures.table import ModelConfig
@@ -32,7 +30,7 @@ from training.optimizers import OPTIMIZERS
 from training.state import Runtime
 
 OUT_OF_MEMORY = 75  # the exit code by which a trial says so
-FILE = "out_of_memory.json"  # in the output folder: how many sequences did not fit, and the setting of the run
+FILE = "out_of_memory.json"  # in the output folder: how many sequences did not fit
 MOST_TOKENS = 65_536  # of a micro-batch that is searched for; a card is busy long before
 
 
@@ -80,8 +78,6 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     decided = [*argv, f"--optimizer={recipe.optimizer}"]
     if args.init_from:  # where they are now, if they came from the hub
         decided.append(f"--init_from={args.init_from}")
-    else:
-        decided += [f"--{name}={getattr(config, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_length")]
     if machine.on_gpu:
         decided.append("--use_gpu")  # a trial that the GPU refuses must not measure the CPU
     held: dict[int, float] = {}
@@ -125,7 +121,7 @@ def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> floa
 # ---------------------------------------------------------------- after memory ran out in one of several processes
 
 
-def remember_too_many(output_dir: Path, config: ModelConfig, setting: MemorySetting, too_many: int) -> None:
+def remember_too_many(output_dir: Path, too_many: int) -> None:
     """Keeps that so many sequences at a time did not fit; in a folder that cannot be written it is not kept.
 
     One process repeats a step that did not fit. Of several the others wait by then for what the one without memory
@@ -133,25 +129,19 @@ def remember_too_many(output_dir: Path, config: ModelConfig, setting: MemorySett
     """
     with contextlib.suppress(OSError):
         output_dir.mkdir(parents=True, exist_ok=True)
-        write_whole(output_dir / FILE, json.dumps({"sequences": too_many, "setting": _digest(config, setting)}))
+        write_whole(output_dir / FILE, json.dumps({"sequences": too_many}))
 
 
-def what_fits(output_dir: Path, recipe: Recipe, config: ModelConfig, setting: MemorySetting, out: Progress) -> int:
+def what_fits(output_dir: Path, recipe: Recipe, out: Progress) -> int:
     """The recipe's micro-batch, or where it did not fit when a run in this folder ended, a divisor that is half of it.
     """
-    try:
-        kept = json.loads((output_dir / FILE).read_text(encoding="utf-8"))
-        too_many = max(2, int(kept["sequences"]))
-        if kept["setting"] != _digest(config, setting) or too_many > recipe.batch_size:
-            return recipe.batch_size
-    except (OSError, ValueError, KeyError, TypeError):
+    too_many = recipe.batch_size + 1
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        too_many = max(2, int(json.loads((output_dir / FILE).read_text(encoding="utf-8"))["sequences"]))
+    if too_many > recipe.batch_size:
         return recipe.batch_size
     found = divisors(recipe.samples_per_step, too_many // 2)[-1]
     out.say(f"batch_size  {found} x {several(recipe.samples_per_step // found, 'micro-batch')}: with "
             f"{several(too_many, 'sequence')} at a time the run was out of memory (delete {FILE} in "
             f"{printable(str(output_dir))} to try again)")
     return found
-
-
-def _digest(config: ModelConfig, setting: MemorySetting) -> str:
-    return hashlib.sha256(f"{config} {replace(setting, accumulates=True)}".encode()).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import shutil
 import sys
@@ -13,23 +12,19 @@ from architectures.table import ModelConfig, architecture_of
 from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
 from machine import device
-from machine.device import Machine, name_of_dtype
+from machine.device import Machine
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
 from planning.memory import MemorySetting, describe_memory, predicted_peak
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
-from planning.sizing import describe_misfit
-from tokens.corpus import Corpus
 from tokens.mixture import share_in_words
 from training.checkpointing import SavingPlan
 from training.optimizers import OptimizerKind
 from training.state import Setup
 
 MIN_VAL_TOKENS = 1000
-MOST_REPEATS = 4  # epochs of a text that teach nearly as much as new text (Muennighoff et al. 2023)
 UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
-SPREAD_OF_TOKEN_LOSSES = 3.0  # nats, the standard deviation of the losses of single tokens
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
-              f"{several(steps, 'step')} of {step_time(pace.step)}, {epochs} epoch{'s' * (epochs != '1')}",
+              f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs} epoch{'s' * (epochs != '1')}",
               *describe_sharing(setup)]
     if not args.dry_run:
         lines.append(f"disk        {size(plan.saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
@@ -125,9 +120,12 @@ def describe_sharing(setup: Setup) -> list[str]:
     """The folders of a mixture, the processes that share the model, the GPUs that are idle, as far as there are any."""
     plan, corpus, processes, lines = setup.plan, setup.corpus, setup.processes, []
     if corpus.shares:
-        said = "; ".join(f"{share.name} {share_in_words(share.weight)}, {figure(passes)} epochs"
-                         for share, passes in zip(corpus.shares, share_epochs(plan, corpus), strict=True))
-        lines.append(f"mixture     {said}")
+        sequences = plan.recipe.total_steps * plan.recipe.samples_per_step
+        windows = [data.WindowOrder(share.corpus.train.length, plan.config.seq_length, 0).windows_per_epoch
+                   for share in corpus.shares]
+        said = [f"{share.name} {share_in_words(share.weight)}, {figure(share.weight * sequences / num)} epochs"
+                for share, num in zip(corpus.shares, windows, strict=True)]
+        lines.append(f"mixture     {'; '.join(said)}")
     if processes.world_size > 1:
         where = f" on {several(processes.num_machines, 'machine')}" if processes.num_machines > 1 else ""
         held = predicted_peak(plan.config, plan.at_a_time, plan.memory)
@@ -138,20 +136,6 @@ def describe_sharing(setup: Setup) -> list[str]:
         command = shlex.join(["torchrun", "--nproc_per_node", str(num_gpus), *sys.argv])
         lines.append(f"GPUs        1 of {num_gpus} is used. All, by: {command}")
     return lines
-
-
-def share_epochs(plan: Plan, corpus: Corpus) -> list[float]:
-    """How often the whole run reads each share of a mixture."""
-    samples, T = plan.recipe.total_steps * plan.recipe.samples_per_step, plan.config.seq_length
-    return [share.weight * samples / data.WindowOrder(share.corpus.train.length, T, 0).windows_per_epoch
-            for share in corpus.shares]
-
-
-def step_time(seconds: float) -> str:
-    """'1.3 ms', '290 ms' or '12.1 s'."""
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
 
 
 def figure(number: float) -> str:
@@ -165,40 +149,26 @@ def figure(number: float) -> str:
 def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
-    config, recipe, options = plan.config, plan.recipe, plan.options
-    exactness = "but for the last digits; --deterministic gives every bit"
-    if args.deterministic or machine.backend.is_exact:
-        exactness = f"bit for bit ({'--deterministic' if args.deterministic else 'on a CPU'})"
-    there = sum(stream.length - 1 for stream in corpus.validations)
-    measured = min(there, config.seq_length * recipe.eval_windows(config))
+    config, recipe = plan.config, plan.recipe
     decided = {**vars(args), **recipe.flags(), "seq_length": config.seq_length,
                "model_size": setup.sizing.name if setup.sizing else args.model_size}
     tokens = recipe.samples_per_step * config.seq_length
     rows = [
-        ("exactness", f"a resumed run's loss is that of a run that was never stopped, {exactness}"),
-        ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
-                  f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, width {config.n_embd}, T "
-                  f"{config.seq_length:,}, vocabulary {config.vocab_size:,}"),
-        ("activations", f"{'recomputed in the backward pass' if options.recompute else 'kept'}, residual stream in "
-                        f"{name_of_dtype(options.residual_dtype)}, logits of {options.loss_chunk or 'all'} tokens at a "
-                        "time"),
+        ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: {config.n_layer} layers"
+                  f", {config.n_head} heads, width {config.n_embd}, T {config.seq_length}, {config.vocab_size:,} ids"),
         ("memory", describe_memory(config, plan.at_a_time, plan.memory)),
         ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
                    f"for validation; in {plan.where}: {plan.why_there}"),
         ("step", f"{tokens:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}; {figure(config.flops_per_token * tokens / 1e12)} TFLOP"),
         ("horizon", f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
-                    f"{figure(recipe.passes)} epochs of {several(recipe.windows_per_epoch, 'sequence')}"),
-        ("validation", f"every {several(recipe.eval_interval, 'step')}: {measured:,} of {there:,} tokens, always the "
-                       "same ones"),
-        ("optimizer", f"{plan.kind.words}; {8 + plan.kind.memory_bytes(config):.3g} bytes a parameter with weight and "
-                      "gradient"),
+                    f"{figure(recipe.passes)} epochs"),
+        ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
+        ("optimizer", f"{plan.kind.words}; {plan.kind.memory_bytes(config):.3g} bytes of state a parameter"),
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
-          for name, value in decided.items() if name in recipe.reasons)]
-    if not args.dry_run:
-        rows.append(("output", f"{printable(args.output_dir)}: {size(plan.saving.disk_bytes)} at most, written "
-                               f"{plan.saving.words}"))
+          for name, value in decided.items() if name in recipe.reasons),
+        ("output", f"{size(plan.saving.disk_bytes)} at most, written {plan.saving.words}")]
     return [*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 
@@ -217,31 +187,27 @@ def attention_in_words(config: ModelConfig, machine: Machine) -> str:
 def doubts(setup: Setup) -> list[str]:
     """What a practitioner would object to before the first step."""
     args, plan, corpus, sizing = setup.args, setup.plan, setup.corpus, setup.sizing
-    config, recipe, found = plan.config, plan.recipe, []
+    config, recipe, num_tokens, found = plan.config, plan.recipe, setup.corpus.train.length, []
     wanted = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
-    if config.seq_length < wanted and config.seq_length == corpus.train.length - 1:
-        found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {corpus.train.length:,} tokens.")
-
+    if config.seq_length < wanted and config.seq_length == num_tokens - 1:
+        found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {num_tokens:,} tokens.")
     if corpus.val is None:
         found.append("no validation tokens: overfitting will not be seen.")
     elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
-        off = SPREAD_OF_TOKEN_LOSSES / math.sqrt(least)
-        found.append(f"the validation set has {least:,} tokens: by chance alone its loss is {off:.1g} nats off. A "
-                     "larger --val_fraction of pretokenize.py helps.")
-    if not args.config.recorded or args.config.changed:  # else it was said when the run began
-        often = [f"{share.name} {figure(passes)} times" for share, passes in
-                 zip(corpus.shares, share_epochs(plan, corpus), strict=True) if passes > MOST_REPEATS]
-        if often:
-            found.append(f"the run reads {', '.join(often)}. Beyond {MOST_REPEATS} times a text teaches less and less "
-                         "(Muennighoff et al. 2023): less weight for it, or fewer steps.")
-        if sizing is None and corpus.train.length < config.num_parameters and recipe.passes > 1:
-            found.append(describe_misfit(config, corpus.train.length, recipe.passes))
-
+        found.append(f"the validation set has {least:,} tokens: its loss is largely chance. A larger --val_fraction of "
+                     "pretokenize.py helps.")
+    was_said = args.config.recorded and not args.config.changed  # when the run began
+    if sizing is None and num_tokens < config.num_parameters and recipe.passes > 1 and not was_said:
+        found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
+                     f"for {count(config.num_parameters)} parameters. Against learning it by heart: a smaller "
+                     "--model_size, --dropout 0.2 or --patience 3.")
+    if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
+        found.append(f"--eval_batches {args.eval_batches:,}: validation keeps the {recipe.eval_tokens:,} tokens that "
+                     "this run began with. Give --eval_tokens for others.")
     share = recipe.learning_rate / recipe.usual_learning_rate
     if not 1 / UNUSUAL <= share <= UNUSUAL:
         found.append(f"--learning_rate {recipe.learning_rate:g} is {share:,.2g} times the default for this run, "
-                     f"{recipe.usual_learning_rate:.2g}: the loss may {'rise' if share > 1 else 'hardly fall'}. Drop "
-                     "the flag unless that is what you want to see.")
+                     f"{recipe.usual_learning_rate:.2g}. Drop the flag unless that is what you want to see.")
     if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
         most = several(plan.saving.num_checkpoints, "checkpoint")
         found.append(f"--output_dir has {size(free)} free, and up to {most} will take {size(plan.saving.disk_bytes)}. "

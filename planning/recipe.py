@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 import data
-from architectures.table import ModelConfig
+from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
 from checkpoint.load import starting_config
-from common.errors import Exit, UserError, warn
+from common.errors import Exit, UserError
 from common.flags import Flags, FlagsOfGroup
 from common.words import count, several
 from machine.device import Machine
@@ -22,7 +22,7 @@ from model import INIT_STD, SIZES, Options
 from ops.attention import Attention
 from planning import defaults
 from planning.schedules import Cooldown, Schedule
-from planning.sizing import MOST_EPOCHS, Sizing, config_of_size
+from planning.sizing import MOST_EPOCHS, Sizing
 from training.optimizers import choose_optimizer
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
@@ -90,13 +90,12 @@ class Recipe(Schedule):
 
     def _chosen(self) -> dict[str, Any]:
         """What both record: optimizer, schedule, validation, without what has no effect with this schedule."""
-        names = ["optimizer", "learning_rate", "embedding_learning_rate", "weight_decay", "beta2", "grad_clip"]
         is_constant = self.schedule == "constant"
-        has_no_use = {"min_lr": is_constant and not self.cooldown, "decay_share": self.schedule != "wsd",
-                      "warmup_steps": is_constant and not self.warmup_steps}
-        more = [name for name in ("min_lr", "warmup_steps", "decay_share") if not has_no_use[name]]
-        return {**{name: getattr(self, name) for name in names}, "lr_schedule": self.schedule,
-                **{name: getattr(self, name) for name in (*more, "eval_interval", "eval_tokens")}}
+        has_use = {"min_lr": self.cooldown or not is_constant, "warmup_steps": self.warmup_steps or not is_constant,
+                   "decay_share": self.schedule == "wsd"}
+        return {"lr_schedule" if name == "schedule" else name: getattr(self, name) for name in (
+            "optimizer", "learning_rate", "embedding_learning_rate", "weight_decay", "beta2", "grad_clip", "schedule",
+            "min_lr", "warmup_steps", "decay_share", "eval_interval", "eval_tokens") if has_use.get(name, True)}
 
     def eval_windows(self, config: ModelConfig) -> int:
         """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
@@ -129,13 +128,15 @@ def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing:
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
-    seq_length = min(seq_length, num_tokens - 1)
-    return config_of_size(flags, (n_layer, n_head, n_embd), vocab_size, seq_length)
+    architecture = ARCHITECTURES[flags.arch or DEFAULT]
+    own = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
+    return architecture.sized((n_layer, n_head, n_embd), vocab_size, min(seq_length, num_tokens - 1), flags.dropout,
+                              flags.tie_weights, **own)
 
 
 def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) -> ModelConfig:
     """The shape of --init_from's model, with the T and the dropout of the flags."""
-    _, config = starting_config(flags.init_from, warn)
+    _, config = starting_config(flags.init_from, lambda said: None)
     if vocab_size > config.vocab_size:
         raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, the model of --init_from "
                                    f"{config.vocab_size:,}. Make the corpus with pretokenize.py --tokenizer_file and "
@@ -227,6 +228,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     run_tokens = epochs * num_tokens
     if args.max_steps:
         run_tokens = min(run_tokens if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
+    eval_tokens = (args.eval_batches or 0) * batch_size * config.seq_length or eval_tokens_of(run_tokens)
     return Recipe(
         **_schedule(values, settings, learning_rate, total_steps, cooldown), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
@@ -237,7 +239,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         beta2=values.of("beta2", defaults.default_beta2(tokens_per_step)),
         grad_clip=values.of("grad_clip", defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args.eval_interval, total_steps),
-        eval_tokens=args.eval_tokens or eval_tokens_of(run_tokens),
+        eval_tokens=args.eval_tokens or settings.get("eval_tokens", eval_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=values.reasons, optimizer=kind.name)
@@ -298,21 +300,3 @@ def eval_tokens_of(run_tokens: float) -> int:
     not be compared: a step of --max_steps counts as 4,096 tokens.
     """
     return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, run_tokens // 100)))
-
-
-def fix_eval_tokens(output: FlagsOfGroup, recipe: Recipe, config: ModelConfig, settings: Mapping[str, Any]) -> Recipe:
-    """The recipe with the tokens of a validation decided for the whole run, once its micro-batch is.
-
-    settings are those of the checkpoint to resume from, {} for a new run: the windows stay those of its run, unless
-    --eval_tokens is given.
-    """
-    tokens = recipe.eval_tokens
-    if output.eval_batches:
-        tokens = output.eval_batches * recipe.batch_size * config.seq_length
-    before = settings.get("eval_tokens", tokens)
-    if not output.eval_tokens and before != tokens:
-        if output.eval_batches:
-            warn(f"--eval_batches {output.eval_batches:,}: validation keeps the {before:,} tokens that this run began "
-                 "with, so that its losses can be compared. Give --eval_tokens for others.")
-        tokens = before
-    return replace(recipe, eval_tokens=tokens)

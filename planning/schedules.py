@@ -13,8 +13,6 @@ from typing import Any
 
 from planning.defaults import DECAY_SHARE
 
-AS_EVER = "cosine"  # what --use_lr_scheduler alone means, and what programs before --lr_schedule had
-
 
 @dataclass(frozen=True)
 class Cooldown:
@@ -106,17 +104,13 @@ SCHEDULES: dict[str, Callable[[int, Schedule], float]] = {
 
 def describe_schedule(schedule: Schedule) -> str:
     """The schedule in words, for the printed plan."""
-    peak, end = f"{schedule.learning_rate:.2e}", f"{schedule.min_lr:.2e}" if schedule.min_lr else "zero"
+    end = f"in a line to {schedule.min_lr:.2e} at step {schedule.total_steps:,}"
     if cooldown := schedule.cooldown:
-        return (f"cooldown over {schedule.total_steps - cooldown.start:,} steps, from {cooldown.rate:.2e} at step "
-                f"{cooldown.start:,} in a line to {end}")
-    rise = f"{schedule.warmup_steps:,} steps up to {peak}, then " if schedule.warmup_steps else ""
-    if schedule.schedule == "constant":
-        return f"{rise}constant{'' if rise else f' {peak}'}"
-    rise = rise or f"from {peak} "
-    if schedule.schedule == "wsd":
-        return (f"{rise}constant to step {schedule.decay_start:,}, then in a line to {end}")
-    return f"{rise}{'in a line' if schedule.schedule == 'linear' else 'cosine'} to {end}"
+        return f"from {cooldown.rate:.2e} at step {cooldown.start:,} {end}"
+    rise = f"{schedule.warmup_steps:,} steps up to {schedule.learning_rate:.2e}, then "
+    words = {"constant": "constant", "wsd": f"constant to step {schedule.decay_start:,}, then {end}",
+             "linear": end, "cosine": end.replace("in a line", "in a cosine")}
+    return rise + words[schedule.schedule]
 
 
 def schedule_of(settings: Mapping[str, Any]) -> Schedule:
@@ -124,11 +118,9 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule:
 
     Raises KeyError for settings without a learning rate or a horizon.
     """
-    name, warmup_steps = settings.get("lr_schedule"), settings.get("warmup_steps", 0)
-    if name is None and settings.get("use_lr_scheduler", True):
-        name = AS_EVER
-    elif name is None:
-        name, warmup_steps = "constant", 0
+    has_schedule = settings.get("use_lr_scheduler", True)  # in a program before --lr_schedule
+    name = settings.get("lr_schedule") or ("cosine" if has_schedule else "constant")
+    warmup_steps = settings.get("warmup_steps", 0) if has_schedule else 0
     cooldown = None
     if "cooldown_start" in settings:
         cooldown = Cooldown(settings["cooldown_start"], settings["cooldown_rate"], "")

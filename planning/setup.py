@@ -17,13 +17,12 @@ from common.signals import Signals
 from machine.device import Machine
 from machine.memory import available_ram, is_out_of_memory
 from machine.processes import ALONE, Processes
-from model import Options
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, what_fits
 from planning.pace import Deadline
 from planning.plan import Plan
-from planning.recipe import Recipe, choose_options, choose_recipe, fix_eval_tokens
+from planning.recipe import Recipe, choose_options, choose_recipe
 from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan, plan_saving
 from training.mirror import catch_up
@@ -45,13 +44,35 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     machine, processes = runtime.machine, runtime.processes
     options = choose_options(args.activation_checkpointing, bool(args.init_from), machine, parts.attention,
                              stored.get("environment", {}))
-    strategy, why, most = processes.agree(
+    strategy, why_strategy, most = processes.agree(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     choose = partial(choose_recipe, args, config, corpus.train.length, most, inputs.sizing, stored)
     recipe = choose(deadline.horizon)
     if inputs.resumed and _nothing_is_left(inputs, recipe, deadline, runtime):
         return None
-    plan = _rest(inputs, runtime, options, recipe, (strategy, why), argv)
+
+    # The micro-batch of --batch_size auto, which a resumed run keeps.
+    if args.batch_size == "auto":
+        before = stored.get("settings") or {}
+        is_same_step = before.get("batch_size", 0) * before.get("accumulation", 0) == recipe.samples_per_step
+        recipe = recipe.with_micro_batch(before["batch_size"] if is_same_step else processes.agree(
+            lambda: find_micro_batch(args, config, options, recipe, runtime, argv)))
+
+    # Where the tokens live, how the run saves, and what of the memory is left to each process.
+    kind, weights = OPTIMIZERS[recipe.optimizer], 0 if machine.backend.has_own_memory else 4 * config.num_parameters
+    optimizer_bytes = kind.memory_bytes(config)
+    where, why_there = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
+    held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
+    saving = SavingPlan(**processes.agree(lambda: asdict(
+        plan_saving(args.output, config, recipe, optimizer_bytes, held_bytes))))
+    memory = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, strategy, processes)
+    if processes.world_size > 1:
+        recipe = recipe.with_micro_batch(processes.agree(
+            lambda: what_fits(Path(args.output_dir), recipe, runtime.out)))
+    at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
+    memory = replace(memory, accumulates=recipe.samples_per_step > at_a_time * processes.world_size)
+
+    plan = Plan(config, options, recipe, kind, memory, saving, where, why_there, at_a_time, why_strategy)
     setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose)
     processes.check_same(in_common(setup))
     return setup
@@ -66,45 +87,12 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
     if recipe.cooldown:
         more = f"cooled down; resume from checkpoint-{recipe.cooldown.start} with --overwrite to train on"
     out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
-    is_validated = inputs.corpus.val is None or state.validated_step == state.step
-    if is_validated or state.step != recipe.total_steps or args.dry_run:
-        if args.mirror_to and not args.dry_run:
-            runtime.processes.agree(lambda: catch_up(args.output, state.step, state.best_step, out))
-        return True
-    out.say("its last validation is missing and follows now")
-    return False
-
-
-def _rest(inputs: Inputs, runtime: Runtime, options: Options, recipe: Recipe, sharing: tuple[str, str],
-          argv: Sequence[str]) -> Plan:
-    """Where the tokens live, the micro-batch of --batch_size auto, validation, how the run saves.
-
-    sharing is the strategy by which processes share the model, and why.
-    """
-    args, config, corpus = inputs.args, inputs.config, inputs.corpus
-    machine, processes, kind = runtime.machine, runtime.processes, OPTIMIZERS[recipe.optimizer]
-    where, why = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
-    before = inputs.stored.get("settings", {})
-    is_same_step = before.get("batch_size", 0) * before.get("accumulation", 0) == recipe.samples_per_step
-    if args.batch_size == "auto" and is_same_step:
-        recipe = recipe.with_micro_batch(before["batch_size"])
-    elif args.batch_size == "auto":
-        recipe = recipe.with_micro_batch(processes.agree(lambda: find_micro_batch(
-            args, config, options, recipe, runtime, argv)))
-    recipe = fix_eval_tokens(args.output, recipe, config, before)
-
-    optimizer_bytes = kind.memory_bytes(config)
-    weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
-    held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = SavingPlan(**processes.agree(lambda: asdict(
-        plan_saving(args.output, config, recipe, optimizer_bytes, held_bytes))))
-    memory = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, sharing[0], processes)
-    if processes.world_size > 1:
-        recipe = recipe.with_micro_batch(processes.agree(
-            lambda: what_fits(Path(args.output_dir), recipe, config, memory, runtime.out)))
-    at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
-    memory = replace(memory, accumulates=recipe.samples_per_step > at_a_time * processes.world_size)
-    return Plan(config, options, recipe, kind, memory, saving, where, why, at_a_time, sharing[1])
+    if state.step == recipe.total_steps != state.validated_step and inputs.corpus.val and not args.dry_run:
+        out.say("its last validation is missing and follows now")
+        return False
+    if args.mirror_to and not args.dry_run:
+        runtime.processes.agree(lambda: catch_up(args.output, state.step, state.best_step, out))
+    return True
 
 
 def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Processes) -> tuple[str, str]:
@@ -131,7 +119,7 @@ def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Cal
     out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
     machine = choose_machine(args.machine, args.dropout, out)
     args = having(args, batch_size=batch_size, gradient_accumulation_steps=accumulation, dry_run=True, overfit=None,
-                  max_minutes=None, resume_from=None, cooldown_from=None)
+                  resume_from=None, cooldown_from=None)
     inputs = choose_inputs(args, Session(out, signals, ALONE, contextlib.ExitStack()))
     setup = choose_setup(inputs, Runtime.of(machine, ALONE, out, signals), FAST, Deadline(None, {}, 0.0), [])
     assert setup

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from architectures.architecture import Architecture
-from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of
+from architectures.table import ARCHITECTURES, DEFAULT
 from common.flags import FlagsOfGroup
-from common.words import count
 from machine.backends import gpu_of_this_system
 from model import SIZES
 from tokens.corpus import Corpus
@@ -32,17 +31,13 @@ WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakesp
 
 @dataclass(frozen=True)
 class Sizing:
-    """A size, T, micro-batch and epochs for a user who named no size, with the reasons. name is a key of SIZES.
-
-    where is what it was chosen for, 'a CPU' or 'an Apple GPU'.
-    """
+    """A size, T, micro-batch and epochs for a user who named no size, with the reasons. name is a key of SIZES."""
 
     name: str
     seq_length: int
     batch_size: int
     epochs: int
     reasons: Mapping[str, str]
-    where: str
 
 
 def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
@@ -51,9 +46,8 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
 
     None where a flag says something about the size, and with a GPU that has its own memory: gpt2_small is its default.
     """
-    shape = (flags.model_size, flags.n_layer, flags.n_head, flags.n_embd, flags.n_kv_head, flags.n_inner,
-             flags.init_from)
-    says_something = any(value is not None for value in shape)
+    says_something = any(getattr(flags, name) is not None for name in (
+        "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "init_from"))
     gpu = gpu_of_this_system()
     uses_gpu = use_gpu is not False and gpu.why_not() is None
     if says_something or (uses_gpu and gpu.has_own_memory):
@@ -71,9 +65,7 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
     """
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
-    speed, where = FLOPS_OF_APPLE_GPU, "an Apple GPU"
-    if num_threads is not None:
-        speed, where = FLOPS_PER_THREAD * num_threads, "a CPU"
+    speed = FLOPS_OF_APPLE_GPU if num_threads is None else FLOPS_PER_THREAD * num_threads
     flops = speed * 60 * minutes
     configs = {name: architecture.sized(SIZES[name], vocab_size, seq_length) for name in ("tiny", "mini", "gpt2_small")}
     fitting = [name for name, config in configs.items() if config.num_parameters <= num_tokens
@@ -82,33 +74,13 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
     reasons = {
         "model_size": f"the largest with no more parameters than the corpus has tokens, for which {minutes:g} minutes "
                       f"at {speed / 1e9:g} GFLOP/s (assumed) read {LEAST_TOKENS_PER_PARAMETER} tokens a parameter",
-        "seq_length": f"{LONGEST_SEQUENCE} on {where}, less for few tokens"}
+        "seq_length": f"{LONGEST_SEQUENCE} without an NVIDIA GPU, less for few tokens"}
 
     affordable = int(flops / configs[name].flops_per_token / num_tokens)
     wanted = -(-20 * configs[name].num_parameters // num_tokens)
     epochs = max(1, min(MOST_EPOCHS, affordable, wanted))
     step_tokens = _power_of_two(epochs * num_tokens // WANTED_STEPS, LEAST_STEP_TOKENS, MOST_STEP_TOKENS)
-    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons, where)
-
-
-def config_of_size(model: FlagsOfGroup, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int,
-                   ) -> ModelConfig:
-    """The config of a size with --arch and the other flags about the shape. Raises UserError (exit 2)."""
-    architecture = ARCHITECTURES[model.arch or DEFAULT]
-    own = {name: getattr(model, name) for name in architecture.FLAGS if getattr(model, name) is not None}
-    return architecture.sized(layers_heads_width, vocab_size, seq_length, model.dropout, model.tie_weights, **own)
-
-
-def describe_misfit(config: ModelConfig, num_tokens: int, passes: float) -> str:
-    """The objection to a model with more parameters than the corpus has tokens, with the largest size that fits."""
-    sized = architecture_of(config).sized
-    fits = [name for name, shape in SIZES.items()
-            if sized(shape, config.vocab_size, config.seq_length).num_parameters <= num_tokens]
-    name = fits[-1] if fits else next(iter(SIZES))
-    what = f"{count(num_tokens)} tokens, read {passes:.1f} times, for {count(config.num_parameters)} parameters"
-    if SIZES[name][2] < config.n_embd:
-        return f"the corpus is too small for this model: {what}. --model_size {name} fits it."
-    return f"the corpus is small for this model: {what}. Against learning it by heart: --dropout 0.2 or --patience 3."
+    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons)
 
 
 def _power_of_two(number: float, least: int, most: int) -> int:

@@ -136,7 +136,7 @@ def test_help_and_wrong_flags_answer_before_torch_is_imported():
 VARIANTS = {
     "--data_dir": "nowhere", "--bin_file": "{corpus}/val.bin", "--val_bin_file": "{corpus}/train.bin",
     "--tokenizer_file": "nowhere.json", "--metadata_file": "nowhere.json",
-    "--vocab_size": "300 | --bin_file {corpus}/train.bin", "--preload": "mmap", "--deterministic": "",
+    "--vocab_size": "300 | --bin_file {corpus}/train.bin", "--preload": "mmap",
     "--arch": "qwen3", "--n_layer": "2", "--n_head": "4", "--n_embd": "32", "--seq_length": "4", "--dropout": "0.5",
     "--no-bias": "", "--n_kv_head": "2 | --arch qwen3", "--n_inner": "16 | --arch llama",
     "--rope_theta": "2 | --arch qwen3", "--no-tie_weights": "", "--batch_size": "2",
@@ -162,6 +162,7 @@ ELSEWHERE = {
     "--tracker": "tested in tests/trackers/",
     "--compile_mode": "needs a real compile: tested with -m slow",
     "--verbose": "all runs here have it; tested in training/test_plan.py",
+    "--deterministic": "changes no bit on a CPU: tested with a GPU",
     "--model_parallel": "tested in system/test_several.py",
     "--debug": "tested in common/test_errors.py",
 }

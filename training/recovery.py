@@ -176,7 +176,7 @@ def explaining_memory(run: Run) -> Iterator[None]:
         held, there = size(setup.machine.backend.peak_memory()), size(setup.machine.backend.total_memory())
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
         if processes.world_size > 1 and at_a_time > 1 and not (args.dry_run or args.overfit):
-            remember_too_many(Path(args.output_dir), setup.config, setup.plan.memory, at_a_time)
+            remember_too_many(Path(args.output_dir), at_a_time)
             cure = "Start again with --resume_from auto: at most half as many at a time are taken then, the same " \
                    "samples a step. torchrun --max_restarts 3 does that by itself."
         with processes.on_its_own():

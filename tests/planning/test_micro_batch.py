@@ -3,25 +3,14 @@
 import io
 import re
 import sys
-from dataclasses import replace
 
 import pytest
-import torch
 
 import train
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
-from model import GPTConfig
-from planning.memory import MemorySetting
-from planning.micro_batch import (
-    FILE,
-    divisors,
-    largest_that_fits,
-    remember_too_many,
-    run_trial,
-    what_fits,
-)
+from planning.micro_batch import FILE, divisors, largest_that_fits, remember_too_many, run_trial, what_fits
 from tests.helpers.training import recipe
 
 
@@ -74,27 +63,16 @@ def test_a_trial_that_fails_for_another_reason_is_an_error_with_the_cure():
 
 # ---------------------------------------------------------------- after memory ran out
 
-CONFIG = GPTConfig(400, 8, 2, 2, 32)
-SETTING = MemorySetting("cuda", torch.bfloat16)
-
-
-def fits(folder, setting=SETTING, config=CONFIG):
-    return what_fits(folder, recipe(batch_size=8, accumulation=4), config, setting, Progress(io.StringIO()))
-
 
 @pytest.mark.parametrize(("too_many", "found"), [(8, 4), (6, 2), (2, 1), (1, 1), (16, 8)])
 def test_half_of_what_did_not_fit_is_taken_as_a_divisor_of_the_step(tmp_path, too_many, found):
     """A step has 32 sequences; what did not fit another time is no reason to take more than the recipe's 8."""
-    remember_too_many(tmp_path / "out", CONFIG, SETTING, too_many)
-    assert fits(tmp_path / "out") == found
+    def fits() -> int:
+        return what_fits(tmp_path / "out", recipe(batch_size=8, accumulation=4), Progress(io.StringIO()))
 
-
-def test_a_run_that_fits_another_setting_or_a_broken_file_is_left_alone(tmp_path):
-    assert fits(tmp_path) == 8
-    remember_too_many(tmp_path, CONFIG, SETTING, 8)
-    assert fits(tmp_path, setting=replace(SETTING, checkpointing=True)) == 8
-    assert fits(tmp_path, config=replace(CONFIG, n_layer=3)) == 8
-    assert fits(tmp_path, setting=replace(SETTING, accumulates=False)) == 4
-    (tmp_path / FILE).write_text("[]")
-    assert fits(tmp_path) == 8
-    remember_too_many(tmp_path / FILE / "out", CONFIG, SETTING, 8)  # a folder that cannot be written is no other error
+    assert fits() == 8
+    remember_too_many(tmp_path / "out", too_many)
+    assert fits() == found
+    (tmp_path / "out" / FILE).write_text("[]")
+    assert fits() == 8
+    remember_too_many(tmp_path / "out" / FILE, too_many)  # a folder that cannot be written is no other error

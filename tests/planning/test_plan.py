@@ -15,10 +15,9 @@ import train
 from machine.backends import NVIDIA
 from machine.device import Machine
 from machine.processes import ALONE, Processes
-from model import SIZES, GPTConfig, Options
+from model import GPTConfig, Options
 from planning.memory import MemorySetting
 from planning.plan import describe_sharing
-from planning.sizing import describe_misfit
 from tests.helpers.machines import CPU
 
 
@@ -28,7 +27,7 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
     assert {"step_seconds:", "tokens_per_second:", "peak_memory:", "time", "cost:", "device", "precision",
             "attention", "model", "memory", "step", "horizon", "schedule", "default"} <= {
                 line.split(" ")[0] for line in text.splitlines()}
-    assert "the validation set has 92 tokens: by chance alone its loss is 0.3 nats off" in text
+    assert "the validation set has 92 tokens: its loss is largely chance" in text
     assert not (run.folder / "out").exists()
 
 
@@ -42,8 +41,8 @@ def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, caps
 
 
 @pytest.mark.parametrize(("rate", "words"), [
-    ("0.1", r"--learning_rate 0\.1 is \d+ times the default for this run, 0\.00\d+: the loss may rise"),
-    ("1e-07", r"--learning_rate 1e-07 is \S+ times the default for this run, 0\.00\d+: the loss may hardly fall"),
+    ("0.1", r"--learning_rate 0\.1 is \d+ times the default for this run, 0\.00\d+"),
+    ("1e-07", r"--learning_rate 1e-07 is \S+ times the default for this run, 0\.00\d+"),
     ("0.003", None)])
 def test_a_learning_rate_far_from_the_default_is_said(run, rate, words):
     _, text = run("--max_steps", "1", "--learning_rate", rate, "--min_lr", "0")
@@ -61,16 +60,13 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
     assert max(map(len, before.splitlines())) <= 80
     assert len(f"{before} {printed.err}".split()) <= 200
     assert re.search(r"^size        tiny: \S+ parameters for \S+ tokens on a CPU \(or --model_size\)\n", before)
-    assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ m?s, \S+ epochs$", before, re.MULTILINE)
+    assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ s, \S+ epochs$", before, re.MULTILINE)
 
 
-def test_a_corpus_too_small_for_the_model_is_said_with_the_size_that_fits(run):
-    small = GPTConfig(50_257, 1024, *SIZES["gpt2_small"])
-    assert describe_misfit(small, 10_000_000, 10).endswith("for 124.4M parameters. --model_size tiny fits it.")
-    assert describe_misfit(small, 60_000_000, 10).endswith("--model_size mini fits it.")
-    _, text = run("--epochs", "2", out="other")
+def test_a_corpus_too_small_for_the_model_is_said_once(run):
+    _, text = run("--epochs", "2")
     assert re.search(r"the corpus is small for this model: \d+ tokens, read 2\.0 times, for 7\.97K parameters", text)
-    _, text = run("--resume_from", "auto", "--epochs", "2", out="other")
+    _, text = run("--resume_from", "auto", "--epochs", "2")
     assert "small for this model" not in text  # it was said when the run began
 
 

@@ -5,7 +5,7 @@ import pytest
 import train
 from model import GPTConfig
 from planning.defaults import usual_rates
-from planning.recipe import Recipe, choose_recipe, fix_eval_tokens
+from planning.recipe import Recipe, choose_recipe
 
 NUM_TOKENS = 8 * 4001
 
@@ -38,23 +38,18 @@ def test_defaults_fill_in_what_the_flags_leave_open(flags, expected):
     assert 0 <= found.warmup_steps <= max(1, found.total_steps // 5)
 
 
-def eval_tokens(*flags: str, micro_batch: int = 4, num_tokens: int = NUM_TOKENS, **settings: int) -> int:
-    """What a run with these flags and this micro-batch measures at each validation."""
-    args = train.read_flags(["--batch_size", str(micro_batch), *flags])
-    found = recipe("--batch_size", str(micro_batch), *flags, num_tokens=num_tokens)
-    return fix_eval_tokens(args.output, found, GPTConfig(70, 8, 1, 2, 16), settings).eval_tokens
-
-
 @pytest.mark.parametrize(("flags", "expected"), [
     ((), 80_000), (("--epochs", "3"), 240_000), (("--epochs", "99"), 2**19), (("--max_steps", "1000"), 40_960),
     (("--max_steps", "1000", "--epochs", "1"), 40_960), (("--max_steps", "9"), 2**14), (("--eval_tokens", "7"), 7)])
 def test_the_tokens_of_a_validation_do_not_depend_on_the_batch(flags, expected):
-    assert {eval_tokens(*flags, micro_batch=number, num_tokens=8_000_000) for number in (1, 512)} == {expected}
+    assert {recipe("--batch_size", batch_size, *flags, num_tokens=8_000_000).eval_tokens
+            for batch_size in ("1", "512")} == {expected}
 
 
 def test_a_resumed_run_keeps_its_validation_tokens_unless_others_are_given():
+    assert recipe("--eval_batches", "3").eval_tokens == 3 * 4 * 8
     for flags, expected in (((), 555), (("--eval_batches", "3"), 555), (("--eval_tokens", "7"), 7)):
-        assert eval_tokens(*flags, micro_batch=16, batch_size=2, eval_tokens=555) == expected
+        assert recipe(*flags, batch_size=2, eval_tokens=555).eval_tokens == expected
 
 
 def test_every_default_is_given_with_its_reason_and_no_other_value():

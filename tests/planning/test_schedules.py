@@ -90,10 +90,9 @@ def test_runs_from_before_the_flag_of_the_schedule_have_a_cosine_or_none_at_all(
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({}, "10 steps up to 1.00e-03, then cosine to 1.00e-05"),
-    ({"schedule": "linear", "min_lr": 0.0}, "10 steps up to 1.00e-03, then in a line to zero"),
-    ({"schedule": "wsd"}, "10 steps up to 1.00e-03, then constant to step 80, then in a line to 1.00e-05"),
-    ({"schedule": "constant", "warmup_steps": 0}, "constant 1.00e-03"),
-    ({"cooldown": Cooldown(80, 5e-4, "")}, "cooldown over 20 steps, from 5.00e-04 at step 80 in a line to 1.00e-05")])
+    ({}, "10 steps up to 1.00e-03, then in a cosine to 1.00e-05 at step 100"),
+    ({"schedule": "wsd"}, "10 steps up to 1.00e-03, then constant to step 80, then in a line to 1.00e-05 at step 100"),
+    ({"schedule": "constant", "warmup_steps": 0}, "0 steps up to 1.00e-03, then constant"),
+    ({"cooldown": Cooldown(80, 5e-4, "")}, "from 5.00e-04 at step 80 in a line to 1.00e-05 at step 100")])
 def test_each_schedule_is_described_in_words(changes, words):
     assert describe_schedule(recipe(**changes)) == words

@@ -354,7 +354,7 @@ def test_a_mirror_that_cannot_be_written_ends_a_new_run_but_not_one_that_goes_on
 def test_what_writes_nothing_copies_nothing(run, finished, tmp_path):
     drive = finished(tmp_path)
     shutil.rmtree(tmp_path / "out")
-    code, text = run(*SAVING, "--mirror_to", str(drive), "--resume_from", "auto", "--max_steps", "9", "--dry_run")
+    code, text = run(*SAVING, "--mirror_to", str(drive), "--resume_from", str(drive), "--max_steps", "9", "--dry_run")
     assert code == 0
     assert not (tmp_path / "out").exists()
     assert "step 6" in text
