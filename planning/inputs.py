@@ -196,7 +196,7 @@ def choose_resume(args: Flags, writes: bool, out: Progress) -> find.Found | None
     """
     output_dir, shown = Path(args.output_dir), printable(args.output_dir)
     asked = args.resume_from
-    if args.mirror_to and writes and is_same_folder(asked, args.mirror_to):
+    if asked and args.mirror_to and writes and is_same_folder(asked, args.mirror_to):
         asked = "auto"
     if asked is not None or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):

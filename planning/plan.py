@@ -156,7 +156,7 @@ def describe_plan(setup: Setup) -> list[str]:
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: {config.n_layer} layers"
                   f", {config.n_head} heads, width {config.n_embd}, T {config.seq_length}, {config.vocab_size:,} ids"),
-        ("memory", describe_memory(config, plan.at_a_time, plan.memory)),
+        ("memory", describe_memory(config, plan.at_a_time, plan.memory) + ", recomputed" * plan.options.recompute),
         ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
                    f"for validation; in {plan.where}: {plan.why_there}"),
         ("step", f"{tokens:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
