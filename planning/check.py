@@ -81,8 +81,8 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
     options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
     kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     share = SHARE_ON_GPU if machine.on_gpu else SHARE_COMPILED if machine.compile else SHARE_EAGER
-    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0), (1 - MARGIN) * machine.backend.total_memory(),
-                             share * products)}
+    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0),
+                             (1 - MARGIN) * machine.backend.total_memory(), share * products)}
     for gigabytes, name in TYPICAL.items():
         card = find_card(name)
         assert card
