@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import flags
-from common.errors import guard, optional, require
+from common.errors import guard, optional, require, warn
 from common.names import CARD, CONFIG, WEIGHTS
 from hub.names import as_recorded, check_package, name_of_folder, problems_with_name, problems_with_push
 
@@ -32,16 +32,13 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     path, one_of = flags.text, flags.one_of
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
-    g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
+    g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest) or out/best, a Hugging Face folder of "
+           "GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
            called="checkpoint checkpoint_dir out_dir model model_path")
     g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
-           "dict with their names: read in a process of its own as tensors and numbers alone, refused if it holds more",
-           "none", against="ckpt")
+           "dict with their names, read in a process of its own", "none", against="ckpt")
     g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records",
            needs="from_nanogpt")
-    g.flag("--activation", one_of("gelu", "gelu_new"), None, "what the model in --from_nanogpt computes; gelu_new is "
-           "GPT-2's own, by tanh", "gelu as nanoGPT, gelu_new as build-nanogpt", needs="from_nanogpt")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; for gguf and "
            "--from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
@@ -52,13 +49,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32",
            called="outtype")
     g.switch("--overwrite", False, "replace an earlier export, or the files of this name in the repository of --push")
-    g = parser.group("pruning")
     g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
-           "smallest weights, to zero; a Hugging Face folder only", "none", against="format gguf")
+           "smallest weights, to zero", "none", against="format gguf")
     g = parser.group("the Hugging Face hub")
     g.flag("--push", path("OWNER/NAME"), None, "upload the folder to this repository, which is created, private, if it "
-           "does not exist; what is uploaded is said first", "nothing is uploaded", called="push_to_hub repo_id",
-           against="format gguf")
+           "does not exist", "nothing is uploaded", called="push_to_hub repo_id", against="format gguf")
     g.switch("--public", False, "a repository that everybody can read", needs="push")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
@@ -122,11 +117,11 @@ from common.files import rename, sync
 from common.outputs import cannot_write, place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
-from common.words import printable, several, size
-from evaluation.pruning import prune_blocks, words_for_card
+from common.words import printable, several
+from evaluation.pruning import prune_blocks
 from hub import publish
 from hub.download import with_models_here
-from tokens.llama_cpp import GGUFVocabulary, gguf_vocabulary
+from tokens.llama_cpp import gguf_vocabulary
 from tokens.tokenizer import tokenizer_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -154,33 +149,25 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
         target = choose_target(output, form_of(args), args.overwrite)
         args = with_models_here(args, ["ckpt"], out, signals.look)
-        origin = printable(as_recorded(args.ckpt))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt is not None:
-                origin = printable(args.from_nanogpt)
                 place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
                 source = Path(place) / Path(args.from_nanogpt).stem
                 with out.phase("reading the file in a process of its own"):
-                    found = convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head, args.activation,
-                                    signals, out.warn)
-                out.say(f"{origin}: {found}")
+                    out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head, signals,
+                                    out.warn))
             else:
-                with out.phase("loading the model"):
-                    source = resolve(Path(args.ckpt), out.warn)
-                origin = printable(as_recorded(str(source)))
-            if target.exists() and target.samefile(source):
-                raise UserError(Exit.FLAGS, f"--output {printable(output)} is the model to export, and would be "
-                                            "replaced. Give another name.")
-            num_tensors = write_export(args, source, target, signals, out)
+                source = resolve(Path(args.ckpt), out.warn)
+            with out.phase(f"writing {printable(target.name)}"):
+                num_tensors = write_export(args, source, target, signals, out)
         except (OSError, SafetensorError) as error:  # either may be a full disk
             raise cannot_write("--output", output, error) from error
-        written = [target] if target.is_file() else list(target.iterdir())
-        num_bytes = sum(path.stat().st_size for path in written)
-        where = printable(str(target)) if args.output is not None else "a temporary folder"
-        out.say(f"{origin} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}, {size(num_bytes)}")
+        origin = printable(args.from_nanogpt or as_recorded(str(source)))
+        where = "a temporary folder" if args.output is None else printable(str(target))
+        out.say(f"{origin} -> {where}: {several(num_tensors, 'tensor')}, {args.dtype}")
         if args.push is not None:
-            publish.push(target, args.push, printable(as_recorded(args.ckpt)), out)
+            publish.push(target, args.push, origin, out)
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals, out: Progress) -> int:
@@ -189,26 +176,15 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
     config, weights = open_model(source)
     try:
         signals.look()
-        with out.phase(f"writing {printable(target.name)}"):
-            if form_of(args) == "gguf":
-                tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
-                vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
-                if vocabulary.normalizes:
-                    out.warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in "
-                             "another form gets other ids.")
-                on_hub = name_of_folder(str(source))
-                name = on_hub.repo.rpartition("/")[2] if on_hub else source.resolve().name
-                num_tensors = write_gguf(config, weights, vocabulary, chat_template(source), name, temporary,
-                                         args.dtype)
-            elif args.prune is None:
-                num_tensors = write_folder(source, stored_tensors(source), temporary, args.dtype)
-            else:
-                model = load_model(source, torch.device("cpu"))
-                num_zeros, num_weights = prune_blocks(model, args.prune)
-                out.say(f"pruned to {args.prune:g}: {num_zeros:,} of {num_weights:,} weights of the blocks are zero")
-                tensors = architecture_of(config).to_hf_tensors(config, model.state_dict())
-                num_tensors = write_folder(source, tensors, temporary, args.dtype,
-                                           words_for_card(args.prune, num_zeros, num_weights))
+        if form_of(args) == "gguf":
+            num_tensors = write_gguf(config, weights, source, args.tokenizer_file, temporary, args.dtype)
+        elif args.prune is None:
+            num_tensors = write_folder(source, stored_tensors(source), temporary, args.dtype)
+        else:
+            model = load_model(source, torch.device("cpu"))
+            card = prune_blocks(model, args.prune)
+            tensors = architecture_of(config).to_hf_tensors(config, model.state_dict())
+            num_tensors = write_folder(source, tensors, temporary, args.dtype, card)
         signals.look()
         if target.is_dir():
             shutil.rmtree(target)
@@ -228,13 +204,12 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
     target, name = Path(output), printable(output)
     try:
         if target.exists():
-            if target.is_dir():
-                is_export = form != "gguf" and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}
+            if form == "gguf":
+                is_export = target.is_file() and target.open("rb").read(4) == b"GGUF"
             else:
-                is_export = form == "gguf" and target.is_file() and target.open("rb").read(4) == b"GGUF"
+                is_export = target.is_dir() and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}
             if not is_export:
-                kind = "a folder" if target.is_dir() else "a file" if target.is_file() else "a device or a pipe"
-                raise UserError(Exit.FLAGS, f"--output {name} is {kind}, not an earlier export. Give another name.")
+                raise UserError(Exit.FLAGS, f"--output {name} exists and is not an earlier export. Give another name.")
             if not overwrite:
                 raise UserError(Exit.FLAGS, f"--output {name} exists already. Give --overwrite, or another name.")
         return place_of(output)
@@ -242,41 +217,50 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
         raise cannot_write("--output", output, error) from error
 
 
-def check_dtype(tensor: torch.Tensor, dtype: str, name: str) -> None:
-    """Raises UserError: exit 6 for a weight that is not finite, exit 2 for one that is too large for the type."""
-    if not tensor.isfinite().all():
-        raise UserError(Exit.DIVERGED, f"{name} holds values that are not finite: the model diverged. Give an earlier "
-                                       "checkpoint.")
-    if not tensor.to(DTYPES[dtype]).isfinite().all():
-        raise UserError(Exit.FLAGS, f"--dtype {dtype}: {name} reaches {tensor.abs().max():,.0f}, more than this type "
-                                    "holds. Give --dtype bf16.")
+def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
+    """The tensor in the type. Raises UserError: exit 6 for a value not finite, exit 2 for one that is too large."""
+    found = tensor.to(DTYPES[dtype])
+    if not found.isfinite().all():
+        code = Exit.FLAGS if tensor.isfinite().all() else Exit.DIVERGED
+        raise UserError(code, f"{name} reaches {tensor.abs().max():,.0f}, which --dtype {dtype} cannot hold. Give "
+                              "--dtype bf16; after NaN or infinity an earlier checkpoint.")
+    return found
 
 
 # ---------------------------------------------------------------- GGUF
 
 
-def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], vocabulary: GGUFVocabulary,
-               template: str | None, name: str, path: Path, dtype: str) -> int:
-    """Writes the file, reads it back, and returns the number of tensors. template is that of a conversation.
+def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], source: Path, tokenizer_file: str | None,
+               path: Path, dtype: str) -> int:
+    """Writes the file, reads it back, and returns the number of tensors.
 
-    Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, and as check_dtype.
+    Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, exit 3 for a tokenizer
+    that it would read differently, and as in_dtype.
     """
     gguf, architecture = optional("gguf", "--format gguf"), architecture_of(config)
     if reason := architecture.why_no_gguf(config):
         raise UserError(Exit.CHECKPOINT, f"{reason}. Give --format huggingface.")
+    tokenizer = tokenizer_of(source, tokenizer_file, config.vocab_size)
+    vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
+    if vocabulary.normalizes:
+        warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in another form gets "
+             "other ids.")
     tensors = gguf_tensors(gguf, config, weights, dtype)
-    kind = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE]
+    kind, types = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], gguf.LlamaFileType
+    on_hub, template = name_of_folder(str(source)), chat_template(source)
+
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
-    writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name(name)
-    for field, value in architecture.gguf_fields(config).items():
+    for field, value in {
+        "type": gguf.GGUFType.MODEL, "name": on_hub.repo.rpartition("/")[2] if on_hub else source.resolve().name,
+        **architecture.gguf_fields(config),
+        "file_type": {"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype],
+        "tokenizer_model": "gpt2", "tokenizer_pre": vocabulary.splits_as, "token_list": vocabulary.tokens,
+        "token_types": [gguf.TokenType[kind] for kind in vocabulary.kinds], "token_merges": vocabulary.merges,
+        "bos_token_id": vocabulary.start_id, "eos_token_id": vocabulary.end_id, "add_bos_token": vocabulary.opens,
+        **({"chat_template": template} if template is not None else {}),
+        "quantization_version": gguf.GGML_QUANT_VERSION,
+    }.items():
         getattr(writer, f"add_{field}")(value)
-    types = gguf.LlamaFileType
-    writer.add_file_type({"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype])
-    add_vocabulary(gguf, writer, vocabulary)
-    if template is not None:
-        writer.add_chat_template(template)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, (array, array_type) in tensors.items():
         writer.add_tensor(key, array, raw_dtype=array_type)
     writer.write_header_to_file()
@@ -284,49 +268,31 @@ def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], vocabul
     writer.write_tensors_to_file()
     writer.close()
     sync(path)
-    check_gguf(gguf, path, tensors)
+
+    stored = {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
+    if stored != {key: array.tobytes() for key, (array, _) in tensors.items()}:
+        raise OSError(f"{path.name} read back differs from what was written")
     return len(tensors)
 
 
 def gguf_tensors(gguf: Any, config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: str,
                  ) -> dict[str, tuple[np.ndarray, Any]]:
-    """The weights by llama.cpp's names, and their GGUF types. Raises UserError as check_dtype.
+    """The weights by llama.cpp's names, and their GGUF types. Raises UserError as in_dtype.
 
     Matrices are stored in the requested type. Vectors and positions stay f32, as in convert_hf_to_gguf.py, because
     llama.cpp's kernels add them to f32. A tied output layer is not stored: where output.weight is missing, llama.cpp
     uses the embedding.
     """
-    architecture, types = architecture_of(config), gguf.GGMLQuantizationType
+    architecture = architecture_of(config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], config.n_layer)
     found = {}
     for name, tensor in architecture.to_gguf_tensors(config, weights).items():
-        stays_f32 = tensor.dim() == 1 or name in architecture.GGUF_KEPT_IN_F32
-        stored_as = "f32" if stays_f32 else dtype
-        check_dtype(tensor, stored_as, name)
-        array = np.ascontiguousarray(tensor.float().numpy())
-        array_type = types[stored_as.upper()]
-        found[names.get_name(name, (".weight", ".bias"))] = gguf.quants.quantize(array, array_type), array_type
+        stored_as = "f32" if tensor.dim() == 1 or name in architecture.GGUF_KEPT_IN_F32 else dtype
+        in_dtype(tensor, stored_as, name)
+        array_type = gguf.GGMLQuantizationType[stored_as.upper()]
+        array = gguf.quants.quantize(np.ascontiguousarray(tensor.float().numpy()), array_type)
+        found[names.get_name(name, (".weight", ".bias"))] = array, array_type
     return found
-
-
-def add_vocabulary(gguf: Any, writer: Any, vocabulary: GGUFVocabulary) -> None:
-    """Adds the fields by which llama.cpp knows the tokenizer."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(vocabulary.splits_as)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types([gguf.TokenType[kind] for kind in vocabulary.kinds])
-    writer.add_token_merges(vocabulary.merges)
-    writer.add_bos_token_id(vocabulary.start_id)
-    writer.add_eos_token_id(vocabulary.end_id)
-    writer.add_add_bos_token(vocabulary.opens)
-
-
-def check_gguf(gguf: Any, path: Path, tensors: Mapping[str, tuple[np.ndarray, Any]]) -> None:
-    """Raises OSError unless the file holds exactly the bytes of these tensors."""
-    stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
-    for key, (array, _) in tensors.items():
-        if key not in stored or stored[key].tobytes() != array.tobytes():
-            raise OSError(f"{key} read back differs from what was written")
 
 
 # ---------------------------------------------------------------- a Hugging Face folder
@@ -350,8 +316,7 @@ def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path,
 
     tensors, path = {}, folder / WEIGHTS
     for name, tensor in stored.items():
-        check_dtype(tensor, dtype, name)
-        tensors[name] = tensor.to(DTYPES[dtype]).contiguous()
+        tensors[name] = in_dtype(tensor, dtype, name).contiguous()
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors lets the owner alone read its files
     with safe_open(path, framework="pt") as file:

@@ -33,8 +33,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
     parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
-    g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), its best by validation (out/best) or "
-           "last, a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
+    g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest) or out/best, a Hugging Face folder of "
+           "GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
            called="checkpoint checkpoint_dir out_dir model model_path ckpt_path")
     g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
            "a newline", called="start text input_text")
@@ -54,16 +54,14 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--top_p", real(0, 1, above=True), DEFAULTS.top_p,
            "only the likeliest tokens that together hold this share of the probability")
     g = parser.group("output, machine")
-    g.switch("--json", False, "one JSON object per line for each continuation: text, ids, log-probabilities, why it "
-                              "ended")
-    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
-             "one")
+    g.switch("--json", False, "a JSON object per continuation: text, ids, log-probabilities, why it ended")
+    g.switch("--use_gpu", None, "require a GPU; exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with a GPU, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
-    g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights, one scale per output channel",
+    g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights; on a GPU faster only with --compile",
            called="quant")
-    g.switch("--compile", False, "compile the step, half a minute the first time; on NVIDIA's GPUs one CUDA graph, "
-                                 "on a CPU it serves one continuation at a time")
+    g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU for one continuation at a "
+                                 "time")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 

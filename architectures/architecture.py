@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
 from model import LanguageModel
 from ops.options import Options
 
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
 StackedParts: TypeAlias = dict[str, tuple[torch.Tensor, ...]]  # of most tensors only one
 # attend(q_NHK, kv_N2GK) stores the keys and values of N new ids and returns what their queries find, [N, H K].
 Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -18,7 +19,7 @@ Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LaidOut: TypeAlias = dict[str, Any]
 
 
-class Architecture:
+class Architecture(Protocol):
     """A kind of network.
 
     A config has the fields and properties of model.GPTConfig that the program reads: vocab_size and padded_vocab_size,
@@ -42,6 +43,7 @@ class Architecture:
 
         Raises UserError (exit 2) for flags that are no model.
         """
+        ...
 
     def build(self, config: Any, options: Options) -> LanguageModel:
         """The network, its values not yet set."""
@@ -49,7 +51,7 @@ class Architecture:
 
     def block_matrices(self, config: Any) -> dict[str, tuple[int, ...]]:
         """The matrices of a block by name, without .weight, each with the rows of those stacked in it."""
-        raise NotImplementedError
+        ...
 
     def hidden_matrices(self, config: Any) -> dict[str, tuple[int, ...]]:
         """The same for all blocks, by the names of parameters."""
@@ -58,19 +60,20 @@ class Architecture:
 
     def block_bytes(self, config: Any, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
         """Bytes per token that autograd keeps of one block; dtype is autocast's, residual_bytes an element's size."""
-        raise NotImplementedError
+        ...
 
     # config.json
 
     def to_hf_config(self, config: Any, end_of_text_id: int | None) -> dict[str, Any]:
         """The fields of config.json, model_type among them, by which transformers opens the model."""
-        raise NotImplementedError
+        ...
 
     def from_hf_config(self, fields: Mapping[str, Any]) -> Any:
         """The config from the fields of a config.json.
 
         Raises InvalidCheckpoint, naming the field, for a model that the network does not compute exactly.
         """
+        ...
 
     # model.safetensors
 
@@ -85,47 +88,49 @@ class Architecture:
         return {name: [config.vocab_size if self.has_vocabulary_rows(name) else len(tensor), *tensor.shape[1:]]
                 for name, tensor in tensors.items()}
 
-    def unpadded_tensors(self, config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def unpadded_tensors(self, config: Any, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Views without the vocabulary's padding; what others need and the network leaves out is zero."""
         return {name: tensor[:config.vocab_size] if self.has_vocabulary_rows(name) else tensor
                 for name, tensor in tensors.items()}
 
-    def to_hf_tensors(self, config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_hf_tensors(self, config: Any, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Views by the names and in the layout of a Hugging Face folder."""
-        raise NotImplementedError
+        ...
 
-    def from_hf_tensors(self, config: Any, stored: Mapping[str, torch.Tensor]) -> StackedParts:
+    def from_hf_tensors(self, config: Any, stored: Tensors) -> StackedParts:
         """The inverse, each tensor as the parts that are stacked in it: views, no copies.
 
         Names and shapes are compared with shapes() afterwards, by the caller.
         """
-        raise NotImplementedError
+        ...
 
     # decoding, where a block's parts are by their names within the block
 
     def prepare(self, config: Any, ends: LaidOut, blocks: list[LaidOut]) -> None:
         """Adds to what is laid out of the model, and of each block, what decoding would compute in every step."""
+        return None
 
     def enter(self, config: Any, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The residual stream [N, C] from the rows of the embedding, and what blocks must know of the positions."""
-        raise NotImplementedError
+        ...
 
     def decode_block(self, config: Any, parts: LaidOut, x: torch.Tensor, places: Any, attend: Attend) -> torch.Tensor:
         """The residual stream behind a block."""
-        raise NotImplementedError
+        ...
 
     def leave(self, config: Any, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
         """What the output layer multiplies."""
-        raise NotImplementedError
+        ...
 
     # GGUF, for llama.cpp
 
-    def to_gguf_tensors(self, config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_gguf_tensors(self, config: Any, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Tensors by names that the package gguf translates, matrices as [out, in] with llama.cpp's order of rows."""
         return self.unpadded_tensors(config, tensors)
 
     def why_no_gguf(self, config: Any) -> str | None:
         """Why llama.cpp would compute something else from this model; None if it computes the same."""
+        return None
 
     def gguf_fields(self, config: Any) -> dict[str, int | float]:
         """The fields by which llama.cpp knows the model's shape, by the names of gguf.GGUFWriter's add_ methods."""

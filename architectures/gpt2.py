@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from architectures.architecture import Architecture, Attend, LaidOut, StackedParts
+from architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors
 from architectures.fields import check_values, check_whole, fraction_of, shown, truth_of
 from common.errors import InvalidCheckpoint
 from model import GPT, GPTConfig
@@ -23,10 +23,9 @@ from ops.linear import ACTIVATIONS, gelu_tanh
 
 POSITIONS = "transformer.wpe.weight"
 
-# What GPT2Config takes where config.json has no such field, and bounds that any real GPT-2 is within, so that a hostile
-# file cannot ask for all of the machine's memory. The order is that of GPTConfig.
-NUMBERS = {"vocab_size": (50257, 2**24), "n_positions": (1024, 2**20), "n_layer": (12, 1024), "n_head": (12, 1024),
-           "n_embd": (768, 2**16)}
+# Of config.json, in the order of GPTConfig: bounds that any real GPT-2 is within, so that a hostile file cannot ask for
+# all of the machine's memory.
+NUMBERS = {"vocab_size": 2**24, "n_positions": 2**20, "n_layer": 1024, "n_head": 1024, "n_embd": 2**16}
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' Conv1D stores [I, O]
 STALE_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old versions of transformers stored
 
@@ -76,10 +75,9 @@ class GPT2(Architecture):
         }
 
     def from_hf_config(self, fields: Mapping[str, Any]) -> GPTConfig:
-        numbers = {key: fields.get(key, default) for key, (default, _) in NUMBERS.items()}
-        for key, (_, high) in NUMBERS.items():
-            check_whole("config.json", key, numbers[key], 1, high)
-        C, H = numbers["n_embd"], numbers["n_head"]
+        for key, high in NUMBERS.items():
+            check_whole("config.json", key, fields.get(key), 1, high)
+        C, H = fields["n_embd"], fields["n_head"]
         if C % H:
             raise InvalidCheckpoint(f"config.json: n_embd {C} is not a multiple of n_head {H}")
         check_values(fields, {"n_inner": (4 * C, None), "scale_attn_weights": (True,), "add_cross_attention": (False,),
@@ -88,12 +86,11 @@ class GPT2(Architecture):
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise InvalidCheckpoint(f"config.json: activation_function is {shown(activation)}, not one of "
                                     f"{', '.join(ACTIVATIONS)}")
-        tied, dropout = truth_of(fields, "tie_word_embeddings", True), fraction_of(fields, "resid_pdrop", 0.1)
-        shape = (numbers[key] for key in NUMBERS)
-        return GPTConfig(*shape, dropout=dropout, tie_weights=tied, activation=activation,
+        return GPTConfig(*(fields[key] for key in NUMBERS), dropout=fraction_of(fields, "resid_pdrop", 0.1),
+                         tie_weights=truth_of(fields, "tie_word_embeddings", True), activation=activation,
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
 
-    def unpadded_tensors(self, config: GPTConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def unpadded_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         found = super().unpadded_tensors(config, tensors)
         for name in list(found) if not config.bias else ():
             if name != POSITIONS and not self.has_vocabulary_rows(name):
@@ -101,11 +98,11 @@ class GPT2(Architecture):
                 found[f"{name.removesuffix('.weight')}.bias"] = zeros
         return found
 
-    def to_hf_tensors(self, config: GPTConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_hf_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         return {name: tensor.t() if name.endswith(TRANSPOSED) else tensor
                 for name, tensor in self.unpadded_tensors(config, tensors).items()}
 
-    def from_hf_tensors(self, config: GPTConfig, stored: Mapping[str, torch.Tensor]) -> StackedParts:
+    def from_hf_tensors(self, config: GPTConfig, stored: Tensors) -> StackedParts:
         """As Architecture says; a shorter seq_length takes the first positions.
 
         The names of the Hub's first uploads, which lack the prefix, and their mask buffers are understood. A tied head

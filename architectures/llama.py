@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from architectures.architecture import Architecture, Attend, LaidOut, StackedParts
+from architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors
 from architectures.fields import check_values, check_whole, fraction_of, is_number, shown, truth_of
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, InvalidCheckpoint, UserError
@@ -68,10 +68,8 @@ class Llama(Architecture):
     GGUF_FIELDS: ClassVar[dict[str, str]] = {
         "head_count_kv": "n_kv_head", "key_length": "head_dim", "value_length": "head_dim",
         "rope_dimension_count": "head_dim", "rope_freq_base": "rope_theta", "layer_norm_rms_eps": "rms_norm_epsilon"}
-    # What transformers takes where config.json has no such field, and the values of other fields that are computed.
-    DEFAULTS: ClassVar[dict[str, int]] = {
-        "vocab_size": 32000, "max_position_embeddings": 2048, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "hidden_size": 4096, "intermediate_size": 11008}
+    HEAD_DIM: int | None = None  # of a config.json without it; None: the width of the model divided by the heads
+    # The values of other fields that are computed, and those that are written.
     COMPUTED: ClassVar[dict[str, tuple[Any, ...]]] = {"mlp_bias": (False,)}
     OTHER_FIELDS: ClassVar[dict[str, Any]] = {"mlp_bias": False, "pretraining_tp": 1}
 
@@ -129,7 +127,7 @@ class Llama(Architecture):
         }
 
     def from_hf_config(self, fields: Mapping[str, Any]) -> RotaryConfig:
-        numbers = _numbers(fields, self.DEFAULTS)
+        numbers = _numbers(fields, self.HEAD_DIM)
         check_values(fields, {"hidden_act": ("silu", "swish"), "attention_bias": (False,),
                               "quantization_config": (None,), **self.COMPUTED})
         rope_theta, rope_scaling = _rope(fields)
@@ -138,13 +136,13 @@ class Llama(Architecture):
                            tie_weights=truth_of(fields, "tie_word_embeddings", False), rope_theta=rope_theta,
                            rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6), rope_scaling=rope_scaling)
 
-    def to_hf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_hf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         found = self.unpadded_tensors(config, tensors)
         for fused, parts in self._fused(config):
             found |= zip(parts, found.pop(fused).split(list(parts.values())), strict=True)
         return found
 
-    def from_hf_tensors(self, config: RotaryConfig, stored: Mapping[str, torch.Tensor]) -> StackedParts:
+    def from_hf_tensors(self, config: RotaryConfig, stored: Tensors) -> StackedParts:
         """As Architecture says. Raises InvalidCheckpoint for a part of several that is missing or of another shape.
 
         A tied head and buffers of old versions are left out; a folder of the network without its head lacks the prefix.
@@ -199,7 +197,7 @@ class Llama(Architecture):
     def leave(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
         return _norm(config, ends["model.norm"], x)
 
-    def to_gguf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_gguf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         """The tensors of transformers, with the rows of queries and keys in the order of the paper on rotary positions.
 
         llama.cpp turns the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i + K/2. What it
@@ -223,9 +221,7 @@ class Qwen3(Llama):
     MODEL_TYPE, CLASS = "qwen3", "Qwen3ForCausalLM"
     Config = Qwen3Config
     GGUF_ARCHITECTURE = "QWEN3"
-    DEFAULTS: ClassVar[dict[str, int]] = {
-        "vocab_size": 151936, "max_position_embeddings": 32768, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 22016}
+    HEAD_DIM = 128
     COMPUTED: ClassVar[dict[str, tuple[Any, ...]]] = {"use_sliding_window": (False,)}
     OTHER_FIELDS: ClassVar[dict[str, Any]] = {"use_sliding_window": False, "sliding_window": None}
 
@@ -234,7 +230,7 @@ class Qwen3(Llama):
         check_values(fields, {"layer_types": (["full_attention"] * config.n_layer, None)})
         return config
 
-    def to_gguf_tensors(self, config: RotaryConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_gguf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self.to_hf_tensors(config, tensors)
 
     def why_no_gguf(self, config: RotaryConfig) -> str | None:
@@ -255,18 +251,18 @@ def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.
 # ---------------------------------------------------------------- fields of config.json
 
 
-def _numbers(fields: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, int]:
+def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
     """The whole numbers of the config, each within its bounds; a head size and shared heads that are null follow."""
-    numbers = {key: fields.get(key, defaults.get(key)) for key in NUMBERS}
+    numbers: dict[str, Any] = {key: fields.get(key) for key in NUMBERS}
     for key in ("hidden_size", "num_attention_heads"):
         check_whole("config.json", key, numbers[key], 1, NUMBERS[key][1])
     C, H = numbers["hidden_size"], numbers["num_attention_heads"]
-    if numbers["head_dim"] is None:
-        if C % H:
-            raise InvalidCheckpoint(f"config.json: hidden_size {C} is not a multiple of num_attention_heads {H}")
-        numbers["head_dim"] = C // H
     if numbers["num_key_value_heads"] is None:
         numbers["num_key_value_heads"] = H
+    if numbers["head_dim"] is None:
+        numbers["head_dim"] = head_dim or C // H
+        if C % H and not head_dim:
+            raise InvalidCheckpoint(f"config.json: hidden_size {C} is not a multiple of num_attention_heads {H}")
 
     for key, (_, high) in NUMBERS.items():
         check_whole("config.json", key, numbers[key], 1, high)

@@ -16,7 +16,7 @@ from torch.optim.adamw import AdamW
 import train
 from data import CorpusWindows
 from machine.processes import ALONE, Processes
-from ops.attention import plain_attention
+from ops.attention import Context
 from tokens.stream import DTYPES
 from training.parts import FAST
 
@@ -55,10 +55,14 @@ class NaiveBatches:
         return torch.from_numpy(np.concatenate(maps).astype(np.int32))
 
 
-def naive_attention(*args: Any) -> torch.Tensor:
-    """causal_attention as first written."""
+def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:
+    """causal_attention as the paper writes it (Vaswani et al. 2017, section 3.2): all scores, the future masked."""
     _called.add("attention")
-    return plain_attention(*args)
+    T, K = q_BHTK.shape[-2:]
+    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
+    scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
+    weights_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
+    return torch.nn.functional.dropout(weights_BHTT, context.dropout) @ v_BHTK
 
 
 def naive_adamw(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:

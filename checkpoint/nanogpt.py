@@ -31,12 +31,12 @@ READER = Path(checkpoint.__file__).with_name("pickled.py")
 PADDING = 128  # a vocabulary is padded to a multiple of 64 or 128
 
 
-def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None, activation: str | None,
-            signals: Signals, warn: Callable[[str], None]) -> str:
+def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None, signals: Signals,
+            warn: Callable[[str], None]) -> str:
     """Writes the file's model as a new folder; returns what was found in words.
 
-    activation is 'gelu' or 'gelu_new', by default what nanoGPT (exact GELU) or build-nanogpt (tanh) compute. Raises
-    UserError: exit 3 for a tokenizer that is not the model's, exit 4 for a file that is not read; OSError.
+    Its activation is what nanoGPT (exact GELU) or build-nanogpt (tanh) compute. Raises UserError: exit 3 for a
+    tokenizer that is not the model's, exit 4 for a file that is not read; OSError.
     """
     shown = f"--from_nanogpt {printable(str(path))}"
     folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
                                          "model.state_dict() alone with torch.save.")
     facts, weights = json.loads(answer.printed), load_file(found)
     try:
-        activation = activation or ("gelu_new" if facts["is_object"] else "gelu")
+        activation = "gelu_new" if facts["is_object"] else "gelu"
         config = _config(weights, n_head or facts["n_head"], activation)
         weights_of(config, GPT2().to_hf_tensors(config, weights))
     except InvalidCheckpoint as error:

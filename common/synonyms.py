@@ -52,6 +52,7 @@ GONE: dict[str, tuple[object, str]] = {
     **{f"evaluate {name}": (None, _OF_HARNESS) for name in ("hellaswag", "lambada")},
     **{f"evaluate {name}": (None, _BY_PRETOKENIZE) for name in ("text_field", "document_separator", "encoding")},
     "pretokenize corpus": (None, "Name the dataset: hf://datasets/roneneldan/TinyStories."),
+    "export activation": (None, "Change activation_function in the config.json of the folder that was written."),
     "plot panels": ("all", "The picture has the losses; trackers such as TensorBoard draw every figure."),
     "plot html": (None, "Give --output plot.svg."),
     "evaluate prune": (None, "python export.py --prune writes a pruned folder; measure it."),

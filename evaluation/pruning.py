@@ -8,11 +8,11 @@ from architectures.table import Network, architecture_of
 
 
 @torch.no_grad()
-def prune_blocks(model: Network, share: float) -> tuple[int, int]:
+def prune_blocks(model: Network, share: float) -> str:
     """Sets the smallest share of each matrix of the blocks to zero, by magnitude; stacked matrices count as one.
 
-    Embeddings, biases and norms stay: the layer-wise magnitude pruning of Han et al. (2015), section 3. Returns the
-    number of zeros and the number of weights in these matrices.
+    Embeddings, biases and norms stay: the layer-wise magnitude pruning of Han et al. (2015), section 3. Returns what a
+    model card says of it.
     """
     num_zeros = num_weights = 0
     for name in architecture_of(model.config).hidden_matrices(model.config):
@@ -21,11 +21,6 @@ def prune_blocks(model: Network, share: float) -> tuple[int, int]:
         weight.view(-1)[smallest] = 0.0
         num_zeros += len(smallest)
         num_weights += weight.numel()
-    return num_zeros, num_weights
-
-
-def words_for_card(share: float, num_zeros: int, num_weights: int) -> str:
-    """What a model card says of it."""
     return (f"\n## Pruned\n\nOf each matrix in the blocks {100 * share:.4g}% of the weights, those of smallest "
             f"magnitude, are zero: {num_zeros:,} of {num_weights:,}. Embeddings, norms and biases are as they were, "
             "and nothing was trained afterwards (Han et al. 2015, section 3). The zeros are stored and multiplied "

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from common.errors import Exit, UserError, warn
-from common.waiting import read_when_there
+from common.errors import Exit, UserError
 from common.words import printable
 from tokens.tokenizer import end_of_text_id, opening_ids
 
@@ -31,15 +30,9 @@ def read_prompt_file(name: str) -> str:
     flag = f"--prompt_file {printable(name)}"
     if name == "-":
         check_stdin(flag)
-
-    def waits() -> None:
-        is_typed = name == "-" and sys.stdin.isatty()
-        how = "type it, and end with Ctrl-D" if is_typed else "nothing has written to it yet; Ctrl-C stops"
-        warn(f"{flag}: waiting for the prompt ({how}).")
-
     try:
-        source = sys.stdin.fileno() if name == "-" else name
-        content = read_when_there(source, MAX_PROMPT_BYTES, waits)  # a device has no end
+        with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+            content = file.read(MAX_PROMPT_BYTES + 1)  # a device has no end
     except OSError as error:
         raise UserError(Exit.DATA, f"{flag}: {error.strerror}. Give a text file.") from error
     if len(content) > MAX_PROMPT_BYTES:

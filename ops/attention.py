@@ -1,4 +1,4 @@
-"""Causal attention: the fast forms, and the plain one they are tested against.
+"""Causal attention. The plain form is PyTorch's, F.scaled_dot_product_attention.
 
 k and v may have fewer heads than q, each shared by a group of queries' heads (Ainslie et al. 2023, GQA, section 2.2).
 
@@ -30,20 +30,6 @@ class Context(NamedTuple):
 Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Context], torch.Tensor]
 
 
-def plain_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:
-    """Attention as the paper writes it, [B, H, T, K]: all scores, the future masked, the softmax, the weighted sum.
-
-    Source: Vaswani et al. 2017, section 3.2.1, with the mask of section 3.2.3. It holds [B, H, T, T] several times.
-    """
-    T, K = q_BHTK.shape[-2:]
-    k_BHTK, v_BHTK = for_all_heads(q_BHTK, k_BHTK), for_all_heads(q_BHTK, v_BHTK)
-    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
-
-    scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
-    weights_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
-    return F.dropout(weights_BHTT, context.dropout) @ v_BHTK
-
-
 def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context,
                      ) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
@@ -55,12 +41,6 @@ def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.T
         return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context)
     return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout,
                                           enable_gqa=k_BHTK.size(1) != q_BHTK.size(1))
-
-
-def for_all_heads(q_BHTK: torch.Tensor, kv_BHTK: torch.Tensor) -> torch.Tensor:
-    """Keys or values with as many heads as the queries: each is repeated for the heads that share it."""
-    groups = q_BHTK.size(1) // kv_BHTK.size(1)
-    return kv_BHTK if groups == 1 else kv_BHTK.repeat_interleave(groups, 1)
 
 
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:

@@ -29,9 +29,7 @@ def quantize(weight_OC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [O, C] and its scale per output channel, bf16 [O], symmetric: weight = int8 x scale within half a scale."""
     highest_O = torch.maximum(-weight_OC.amin(1), weight_OC.amax(1))
     scale_O = (highest_O.float() / 127).clamp(min=2.0**-60).bfloat16()  # the same in every dtype
-    integers_OC = torch.empty(weight_OC.shape, dtype=torch.int8, device=weight_OC.device)
-    for weight, scale, integers in zip(*(x.split(256) for x in (weight_OC, scale_O, integers_OC)), strict=True):
-        integers.copy_((weight.float() * scale.float().reciprocal()[:, None]).round_())
+    integers_OC = (weight_OC.float() * scale_O.float().reciprocal()[:, None]).round_().to(torch.int8).contiguous()
     return integers_OC, scale_O
 
 
@@ -45,14 +43,9 @@ def few_rows_product(x_NC: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tenso
     return (weight_OC[:, None].float() * x_NC.float()).sum(-1).t()
 
 
-def is_compiling_few_rows(x: torch.Tensor) -> bool:
-    """True while torch.compile traces a product with at most LOOP_ROWS rows on a GPU."""
-    return torch.compiler.is_compiling() and x.device.type == "cuda" and len(x) <= LOOP_ROWS
-
-
-def is_compiling_one_row(x: torch.Tensor) -> bool:
-    """True while torch.compile traces a product with one row on a CPU."""
-    return torch.compiler.is_compiling() and x.device.type == "cpu" and len(x) == 1
+def is_compiling_rows(x: torch.Tensor, device_type: str, most: int) -> bool:
+    """True while torch.compile traces a product of at most this number of rows on such a device."""
+    return torch.compiler.is_compiling() and x.device.type == device_type and len(x) <= most
 
 
 class Dense:
@@ -65,13 +58,13 @@ class Dense:
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x weight' + bias, [N, O], in the dtype of x."""
-        if is_compiling_one_row(x):
+        if is_compiling_rows(x, "cpu", 1):
             y = one_row_product(x, self.weight)
-            return (y if self.bias is None else y + self.bias).to(x.dtype)
-        if x.dtype == self.dtype:
+        elif x.dtype == self.dtype:
             return F.linear(x, self.weight, self.bias)
-        y = F.linear(x.to(self.dtype), self.weight).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        else:
+            y = F.linear(x.to(self.dtype), self.weight).to(x.dtype)
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, activation: Activation | None = None,
                  ) -> torch.Tensor:
@@ -118,19 +111,17 @@ class Int8(Dense):
         self.dtype = dtype
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        if is_compiling_one_row(x):
+        if is_compiling_rows(x, "cpu", 1):
             y = one_row_product(x, self.weight) * self.scale
-            return (y if self.bias is None else y + self.bias).to(x.dtype)
-        if is_compiling_few_rows(x):
+        elif is_compiling_rows(x, "cuda", LOOP_ROWS):
             y = few_rows_product(x, self.weight) * self.scale.float()
-            return (y if self.bias is None else y + self.bias).to(x.dtype)
-        if x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) <= INT8_ROWS:
+        elif x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) <= INT8_ROWS:
             y = torch._weight_int8pack_mm(x, self.weight, self.scale)  # type: ignore[attr-defined]
         elif self.dtype == torch.float16:  # sums of unscaled integers would pass its largest number, 65,504
             y = F.linear(x.to(self.dtype), self.weight.to(self.dtype) * self.scale.to(self.dtype)[:, None]).to(x.dtype)
         else:
             y = F.linear(x.to(self.dtype), self.weight.to(self.dtype)).to(x.dtype) * self.scale.to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self.weight[ids] * self.scale[ids][..., None]

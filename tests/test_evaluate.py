@@ -7,12 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 import evaluate
 from common.errors import Exit, UserError
 from evaluation import scoring
-from evaluation.pruning import prune_blocks
 from tests.helpers.scoring import T
 
 
@@ -81,24 +79,6 @@ def test_a_signal_ends_it_and_what_was_finished_is_kept(folder, tmp_path, monkey
     results = json.loads((tmp_path / "j.json").read_text())["results"] if (tmp_path / "j.json").exists() else []
     assert len(calls) == 3
     assert [result["file"] for result in results] == ["a.txt"]
-
-
-def test_pruning_zeroes_the_smallest_weights_of_each_matrix(call, make_model, write_folder, tmp_path):
-    model = make_model()
-    path = write_folder(tmp_path / "model", model)
-    (tmp_path / "a.txt").write_text("the cat sat on the mat and the dog ran to the sea " * 5)
-    whole = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    zeros, total = prune_blocks(model, 0.3)
-    assert zeros == pytest.approx(0.3 * total, abs=8)
-    for name, weight in model.named_parameters():
-        kept = weight != 0
-        if weight.dim() == 2 and ".h." in name:
-            assert 1 - kept.float().mean() == pytest.approx(0.3, abs=1e-3)
-            assert whole[name][kept].abs().min() >= whole[name][~kept].abs().max()
-        assert torch.equal(weight[kept], whole[name][kept])
-    pruned = write_folder(tmp_path / "pruned", model)
-    [before], [after] = (call("--text", tmp_path / "a.txt", ckpt=folder) for folder in (path, pruned))
-    assert before["nats_per_token"] != after["nats_per_token"]
 
 
 def test_a_tokenizer_without_an_end_of_text_is_a_warning(call, make_model, write_folder, tokenizer, tmp_path, capsys):

@@ -212,10 +212,9 @@ def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, 
             run(folder, output, *flags, "--overwrite")
     assert sorted(path.name for path in (folder / "checkpoint-3").iterdir()) == inside
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is a file"):
-        run(folder, tmp_path / "file", *flags, "--overwrite")
-    with pytest.raises(UserError, match="is a file, not an earlier export"):
-        run(folder, tmp_path / "file", "--overwrite")
+    for form in (flags, ()):
+        with pytest.raises(UserError, match="not an earlier export"):
+            run(folder, tmp_path / "file", *form, "--overwrite")
 
 
 @pytest.mark.parametrize("form", ["gguf", "huggingface"])
@@ -234,8 +233,8 @@ def test_a_full_disk_is_no_bug_and_the_earlier_export_stays(folder, tmp_path, mo
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("value", "dtype", "code", "why"), [
-    (float("nan"), "f32", Exit.DIVERGED, "not finite"), (1e5, "f16", Exit.FLAGS, "100,000, more than this type holds")])
+@pytest.mark.parametrize(("value", "dtype", "code", "why"), [(float("nan"), "f32", Exit.DIVERGED, "nan, which"),
+                                                             (1e5, "f16", Exit.FLAGS, "100,000, which --dtype f16")])
 def test_weights_that_the_type_cannot_hold_are_named(make_model, write_folder, tmp_path, value, dtype, code, why):
     model = make_model()
     with torch.no_grad():

@@ -604,8 +604,6 @@ def checkpoint_rows() -> list[Row]:
         Row("generate.py: a file of a checkpoint", f"{GENERATE} {WEIGHTS}", code, f"Give {HERE}."),
         Row("generate.py: a folder with a newline in its name", "generate.py --ckpt 'a\nerror: b'", code,
             r"error: a\nerror: b does not exist. Train one first: python train.py --output_dir $'a\012error: b'"),
-        Row("export.py: onto the model itself", "export.py --ckpt gpt2 --output gpt2 --format huggingface --dtype bf16 "
-            "--overwrite", Exit.FLAGS, "--output gpt2 is the model to export, and would be replaced"),
         Row("train.py resumes: the best, where later ones are", f"{RESUME} best", code,
             "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
         Row("train.py cools down: a model without a schedule", f"{COOL} --output_dir new --cooldown_from gpt2", code,
@@ -680,7 +678,7 @@ def place_rows() -> list[Row]:
         Row("generate.py: a folder whose name is not UTF-8", f"{GENERATE} {BAD_NAME}", checkpoint, "Rename it: mv",
             lambda place: (place / "gpt2").rename(place / BAD_NAME)),
         Row("export.py: a file that is no export", "export.py --ckpt gpt2 --output text.txt --overwrite", flags,
-            "text.txt is a file, not an earlier export"),
+            "text.txt exists and is not an earlier export"),
         Row("export.py: a precision that is none", f"{export} gpt2 --output x --dtype f8", flags, "--dtype 'f8'"),
         Row("export.py: nowhere to write", f"{export} gpt2", flags, "--output: required"),
         Row("plot.py: a folder without a run", "plot.py corpus", data, "metrics.jsonl: No such file"),

@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ops.attention import for_all_heads
-
 PLACEHOLDERS = {  # what a generated file takes from C++, and what the file gets here in its place
     r"torch\._C\._dynamo\.guards\._empty_strided_cuda": "empty_strided_cuda_here",
     r"torch\._C\._dynamo\.guards\._reinterpret_tensor": "reinterpret_tensor_here",
@@ -175,10 +173,10 @@ def fused_attention(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 
 def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    k, v = for_all_heads(q, k), for_all_heads(q, v)
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, context.dropout, True)[0]
 
 
 def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    k, v = for_all_heads(q, k), for_all_heads(q, v)
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, context.dropout, True)[0]
