@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -20,9 +20,12 @@ from architectures.fields import shown
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import StateTensor
 from common.errors import Exit, UserError
+from machine.backends import backend_of
 from machine.device import Machine
 from training.adamw8bit import BLOCK, AdamW8bit, kept_in_8_bits
 from training.muon import Muon
+
+MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class OptimizerKind:
     make: Callable[..., torch.optim.Optimizer]
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
-              adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, dtype: torch.dtype = torch.float32,
+              adamw: MakesAdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32,
               ) -> torch.optim.Optimizer:
         """The optimizer of these groups. AdamW (Loshchilov and Hutter 2019) is fused; dtype is of Muon's products."""
         fused = partial(adamw, lr=learning_rate, betas=betas, fused=True)
@@ -170,6 +173,40 @@ def _name_on_resume(args: argparse.Namespace, stored: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------- the optimizers
+
+
+class HostDecides(torch.optim.AdamW):
+    """AdamW by the fused kernel, of which the host makes what found_inf and grad_scale ask for.
+
+    It waits for the device once a step, to read found_inf: with 1 nothing changes, not even a moment.
+    """
+
+    found_inf: torch.Tensor | None = None
+    grad_scale: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
+        found_inf, grad_scale = self.found_inf, self.grad_scale
+        self.found_inf = self.grad_scale = None  # else PyTorch would count a skipped step back, that was not counted
+        parameters: list[Any] = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if found_inf is not None and found_inf.item():
+            for parameter in parameters:  # a checkpoint holds the state even if no step has been applied
+                if not self.state[parameter]:
+                    self.state[parameter] = {"step": torch.zeros((), device=parameter.device),
+                                             "exp_avg": torch.zeros_like(parameter),
+                                             "exp_avg_sq": torch.zeros_like(parameter)}
+        else:
+            for parameter in parameters if grad_scale is not None else ():
+                parameter.grad.div_(grad_scale)
+            super().step()
+        self.found_inf, self.grad_scale = found_inf, grad_scale
+
+
+def adamw_for(adamw: MakesAdamW, device: torch.device) -> MakesAdamW:
+    """The fused AdamW for the device. Apple's kernel read neither tensor before PyTorch's pull request 186360 (2026).
+    """
+    return adamw if backend_of(device).fused_adamw_obeys or adamw is not torch.optim.AdamW else HostDecides
 
 
 def dtype_of_products(machine: Machine) -> torch.dtype:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from machine.processes import Processes
 from model import Options
 from ops.shards import local
 
+DELAY = 2  # asks after which an answer of several processes is read: it has arrived by then, and nobody waits for it
 BUCKET_MIB = 25  # of gradients that are averaged at a time
 
 
@@ -173,3 +175,43 @@ def sequences_at_a_time(samples_per_step: int, batch_size: int, processes: Proce
                                     f"processes cannot share evenly. Give --batch_size and "
                                     f"--gradient_accumulation_steps whose product is {nearest:,}, for example.")
     return max(n for n in range(1, min(batch_size, each) + 1) if each % n == 0)
+
+
+# ---------------------------------------------------------------- what they decide together
+
+
+class Decisions:
+    """Questions that all processes ask in the same order. One process decides for itself, at once."""
+
+    def __init__(self, processes: Processes):
+        self._processes = processes
+        self.num_asked = 0  # grows while the run goes on
+        self._decided: set[str] = set()  # by agree_now, for good
+        self._sent: defaultdict[str, deque[tuple[torch.Tensor, dist.Work]]] = defaultdict(deque)  # oldest first
+
+    def agree(self, what: str, here: bool) -> bool:
+        """True in all processes if one of them said so, DELAY asks ago.
+
+        The votes travel between the hosts while the devices compute. Who votes yes does so until it is decided.
+        """
+        self.num_asked += 1
+        if self._processes.world_size == 1 or what in self._decided:
+            return here or what in self._decided
+        vote, sent = torch.tensor(float(here)), self._sent[what]
+        work = dist.all_reduce(vote, async_op=True)
+        assert work
+        sent.append((vote, work))
+        if len(sent) <= DELAY:
+            return False
+        vote, work = sent.popleft()
+        work.wait()
+        if decided := vote.item() > 0:
+            sent.clear()  # those asked since then are the same vote, which is decided now
+        return decided
+
+    def agree_now(self, what: str, here: bool) -> bool:
+        """The same at once and for good, for what may take long between steps: all processes wait for each other."""
+        self.num_asked += 1
+        if self._processes.any(here):
+            self._decided.add(what)
+        return what in self._decided

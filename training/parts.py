@@ -10,10 +10,8 @@ import torch
 
 import data
 from ops.attention import Attention, causal_attention
-from training.decisions import Decisions
-from training.fused import adamw_for
-from training.optimizers import dtype_of_products, parameter_groups
-from training.parallel import build
+from training.optimizers import adamw_for, dtype_of_products, parameter_groups
+from training.parallel import Decisions, build
 from training.state import Run, Setup, TrainState
 
 

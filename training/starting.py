@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from architectures.fields import is_number
+from architectures.table import architecture_of, name_of
 from checkpoint import load
-from common.config import Layer
-from common.errors import Exit, UserError
+from common.config import Layer, read_toml, write_toml
+from common.errors import Exit, UserError, warn
+from common.names import RUN_CONFIG
 from common.transcript import heading
 from common.words import printable, shell_line, shell_word
 from hub.names import as_recorded
 from machine.device import name_of_dtype
+from model import SIZES
 from planning.inputs import tokenizer_in
 from tokens.tokenizer import load_tokenizer
 from training.mirror import delete_other_runs, take_mirror
 from training.optimizers import expected_state
-from training.recorded import flags_of_run, write_run_config
 from training.state import Run, Settings, Setup
 from watching.monitor import Monitor
 from watching.starts import recorded_start
@@ -36,13 +38,54 @@ if TYPE_CHECKING:
     from training.checkpointing import Checkpointer
 
 
-# ---------------------------------------------------------------- what a checkpoint records of the decisions
+# ---------------------------------------------------------------- what a run records of the decisions
+
+
+def flags_of_run(setup: Setup) -> Layer:
+    """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
+    args, config, corpus = setup.args, setup.config, setup.corpus
+    left_out = {*args.of_one_call, "config"}
+    values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
+    names = ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS)
+    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in names}}
+    decided = {**values, **shape, **setup.recipe.flags()}
+    if args.init_from:
+        values["init_from"] = decided["init_from"] = as_recorded(args.init_from)
+        for name in ("model_size", "init_std"):
+            decided.pop(name, None)
+        # Maybe the weights' own, which a resumed run needs too.
+        path = corpus.tokenizer_path
+        decided.update({"vocab_size": corpus.vocab_size} if path is None else {"tokenizer_file": str(path)})
+    elif SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
+        decided.pop("model_size", None)
+
+    given = {name: value for name, value in values.items() if name in args.config.given
+             and decided.get(name, value) == value}
+    left_out = {*given, *args.of_the_machine}
+    return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})
+
+
+def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:
+    """Writes output_dir/config.toml, unless one with these flags is there: somebody may have added comments to it."""
+    path = output_dir / RUN_CONFIG
+    with contextlib.suppress(UserError):
+        there = read_toml(path)
+        if (there.given, there.decided) == (flags.given, flags.decided):
+            return
+    folder, file = shell_word(str(output_dir)), shell_word(str(output_dir / RUN_CONFIG))
+    introduction = ("The flags of the run in this folder. To continue it:\n"
+                    f"    python train.py --resume_from {folder}\n"
+                    f"For another run like it:\n    python train.py --config {file} --output_dir OTHER")
+    try:
+        write_toml(path, flags, introduction, reasons)
+    except OSError as error:
+        warn(f"{RUN_CONFIG} could not be written: {error.strerror}. The checkpoints hold the flags too.")
 
 
 def settings_of(setup: Setup) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     args, machine, options = setup.args, setup.machine, setup.options
-    flags = flags_of_run(args, setup.config, setup.recipe, setup.corpus)
+    flags = flags_of_run(setup)
     chosen = {name: getattr(args, name) for name in (
         "beta1", "label_smoothing", "dropout", "seed", "max_minutes")}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}

@@ -19,8 +19,7 @@ from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
 from model import Options
-from training.decisions import Decisions
-from training.parallel import Alone
+from training.parallel import Alone, Decisions
 
 if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a Run itself
     from checkpoint.find import Found

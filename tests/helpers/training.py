@@ -19,9 +19,8 @@ from machine.device import Machine
 from machine.processes import ALONE
 from model import GPT, GPTConfig
 from planning.recipe import Recipe
-from training.decisions import Decisions
 from training.optimizers import OPTIMIZERS, parameter_groups
-from training.parallel import Alone
+from training.parallel import Alone, Decisions
 from training.state import Run, Runtime, Setup, TrainState
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]

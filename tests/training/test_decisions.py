@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from machine.processes import ALONE, Processes
-from training.decisions import DELAY, Decisions
+from training.parallel import DELAY, Decisions
 
 
 def test_one_process_decides_at_once():

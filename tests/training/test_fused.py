@@ -1,11 +1,11 @@
-"""training/fused.py: the host does exactly what the kernel does with found_inf and grad_scale, where it does not."""
+"""AdamW whose host does what a kernel would with found_inf and grad_scale, where that reads neither."""
 
 from typing import Any
 
 import torch
 
 from tests.helpers import apple
-from training.fused import HostDecides, adamw_for
+from training.optimizers import HostDecides, adamw_for
 
 CPU = torch.device("cpu")
 
