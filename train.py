@@ -18,7 +18,7 @@ from typing import Any
 
 from checkpoint.recorded import recorded_flags
 from common import flags
-from common.errors import Exit, guard
+from common.errors import Exit, UserError, guard
 from common.ranks import world_size
 from planning.contradictions import contradictions
 from planning.early import TRIAL, before_torch
@@ -312,13 +312,12 @@ def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
     start(run, settings, validator.tokenizer)
 
     # The run.
-    with recovery.explaining_memory(run), recovery.explaining_divergence(setup.recipe, checkpointer):
+    with recovery.explaining_memory(run), recovery.explaining_the_end(run, checkpointer):
         if setup.args.dry_run:
-            return dry_run(run, pace, checkpointer)
+            return dry_run(run, pace)
         if setup.args.overfit:
             return learn_by_heart(run, take_step)
-        with (open_output(run, argv, settings, checkpointer) as monitor,
-              recovery.saving_before_new_tokens(run, checkpointer)):
+        with open_output(run, argv, settings, checkpointer) as monitor:
             setup.processes.watch(signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)
             return save_and_close(run, checkpointer, monitor)
@@ -471,7 +470,8 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     is_saved = checkpointer.finish()
     monitor.close(seconds, is_saved)
     if run.state.step and not is_saved:
-        raise recovery.not_saved(run, checkpointer)
+        raise UserError(Exit.MACHINE, f"the last state could not be saved. {checkpointer.last_good()} when "
+                                      f"{run.setup.args.output_dir} has {checkpointer.plan.checkpoint_bytes:,} bytes.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if signals.number is None else 128 + signals.number
 

@@ -35,7 +35,7 @@ from tokens.mixture import check_lengths, in_words, mix
 from tokens.shares import folders_of
 from tokens.tokenizer import TOKENIZER_FILES
 from training.cooldown import choose_cooldown, warn_of_rise
-from training.mirror import check_mirror, is_same_folder, prepare_mirror
+from training.mirror import is_same_folder, prepare_mirror
 
 NOTHING_LOST = "before the first step; nothing was lost"
 
@@ -136,15 +136,13 @@ def _check(args: Flags, at: Session) -> Inputs:
     with problems.catch():
         if writes:
             at.held.enter_context(owned(Path(args.output_dir)))
-            prepare_mirror(args.output, out)
+            prepare_mirror(args.output, args.resume_from or args.cooldown_from, out)
     with problems.catch(), out.phase("checking the tokens"):
         corpus, sizing, config = _corpus_and_shape(args)
         check_lengths(corpus, config.seq_length)
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
-        if writes:
-            check_mirror(args.output, args.init_from, resumed)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             find.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -210,7 +208,8 @@ def choose_resume(args: Flags, writes: bool, out: Progress) -> find.Found | None
             _check_no_stranger(output_dir)
         return found
     _check_no_stranger(output_dir)
-    if args.overwrite and args.init_from and find.is_inside(Path(args.init_from), output_dir):
+    folders = (output_dir, Path(args.mirror_to or output_dir))
+    if args.overwrite and args.init_from and any(find.is_inside(Path(args.init_from), folder) for folder in folders):
         raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
                                     "--init_from. Give another --output_dir.")
     if (there := find.steps_in(output_dir)) and not args.overwrite:

@@ -18,7 +18,6 @@ from machine import device
 from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 from tokens.watch import TokensChanged
-from training.checkpointing import Checkpointer
 from training.state import Run, Setup, StepResult, TrainState
 from watching.monitor import mfu
 
@@ -178,11 +177,9 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
 # ---------------------------------------------------------------- --dry_run
 
 
-def dry_run(run: Run, pace: Pace, checkpointer: Checkpointer) -> int:
+def dry_run(run: Run, pace: Pace) -> int:
     """Prints what was measured, and what the steps that are left will cost; writes nothing. Returns the exit code."""
     setup, recipe = run.setup, run.setup.recipe
-    checkpointer.reserve()  # as the run does before its first save
-    checkpointer.settle(wait=True)
     tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
     lines = [f"step_seconds: {pace.step:.4f}, the fastest of {WARM_STEPS}",
              f"tokens_per_second: {tokens_per_second:.0f}",

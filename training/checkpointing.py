@@ -28,14 +28,11 @@ from machine.memory import available_ram
 from planning.recipe import Recipe
 from tokens.mixture import in_words, share_in_words
 from training.mirror import Mirror, yield_the_cores
-from training.optimizers import state_bytes
 from training.state import Run, Settings
 from watching.trackers import sync_metrics
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-SPARE_BYTES = 2**18  # of a copy of the state: tensors are aligned, and random-number generators have states too
 
 # ---------------------------------------------------------------- what saving will take
 
@@ -108,22 +105,13 @@ class Checkpointer:
     # ---- when
 
     def start(self, resumed: Path | None) -> None:
-        """Begins to count the minutes, and takes the memory for copies before the first save needs it."""
+        """Begins to count the minutes; resumed is the checkpoint that the run goes on from."""
         self._begun_at = time.monotonic()
         if resumed is not None and resumed.resolve().parent == self.output_dir.resolve():
             self._written_step = self._run.state.step
             if self.mirror is not None:  # a killed run may have left it behind
                 self.mirror.wants(self._keeping(self._written_step))
         self._look_for_best()
-        self.reserve()
-
-    def reserve(self) -> None:
-        """Begins to take the memory for a copy of the state, which its first save uses."""
-        if self._snapshot is not None:
-            weights = contents.Tensors(dict(self._run.model.state_dict()), {})
-            num_bytes = weights.num_bytes + state_bytes(self._run.optimizer) + SPARE_BYTES  # no optimizer state yet
-            self._pending = self._thread.submit(self._snapshot.reserve, num_bytes,
-                                                self._runtime.machine.backend.runs_ahead)
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
@@ -202,7 +190,7 @@ class Checkpointer:
                 self._pending.exception()  # waits for its end
         ended, self._pending = self._pending, None
         try:
-            self.save_seconds = ended.result() or self.save_seconds  # the memory for a copy has no seconds
+            self.save_seconds = ended.result()
         except OSError as error:
             free = shutil.disk_usage(self.output_dir).free if self.output_dir.exists() else 0
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {error.strerror or error}. It needs about "
@@ -273,10 +261,12 @@ class Checkpointer:
         return Stake(lost, "" if saved is None else f"checkpoint-{saved}, from which --resume_from {folder} goes on")
 
     def last_good(self) -> str:
-        """The name of the newest checkpoint in the folder, once the save in flight has ended; '' if there is none."""
+        """What to go on from, in words: the newest checkpoint in the folder, once the save in flight has ended."""
         with contextlib.suppress(OSError, UserError, NotFinite):
             self.settle(wait=True)
-        return next((path.name for path in find.steps_in(self.output_dir).values()), "")
+        if there := find.steps_in(self.output_dir):
+            return f"The last good checkpoint is checkpoint-{max(there)}. Resume"
+        return "There is no checkpoint yet. Start again"
 
     def finish(self) -> bool:
         """Saves the last state unless it is saved; True if it is on the disk. All processes take part."""
@@ -302,15 +292,10 @@ def command_for_card(given: Mapping[str, Any]) -> str:
 
     Files are shown by their names alone, as folders tell about a machine's user; what is on the hub is there for all.
     """
-
-    def harmless(text: str) -> str:
-        return text if is_on_hub(text) or not ("/" in text or "\\" in text) else Path(text).name
-
     words = ["python", "train.py"]
     for name, value in given.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            texts = [str(word) for word in (value if isinstance(value, list) else [value])]
-            words += [f"--{name}", *map(harmless, texts)]
+        words.append(f"--no-{name}" if value is False else f"--{name}")
+        if not isinstance(value, bool):
+            texts = map(str, value if isinstance(value, list) else [value])
+            words += [text if is_on_hub(text) else Path(text).name or text for text in texts]
     return shell_line(words)

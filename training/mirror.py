@@ -15,15 +15,16 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from checkpoint import find
-from checkpoint.find import Found, steps_in
+from checkpoint.find import steps_in
 from checkpoint.folder import Keeping, appearing, check_place, outdated, prune, sweep
 from checkpoint.recorded import read_mark, write_mark
 from checkpoint.verify import manifest_entries, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
-from common.files import named_in, read_bytes, rename
+from common.files import read_bytes, rename
 from common.flags import FlagsOfGroup
 from common.names import MANIFEST, MIRROR
 from common.progress import Progress
@@ -88,10 +89,8 @@ class Mirror:
         self.held: frozenset[int] = frozenset()  # the step that is being copied, which must not be pruned meanwhile
         self._shown, self._out = printable(str(root)), out
         self._mark: dict[str, str] = {}  # what says in the folder that this run uses it; empty until it is written
-        self._lock = threading.Lock()  # of the next three
-        self._keeping: Keeping | None = None  # what is asked for
-        self._is_asked = False
-        self._thread: threading.Thread | None = None  # while there is something to do
+        self._keeping: Keeping | None = None  # what was asked for last
+        self._thread, self._turn = threading.Thread(), threading.Lock()
         self._trouble = ""  # what is wrong; said when it begins
 
     def take(self) -> None:
@@ -108,11 +107,9 @@ class Mirror:
 
     def wants(self, keeping: Keeping) -> None:
         """Asks for a copy of what the run's folder holds now; returns at once."""
-        with self._lock:
-            self._keeping, self._is_asked = keeping, True
-            if self._thread is None:  # a daemon: a disk that hangs ends no run
-                self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
-                self._thread.start()
+        self._keeping = keeping
+        self._thread = threading.Thread(target=self._work, args=(keeping,), daemon=True, name="mirror")
+        self._thread.start()  # a daemon: a disk that hangs ends no run
 
     def finish(self) -> None:
         """Waits for the last copy, and says whether it is there."""
@@ -121,10 +118,10 @@ class Mirror:
         last, until = self.output_dir / f"checkpoint-{self._keeping.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
         self.wants(self._keeping)  # once more where it failed, and with the last lines of the logs
         with self._out.phase(f"copying to the mirror {self._shown}"):
-            while self._thread and time.monotonic() < until:
-                time.sleep(0.02)
+            while self._thread.is_alive() and time.monotonic() < until:
+                self._thread.join(0.2)
         self._keeping = None
-        trouble = f"no end after {duration(LONGEST_WAIT_SECONDS)}" if self._thread else self._trouble
+        trouble = f"no end after {duration(LONGEST_WAIT_SECONDS)}" if self._thread.is_alive() else self._trouble
         if not trouble and is_copied(last, self.root / last.name):
             self._out.say(f"mirror      {last.name} is in {self._shown}, verified")
             return
@@ -133,11 +130,12 @@ class Mirror:
 
     # ---- the thread
 
-    def _work(self) -> None:
+    def _work(self, keeping: Keeping) -> None:
         yield_the_cores()
-        while keeping := self._next():
+        with self._turn:
             try:
-                self._bring_in_line(keeping)
+                if keeping is self._keeping:  # else another thread has been asked since
+                    self._bring_in_line(keeping)
             except Exception as error:  # a thread that ends by a bug would end the mirror without a word
                 trouble = printable(getattr(error, "strerror", None) or str(error))[:200]
                 is_said, self._trouble = bool(self._trouble), trouble
@@ -145,14 +143,6 @@ class Mirror:
                     self._out.warn(f"--mirror_to {self._shown}: {trouble}. Look at that disk. Training goes on, its "
                                    f"checkpoints are in {printable(str(self.output_dir))}; each save tries again.")
             self.held = frozenset()
-
-    def _next(self) -> Keeping | None:
-        """What is asked for; None, with which the thread ends, if nothing is."""
-        with self._lock:
-            keeping, self._is_asked = self._keeping if self._is_asked else None, False
-            if keeping is None:
-                self._thread = None
-            return keeping
 
     def _bring_in_line(self, keeping: Keeping) -> None:
         """Copies what the mirror lacks, and deletes from it what the run's folder does not keep either."""
@@ -174,7 +164,7 @@ class Mirror:
             except InvalidCheckpoint as error:
                 damaged = f"{path.name} is damaged and is not copied: {error}" if path.exists() else damaged
             prune(self.root, *keeping)
-            if self._is_asked:  # the newest first
+            if keeping is not self._keeping:  # the newest first
                 return
         if damaged:
             raise OSError(damaged)
@@ -192,15 +182,16 @@ def yield_the_cores() -> None:
 # ---------------------------------------------------------------- before the run
 
 
-def prepare_mirror(args: FlagsOfGroup, out: Progress) -> None:
+def prepare_mirror(args: FlagsOfGroup, asked: str | None, out: Progress) -> None:
     """Tries the mirror before any work, and copies from it the checkpoint that the run's own folder lacks.
 
-    Raises UserError: exit 5 if it cannot be written, exit 4 if it is a checkpoint, or holds another run's. A run that
-    goes on from its own folder does without, and says so: nobody may be there to mount it.
+    asked is the checkpoint to go on from. Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a
+    checkpoint, or holds another run's. A run that goes on from its own folder does without, and says so: nobody may be
+    there to mount it.
     """
     if not args.mirror_to:
         return
-    root, output_dir, asked = Path(args.mirror_to), Path(args.output_dir), args.resume_from
+    root, output_dir = Path(args.mirror_to), Path(args.output_dir)
     goes_on = bool(asked and steps_in(output_dir))
     check_place("--mirror_to", root)
     with out.phase("looking at the mirror"):
@@ -215,9 +206,16 @@ def prepare_mirror(args: FlagsOfGroup, out: Progress) -> None:
             out.warn(f"{trouble}: the run goes on without it, and each save tries again. For a new mirror delete "
                      f"{printable(str(output_dir / MIRROR))}.")
             return
-        if asked == "auto" or (asked and any(is_same_folder(named_in(Path(asked), output_dir)[0], folder)
-                                             for folder in (root, output_dir))):
-            bring_back(root, output_dir, out)
+        here, there = steps_in(output_dir), steps_in(root)
+        is_ours = asked == "auto" or (asked and any(find.is_inside(Path(asked), of) for of in (output_dir, root)))
+        if there and not args.overwrite and not (is_ours and (
+                not here or is_same_run(here[max(here)], there[max(there)]))):
+            raise UserError(Exit.CHECKPOINT, f"--mirror_to {printable(args.mirror_to)} holds the checkpoints of "
+                                             f"another run, the last one of step {max(there):,}. Give --resume_from "
+                                             "auto to continue that run, another folder, or --overwrite, which deletes "
+                                             "them.")
+        if is_ours and not (Path(asked or "") / MANIFEST).is_file():  # a folder of checkpoints
+            bring_back(here, there, output_dir, out)
 
 
 def is_away(root: Path, output_dir: Path) -> bool:
@@ -232,53 +230,7 @@ def try_to_write(root: Path) -> None:
         probe.write(b"\n")
 
 
-def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
-    """Copies the newest sound checkpoint of a mirror into the run's folder, unless one as new is there.
-
-    With it come the best by validation and the other files of the run. Raises
-    UserError (exit 4) if they are another run's, and OSError.
-    """
-    here, there = steps_in(output_dir), steps_in(root)
-    newest = max(here, default=-1)
-    for step, path in there.items():
-        with contextlib.suppress(InvalidCheckpoint):
-            if step < newest or (step == newest and verify(here[step])):
-                return
-        try:
-            state = read_state(path)
-            if here and not _is_same_run(here[newest], path):
-                raise _another_run(root)
-            with out.phase("copying from the mirror"):
-                copy_checkpoint(path, output_dir)
-                if (best := state.get("best_step")) in there.keys() - here.keys() - {step}:
-                    with contextlib.suppress(InvalidCheckpoint):
-                        copy_checkpoint(there[best], output_dir)
-                for file in run_files(root):
-                    target = output_dir / file.name
-                    if not target.exists() or target.stat().st_size < file.stat().st_size:
-                        copy_file(file, target)
-        except InvalidCheckpoint as error:
-            out.warn(f"{printable(str(path))} is damaged and was skipped: {error}")
-            continue
-        out.say(f"resume      {path.name} was copied from the mirror {printable(str(root))}")
-        return
-
-
-def check_mirror(args: FlagsOfGroup, init_from: str | None, found: Found | None) -> None:
-    """Raises UserError (exit 4) if the mirror holds checkpoints that do not lead to the one the run goes on from."""
-    root = Path(args.mirror_to or "")
-    if not args.mirror_to or not (there := steps_in(root)):
-        return
-    if args.overwrite:
-        if init_from and find.is_inside(Path(init_from), root):
-            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
-                                        "--init_from. Give another --mirror_to.")
-        return
-    if not (found and max(there) <= found[1]["step"] and _is_same_run(found[0], there[max(there)])):
-        raise _another_run(root)
-
-
-def _is_same_run(path: Path, other: Path) -> bool:
+def is_same_run(path: Path, other: Path) -> bool:
     """False if two checkpoints are of other models or vocabularies; of a damaged one nobody knows."""
     with contextlib.suppress(InvalidCheckpoint):
         mine, theirs = ({**(of.get("model") or {}), "dropout": 0, "arch": of.get("arch"),
@@ -288,10 +240,32 @@ def _is_same_run(path: Path, other: Path) -> bool:
     return True
 
 
-def _another_run(root: Path) -> UserError:
-    return UserError(Exit.CHECKPOINT, f"--mirror_to {printable(str(root))} holds the checkpoints of another run, the "
-                                      f"last one of step {max(steps_in(root)):,}. Give --resume_from auto to continue "
-                                      "that run, another folder, or --overwrite, which deletes them.")
+def bring_back(here: Mapping[int, Path], there: Mapping[int, Path], output_dir: Path, out: Progress) -> None:
+    """Copies the newest sound checkpoint of a mirror into the run's folder, unless one as new is there.
+
+    With it come the best by validation and the other files of the run. Raises OSError.
+    """
+    newest = max(here, default=-1)
+    for step, path in there.items():
+        with contextlib.suppress(InvalidCheckpoint):
+            if step < newest or (step == newest and verify(here[step])):
+                return
+        try:
+            best = read_state(path).get("best_step")
+            with out.phase("copying from the mirror"):
+                copy_checkpoint(path, output_dir)
+                if best in there.keys() - here.keys() - {step}:
+                    with contextlib.suppress(InvalidCheckpoint):
+                        copy_checkpoint(there[best], output_dir)
+                for file in run_files(path.parent):
+                    target = output_dir / file.name
+                    if not target.exists() or target.stat().st_size < file.stat().st_size:
+                        copy_file(file, target)
+        except InvalidCheckpoint as error:
+            out.warn(f"{printable(str(path))} is damaged and was skipped: {error}")
+            continue
+        out.say(f"resume      {path.name} was copied from the mirror {printable(str(path.parent))}")
+        return
 
 
 # ---------------------------------------------------------------- as the run begins, and after its end

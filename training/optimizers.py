@@ -105,12 +105,6 @@ def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
     return RULES[rule](parameter)
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of all that the optimizer keeps, which it makes during its first step."""
-    return sum(kept.num_bytes for group in optimizer.param_groups for parameter in group["params"]
-               for kept in RULES[group["rule"]](parameter).values())
-
-
 # ---------------------------------------------------------------- compiling
 
 
@@ -142,34 +136,23 @@ def choose_optimizer(args: argparse.Namespace, config: ModelConfig, samples_per_
     Raises UserError (exit 4) for another one than the checkpoint's, whose moments it could not use.
     """
     if stored:
-        return OPTIMIZERS[_name_on_resume(args, stored)], ""
+        name = str((stored.get("settings") or {}).get("optimizer", "adamw"))  # an older program named none
+        if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
+            raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of "
+                                             f"{shown(name)}, which it cannot use. Drop the flag, or give --init_from "
+                                             "to start from its weights alone.")
+        return OPTIMIZERS[name], ""
     if args.optimizer != "auto":
         return OPTIMIZERS[args.optimizer], ""
-    name, why = name_by_default(config, samples_per_step * config.seq_length)
-    if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
-        name, why = "adamw", f"{', '.join(given)} given, as one does for AdamW; --optimizer muon takes Muon"
     if args.init_from:
-        name, why = "adamw", "trained weights go on with AdamW, which most were trained with"
-    return OPTIMIZERS[name], why
-
-
-def name_by_default(config: ModelConfig, tokens_per_step: int) -> tuple[str, str]:
-    """Muon where it pays, and why: it takes about 300 C^3 FLOP a layer and step, 4.2 C / tokens of the blocks' own."""
-    extra = 4.2 * config.n_embd / tokens_per_step
-    cost = f"it adds {extra:.1%} to the FLOPs of the blocks (4.2 x width / tokens of a step)"
-    if extra <= MOST_EXTRA:
-        return "muon", f"{cost} and learns more from each token"
-    return "adamw", f"Muon is for larger steps, as here {cost}, and at most {MOST_EXTRA:.0%} pays"
-
-
-def _name_on_resume(args: argparse.Namespace, stored: Mapping[str, Any]) -> str:
-    """The optimizer that the checkpoint names; one of an older program, that names none, has AdamW's moments."""
-    name = str((stored.get("settings") or {}).get("optimizer", "adamw"))
-    if args.optimizer in ("auto", name) and name in OPTIMIZERS:
-        return name
-    same = f"--optimizer {name}, or " if name in OPTIMIZERS else ""
-    raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of {shown(name)}, "
-                                     f"which it cannot use. Give {same}--init_from to start from its weights alone.")
+        return OPTIMIZERS["adamw"], "trained weights go on with AdamW, which most were trained with"
+    if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
+        return OPTIMIZERS["adamw"], f"{', '.join(given)} given, as one does for AdamW; --optimizer muon takes Muon"
+    # Muon takes about 300 C^3 FLOP a layer and step: 4.2 C / tokens of the blocks' own.
+    extra = 4.2 * config.n_embd / (samples_per_step * config.seq_length)
+    return OPTIMIZERS["muon" if extra <= MOST_EXTRA else "adamw"], (
+        f"Muon adds {extra:.1%} to the FLOPs of the blocks (4.2 x width / tokens of a step), and up to "
+        f"{MOST_EXTRA:.0%} pays")
 
 
 # ---------------------------------------------------------------- the optimizers

@@ -169,11 +169,10 @@ def sequences_at_a_time(samples_per_step: int, batch_size: int, processes: Proce
     """
     each, rest = divmod(samples_per_step, processes.world_size)
     if rest or not each:
-        low, high = each * processes.world_size, (each + 1) * processes.world_size
-        nearest = high if not low or high - samples_per_step <= samples_per_step - low else low
         raise UserError(Exit.FLAGS, f"a step has {samples_per_step:,} sequences, which {processes.world_size:,} "
-                                    f"processes cannot share evenly. Give --batch_size and "
-                                    f"--gradient_accumulation_steps whose product is {nearest:,}, for example.")
+                                    "processes cannot share evenly. Give --batch_size and "
+                                    "--gradient_accumulation_steps whose product is a multiple of "
+                                    f"{processes.world_size:,}.")
     return max(n for n in range(1, min(batch_size, each) + 1) if each % n == 0)
 
 

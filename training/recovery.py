@@ -23,7 +23,6 @@ from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
 from machine.memory import is_out_of_memory
 from planning.micro_batch import divisors, remember_too_many
-from planning.recipe import Recipe
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer
 from training.optimizers import compile_optimizer, expected_state
@@ -172,60 +171,42 @@ def explaining_memory(run: Run) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        args, processes, at_a_time = setup.args, setup.processes, run.batch_size
-        held, there = size(setup.machine.backend.peak_memory()), size(setup.machine.backend.total_memory())
+        args, processes, at_a_time, backend = setup.args, setup.processes, run.batch_size, setup.machine.backend
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
         if processes.world_size > 1 and at_a_time > 1 and not (args.dry_run or args.overfit):
             remember_too_many(Path(args.output_dir), at_a_time)
-            cure = "Start again with --resume_from auto: at most half as many at a time are taken then, the same " \
-                   "samples a step. torchrun --max_restarts 3 does that by itself."
+            cure = "Start again with --resume_from auto, or by torchrun --max_restarts 3: at most half as many at a " \
+                   "time are taken then, the same samples a step."
         with processes.on_its_own():
             raise UserError(Exit.MACHINE, f"out of memory with {several(at_a_time, 'sequence')} at a time: "
-                                          f"{held} held, of {there}. What was saved is safe. {cure}") from error
+                                          f"{size(backend.peak_memory())} held, of {size(backend.total_memory())}. "
+                                          f"What was saved is safe. {cure}") from error
 
 
-# ---------------------------------------------------------------- not finite
+# ---------------------------------------------------------------- not finite, or not the same tokens
 
 
 @contextlib.contextmanager
-def explaining_divergence(recipe: Recipe, checkpointer: Checkpointer) -> Iterator[None]:
-    """Turns weights that must not be saved into a UserError (exit 6), and waits for the save in flight."""
+def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
+    """Turns weights that must not be saved into a UserError (exit 6), and tokens that change while they are read (3).
+
+    In the latter case the state is saved, unless other processes are in the middle of a step. At the end waits for the
+    save in flight.
+    """
+    setup = run.setup
     try:
         yield
     except (TooManySkipped, NotFinite) as error:
-        what, last = str(error), checkpointer.last_good()
-        if isinstance(error, NotFinite):
-            what = f"{error} is not finite after step {checkpointer.begun_step:,}"
-        there, again = (f"The last good checkpoint is {last}", "Resume") if last else (
-            "There is no checkpoint yet", "Start again")
-        raise UserError(Exit.DIVERGED, f"{what}. {there}. {again} with half the --learning_rate "
-                                       f"({recipe.learning_rate / 2:.2g}) or a longer --warmup_steps.") from error
+        is_tensor, rate = isinstance(error, NotFinite), setup.recipe.learning_rate / 2
+        what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
+        raise UserError(Exit.DIVERGED, f"{what}. {checkpointer.last_good()} with half the --learning_rate ({rate:.2g}) "
+                                       "or a longer --warmup_steps.") from error
+    except TokensChanged as error:
+        if run.state.step and setup.processes.world_size == 1 and not (setup.args.dry_run or setup.args.overfit):
+            checkpointer.finish()
+        with setup.processes.on_its_own():
+            raise UserError(error.code, f"{error} {checkpointer.last_good()} when the file is as pretokenize.py wrote "
+                                        "it.") from error
     finally:
         checkpointer.close()
-        gc.unfreeze()  # what train.py froze before the first step
-
-
-@contextlib.contextmanager
-def saving_before_new_tokens(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
-    """Saves the state before a token file that changes while it is read ends the run.
-
-    One of several processes cannot do so alone: the others are in the middle of a step.
-    """
-    processes = run.setup.processes
-    try:
-        yield
-    except TokensChanged as error:
-        if processes.world_size == 1 and run.state.step:
-            checkpointer.finish()
-        last = checkpointer.last_good()
-        again = f"The last checkpoint is {last}. Resume" if last else "There is no checkpoint yet. Start again"
-        with processes.on_its_own():
-            raise UserError(error.code, f"{error} {again} when the file is as pretokenize.py wrote it.") from error
-
-
-def not_saved(run: Run, checkpointer: Checkpointer) -> UserError:
-    """The error (exit 5) of a run whose last state could not be saved."""
-    last = checkpointer.last_good()
-    return UserError(Exit.MACHINE, f"the last state could not be saved in {printable(run.setup.args.output_dir)}. Free "
-                                   f"{size(checkpointer.plan.checkpoint_bytes)} and "
-                                   f"{f'resume from {last}' if last else 'start again: no checkpoint was saved'}.")
+        gc.unfreeze()  # what the start froze before the first step

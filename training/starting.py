@@ -15,7 +15,7 @@ import torch
 from architectures.fields import is_number
 from architectures.table import architecture_of, name_of
 from checkpoint import load
-from common.config import Layer, read_toml, write_toml
+from common.config import Layer, write_toml
 from common.errors import Exit, UserError, warn
 from common.names import RUN_CONFIG
 from common.transcript import heading
@@ -66,18 +66,12 @@ def flags_of_run(setup: Setup) -> Layer:
 
 
 def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:
-    """Writes output_dir/config.toml, unless one with these flags is there: somebody may have added comments to it."""
-    path = output_dir / RUN_CONFIG
-    with contextlib.suppress(UserError):
-        there = read_toml(path)
-        if (there.given, there.decided) == (flags.given, flags.decided):
-            return
+    """Writes output_dir/config.toml."""
     folder, file = shell_word(str(output_dir)), shell_word(str(output_dir / RUN_CONFIG))
-    introduction = ("The flags of the run in this folder. To continue it:\n"
-                    f"    python train.py --resume_from {folder}\n"
-                    f"For another run like it:\n    python train.py --config {file} --output_dir OTHER")
     try:
-        write_toml(path, flags, introduction, reasons)
+        write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
+                   f"    python train.py --resume_from {folder}\n"
+                   f"For another run like it:\n    python train.py --config {file} --output_dir OTHER", reasons)
     except OSError as error:
         warn(f"{RUN_CONFIG} could not be written: {error.strerror}. The checkpoints hold the flags too.")
 

@@ -156,7 +156,7 @@ def test_one_process_prints_and_saves_and_sigusr1_to_any_saves_too(train):
     (["--n_layer", "many"], 2, "error: --n_layer 'many'"),
     (["--batch_size", "3", "--gradient_accumulation_steps", "1"], 2,
      "error: a step has 3 sequences, which 2 processes cannot share evenly. Give --batch_size and "
-     "--gradient_accumulation_steps whose product is 4, for example.\n"),
+     "--gradient_accumulation_steps whose product is a multiple of 2.\n"),
 ])
 def test_an_error_is_said_once(train, flags, code, message):
     done = train(2, *flags)

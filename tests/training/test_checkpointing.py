@@ -7,13 +7,13 @@ import train
 from checkpoint.contents import bytes_needed
 from checkpoint.find import steps_in
 from checkpoint.folder import prune
-from checkpoint.save import Snapshot, save
+from checkpoint.save import save
 from checkpoint.tensors import write_tensors
 from checkpoint.verify import verify
 from common.errors import Exit
 from model import GPTConfig
 from tests.helpers.training import metrics_of, recipe, same_tensors
-from training.checkpointing import SPARE_BYTES, plan_saving
+from training.checkpointing import plan_saving
 from training.validation import ValidationLoss
 
 
@@ -43,22 +43,6 @@ def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatc
     for free, copies in ((2 * size + 101, True), (2 * size + 100, False)):
         monkeypatch.setattr("training.checkpointing.available_ram", lambda free=free: free)
         assert plan_saving(args.output, config, recipe(), 8, held_bytes=100).copies == copies
-
-
-def test_a_copy_takes_as_much_whether_or_not_there_are_moments(run, monkeypatch):
-    reserved, real = [], Snapshot.reserve
-
-    def reserve(self, num_bytes, pinned):
-        reserved.append(num_bytes)
-        real(self, num_bytes, pinned)
-
-    monkeypatch.setattr(Snapshot, "reserve", reserve)
-    flags = ("--checkpoint_every_steps", "2", "--eval_interval", "9")
-    for more in (("--max_steps", "3"), ("--max_steps", "5", "--resume_from", "auto")):
-        reserved.clear()
-        assert run(*flags, *more)[0] == 0
-        first, *saves = reserved  # what is taken ahead suffices for each save, and is not much more
-        assert max(saves) <= first <= max(saves) + SPARE_BYTES
 
 
 def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):

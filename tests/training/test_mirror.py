@@ -6,7 +6,6 @@ import io
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -128,10 +127,8 @@ def keeping(saved, keep=3, protected=()):
 def copied(mirror, step, **rest):
     """Asks for a copy and lets the thread do all of it."""
     mirror.wants(keeping(step, **rest))
-    until = time.monotonic() + 60
-    while mirror._thread:
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    mirror._thread.join(60)
+    assert not mirror._thread.is_alive()
 
 
 def test_the_mirror_has_what_the_run_keeps_the_newest_first_and_the_rows_before_it(mirror, numbered, monkeypatch):

@@ -15,7 +15,6 @@ from training.optimizers import (
     choose_optimizer,
     expected_state,
     parameter_groups,
-    state_bytes,
 )
 from training.state import Run
 
@@ -51,7 +50,6 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
         assert {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in state.items()} == {
             key: (kept.shape, kept.dtype) for key, kept in expected_state(optimizer, parameter).items()}
     num_bytes = sum(tensor.nbytes for state in made.values() for tensor in state.values())
-    assert num_bytes == state_bytes(optimizer)
     scalars = sum(tensor.nbytes for state in made.values() for tensor in state.values() if tensor.dim() == 0)
     expected = OPTIMIZERS[name].memory_bytes(model.config) * model.config.num_parameters
     assert num_bytes - scalars == pytest.approx(expected, rel=0.02)
@@ -92,8 +90,8 @@ def test_a_copy_of_the_state_goes_on_bit_for_bit(name):
 
 
 @pytest.mark.parametrize(("flags", "tokens", "expected", "why"), [
-    ([], 7_168, "muon", "it adds 45.0% to the FLOPs"),
-    ([], 6_144, "adamw", "it adds 52.5% to the FLOPs"),
+    ([], 7_168, "muon", "Muon adds 45.0% to the FLOPs"),
+    ([], 6_144, "adamw", "Muon adds 52.5% to the FLOPs"),
     (["--learning_rate", "1e-3"], 2**19, "adamw", "--learning_rate given"),
     (["--beta1", ".9", "--beta2", ".95"], 2**19, "adamw", "--beta1, --beta2 given"),
     (["--init_from", "gpt2"], 2**19, "adamw", "trained weights"),
@@ -129,4 +127,3 @@ def test_the_moments_of_another_optimizer_are_refused(run):
     error, _ = run("--max_steps", "3", "--resume_from", "auto", "--optimizer", "adamw")
     assert error.code == Exit.CHECKPOINT
     assert "--optimizer adamw: the checkpoint has the moments of 'muon'" in str(error)
-    assert "Give --optimizer muon, or --init_from to start" in str(error)
