@@ -163,13 +163,13 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
 
     g = parser.group("machine", of="machine")
     g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
-             "one")
-    g.switch("--use_amp", None, "mixed precision", "on with a GPU, off on a CPU", called="amp mixed_precision")
+             "one", called="device accelerator cuda gpu gpus cpu no_cuda use_cpu")
+    g.switch("--use_amp", None, "mixed precision", "on with a GPU, off on a CPU", called="amp mixed_precision fp16")
     g.flag("--model_parallel", one_of("auto", "ddp", "fsdp", "hsdp"), "auto", "how several processes share a model; "
            "ddp: each has all of it; fsdp: each has some rows of each weight; hsdp: so within a machine, each of which "
            "has all; auto: ddp where that fits the memory", of="run")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
-           "scaling", against="bf16: no-use_amp, fp16: no-use_amp")
+           "scaling", against="bf16: no-use_amp, fp16: no-use_amp", called="dtype precision torch_dtype")
     g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off "
              "elsewhere", called="torch_compile use_compile")
     graphs = "reduce-overhead"  # CUDA graphs; against: what they cannot do, or has not been shown with them
@@ -190,7 +190,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g = parser.group("output")
     g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl", of="call",
            called="out_dir out save_dir checkpoint_dir log_dir run_dir")
-    g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay")
+    g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay", called="save_strategy")
     g.flag("--checkpoint_every", flags.one_or_more(flags.cadence()), "10m", "steps, 500, or minutes, 10m, between "
            "rolling checkpoints; or both; 0: off", called="save_interval save_steps save_every")
     g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps, ""))
@@ -218,7 +218,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="logging_steps log_every print_every")
     g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "none")), None,
            "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
-           "none", called="trackers report_to log_with logger", of="machine")
+           "none", called="trackers report_to log_with logger wandb wandb_log", of="machine")
     g.old("--tensorboard", flags.SWITCH, lambda is_on, asked: {
         "tracker": ["tensorboard", *flags.in_list(asked.get("tracker"))]} if is_on else {})
 
@@ -276,11 +276,11 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     began, args = time.monotonic(), read_flags(argv)
     with session(args.use_gpu) as at:
         if args.check:
-            return check_machine(args, choose_machine(args.machine, args.dropout, at.out), at.out)
+            return check_machine(args, choose_machine(args.machine, args.dropout), at.out)
 
         # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
         inputs = choose_inputs(args, at)
-        runtime = Runtime.of(choose_machine(args.machine, args.dropout, at.out), at.processes, at.out, at.signals)
+        runtime = Runtime.of(choose_machine(args.machine, args.dropout), at.processes, at.out, at.signals)
 
         # What will be trained and how, each default with its reason.
         deadline = Deadline(args.max_minutes, inputs.stored, began)

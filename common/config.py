@@ -17,7 +17,6 @@ from common.errors import Exit, UserError, optional
 from common.words import first_line, printable, printable_text
 
 DECIDED = "decided"
-COMMENT_WIDTH = 79
 
 
 class Row(NamedTuple):
@@ -174,13 +173,7 @@ def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str
 
 
 def _comment(text: str) -> list[str]:
-    """Lines of comment; a line that is indented is a command, which is not broken."""
-    import textwrap
-
-    lines = []
-    for line in printable_text(text).split("\n"):
-        lines += [line] if line.startswith(" ") else textwrap.wrap(line, COMMENT_WIDTH - 2)
-    return [f"# {line}" for line in lines]
+    return [f"# {line}" for line in printable_text(text).splitlines()]
 
 
 def _toml_value(value: Any) -> str:

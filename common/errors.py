@@ -55,6 +55,9 @@ class UserError(Exception):
         self.code = code
         self.everybodys = everybodys
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UserError, (self.code, str(self), self.everybodys)  # as it is sent to other processes
+
 
 class InvalidCheckpoint(Exception):
     """A folder cannot be opened as a checkpoint. The message says why; the caller knows which folder it is.

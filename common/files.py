@@ -71,15 +71,13 @@ def sync(path: Path) -> None:
 
     A folder is left alone where the system (Windows) or its drive cannot do that.
     """
-    is_folder = path.is_dir()
-    if is_folder and os.name != "posix":
+    if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(handle)
     except OSError as error:
-        is_unsupported = error.errno in (errno.EINVAL, errno.ENOTSUP)  # some network drives
-        if not (is_folder and is_unsupported):
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network drives
             raise
     finally:
         os.close(handle)
@@ -91,8 +89,6 @@ def read_bytes(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
     All this is checked before the file is opened: opening a pipe may wait forever, and a device claims to be empty.
     """
     status = path.stat()
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if status.st_size > most_bytes:

@@ -91,14 +91,13 @@ def escaped(unit: str = "TEXT") -> ValueKind:
 def encoding() -> ValueKind:
     """The name of a text encoding, as Python's own name of it; None for UTF-8."""
 
-    def parse(value: str) -> str | None:
-        found = codecs.lookup(value)
-        "".encode(found.name)  # LookupError for what is no text, such as base64
-        if found.incrementaldecoder is None:
-            raise ValueError(value)
-        return None if found.name in ("utf-8", "utf-8-sig") else found.name
+    def convert(value: str) -> str | None:
+        name = codecs.lookup(value).name
+        codecs.getincrementaldecoder(name)
+        "".encode(name)  # LookupError for what is no text, such as base64
+        return None if name in ("utf-8", "utf-8-sig") else name
 
-    return ValueKind(parse, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
+    return ValueKind(convert, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
 
 
 def one_or_more(kind: ValueKind) -> ValueKind:

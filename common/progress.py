@@ -40,7 +40,7 @@ class Progress:
                  transcript: Transcript | None = None):
         self._is_silent = not speaks()
         self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
-        is_drawable = os.environ.get("TERM") != "dumb" and (self.columns or 0) >= NARROWEST_BAR
+        is_drawable = os.environ.get("TERM") != "dumb" and (columns_of(self.stream) or 0) >= NARROWEST_BAR
         self.on_terminal = is_drawable and not in_notebook()
         self.stopped_seconds = 0.0
         self._transcript = transcript
@@ -53,11 +53,6 @@ class Progress:
         self._heartbeat_seconds = heartbeat_seconds
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
-
-    @property
-    def columns(self) -> int | None:
-        """The width of the terminal, or of a notebook's cell, as it is now; None in a pipe."""
-        return columns_of(self.stream)
 
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
@@ -103,7 +98,7 @@ class Progress:
             from tqdm import tqdm
 
             # Without scale the text given to at() has figures of its own.
-            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, ncols=self.columns,
+            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, ncols=columns_of(self.stream),
                              file=self.stream, leave=False, bar_format=None if scale else BAR)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
@@ -122,7 +117,8 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         """Sets the bar's text."""
-        self._bar.ncols = (self.columns or NARROWEST_BAR) - 1  # a character in the last one would begin a new line
+        columns = columns_of(self.stream) or NARROWEST_BAR
+        self._bar.ncols = columns - 1  # a character in the last one would begin a new line
         self._bar.set_description_str(text, refresh=False)
 
     def now(self, doing: str) -> None:

@@ -91,11 +91,10 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if os.name == "posix":
-            signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if os.name == "posix":
+            signal.set_wakeup_fd(-1)
             with contextlib.suppress(BlockingIOError):
                 # Closing the pipe would not end the thread while a forked process has it open too.
                 os.write(self._write_end, END)
@@ -172,10 +171,8 @@ class Signals:
     def _first_words(self) -> str:
         if self._patience and self._ended.wait(self._patience):
             return ""
-        is_keyboards = self.number == signal.SIGINT or is_one_of_several()
-        again = "Ctrl-C again" if is_keyboards else "A second signal"
         lost = self._stake().lost
-        return f"{self.name}: {self._stopping()}. {again} ends it at once{f' and loses {lost}' if lost else ''}."
+        return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{f' and loses {lost}' if lost else ''}."
 
     def _last_words(self, name: str, at_once: str) -> str:
         if at_once:

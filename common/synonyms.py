@@ -1,7 +1,4 @@
-"""What other programs call things for which no flag stands here, and flags that are gone: what to do in their place.
-
-Names are in lower case with _ for -. What a flag itself is called elsewhere stands where the flag is declared.
-"""
+"""Flags that are gone, and what to give in their place; what a flag is called elsewhere stands where it is declared."""
 
 from __future__ import annotations
 
@@ -12,25 +9,6 @@ _OF_HARNESS = "lm-evaluation-harness measures it: its model type hf opens every 
 _BY_PRETOKENIZE = "pretokenize.py reads such text into tokens; measure them by --tokens."
 _OWN_TOKENIZER = "Put the model's own tokenizer.json into the folder of --ckpt."
 _HEAD = "The output layer is computed by the compiler's own kernels."
-
-# By command: names of others, of nanoGPT and Hugging Face's Trainer above all, and what to give.
-ANSWERS = {
-    "all": {
-        "device accelerator cuda gpu gpus cpu no_cuda use_cpu": "Give --use_gpu for a GPU, --no-use_gpu for the CPU.",
-        "dtype precision torch_dtype bf16 fp16 bfloat16 float16": "Give --use_amp with --amp_dtype bf16 or fp16, or "
-                                                                  "--no-use_amp for fp32.",
-    },
-    "train": {
-        "wandb wandb_log use_wandb wandb_project wandb_run_name": "Give --tracker wandb; it reads WANDB_PROJECT and "
-                                                                  "WANDB_NAME from the environment.",
-        "val_split val_fraction": "Split validation tokens off before: python pretokenize.py FILE --val_fraction X",
-        "start prompt max_new_tokens temperature top_k": "Continue texts with: python generate.py --prompt TEXT",
-        "lr_decay_iters lr_decay_steps": "The decay ends with the run, at --max_steps, in --min_lr.",
-        "save_strategy always_save_checkpoint": "Give --checkpoint_interval in epochs, or --checkpoint_every.",
-        "text text_file input corpus": "Make tokens of a text first: python pretokenize.py FILE",
-    },
-    "pretokenize": {"input file text train_file data": "Give files without a flag: python pretokenize.py FILE"},
-}
 
 # Flags, or values, that there were: the default, with which a record says nothing, and what to do in their place.
 GONE: dict[str, tuple[object, str]] = {
@@ -68,7 +46,4 @@ def explain_flag(command: str, name: str, called: Mapping[str, str]) -> str:
         for flag, names in called.items():
             if word in names.split():
                 return f"Here it is called --{flag}."
-        for names, answer in {**ANSWERS.get(command, {}), **ANSWERS["all"]}.items():
-            if word in names.split():
-                return answer
     return ""

@@ -22,15 +22,9 @@ def in_notebook() -> bool:
 
 
 def columns_of(stream: Any) -> int | None:
-    """The width of the terminal that the stream writes to; None for a pipe, a file, or no stream at all.
-
-    The environment variable COLUMNS comes before what the terminal says of itself, as everywhere.
-    """
+    """The width of the terminal that the stream writes to; None for a pipe, a file, or no stream at all."""
     if stream is None or stream.closed or not stream.isatty():
         return None
-    with contextlib.suppress(ValueError):
-        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
-            return columns
     with contextlib.suppress(OSError, ValueError):  # a stream of a test has no file descriptor
         return os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS
     return USUAL_COLUMNS

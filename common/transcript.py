@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -32,14 +31,12 @@ class Transcript:
     def __enter__(self) -> Transcript:
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (_Copied(stream, self) for stream in self._streams)
-        _move_logging(self._streams[1], sys.stderr)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
             is_users = isinstance(error, UserError)
             self.add(f"error: {error}" if is_users else "".join(traceback.format_exception(error)).rstrip())
-        _move_logging(sys.stderr, self._streams[1])
         sys.stdout, sys.stderr = self._streams
 
     def begin(self, path: Path, heading: str, appends: bool) -> None:
@@ -95,11 +92,3 @@ class _Copied:
     def flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
-
-
-def _move_logging(old: Any, new: Any) -> None:
-    """Lets the handlers of Python's logging that print to one stream print to another: PyTorch warns in this way."""
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        for handler in getattr(logger, "handlers", ()):
-            if vars(handler).get("stream") is old:  # the handler of the package dill computes its own at each look
-                handler.setStream(new)

@@ -35,11 +35,7 @@ def _is_harmless(character: str) -> bool:
 
 def is_utf8(text: str) -> bool:
     """False for a file name with bytes that are not UTF-8, which libraries written in Rust cannot open."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def shell_word(text: str) -> str:

@@ -32,12 +32,10 @@ class Backend:
     """A kind of device, as a CPU answers; methods are about the device that this process uses."""
 
     type = "cpu"  # torch.device's
-    article_and_name = "a CPU"
     is_gpu = False
     has_own_memory = False  # apart from the RAM: tokens and copies may lie in either, and the host's side is pinned
     runs_ahead = False  # the host need not wait: it marks points in the device's time, and copies arrive later
-    compiles = False  # by default
-    reports_use = False  # utilisation and power
+    compiles = False  # by default; PyTorch calls its compiler for Apple's GPU a prototype
     is_exact = True  # the same steps give the same bits without --deterministic
     has_float64 = True
     has_fused_attention = True  # with a backward pass
@@ -61,7 +59,7 @@ class Backend:
 
     def num_devices(self) -> int:
         """How many of them this machine has, each for one process."""
-        return 1
+        return self.api.device_count()
 
     def name(self) -> str:
         """The name of the card or the CPU."""
@@ -72,10 +70,6 @@ class Backend:
         """True if it multiplies bf16 in hardware (a CPU by AVX512-BF16, AMX, or Arm's BF16) instead of emulating it."""
         return bool(re.search("avx512_bf16|amx_bf16| bf16", _cpu_info()))
 
-    def has_tf32(self) -> bool:
-        """True if matrices of fp32 may be rounded to TF32."""
-        return False
-
     def why_no_compile(self) -> str | None:
         """Why torch.compile cannot work; None if nothing is known to prevent it."""
         compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
@@ -85,6 +79,7 @@ class Backend:
 
     def synchronize(self) -> None:
         """Waits until the device has done all it was given."""
+        self.api.synchronize()
 
     def event(self) -> Any:
         """A recorded point in the device's time, with synchronize and elapsed_time; None where the host's clock does.
@@ -93,9 +88,9 @@ class Backend:
         """
         return None
 
-    def utilisation_and_watts(self) -> tuple[float, float]:
-        """Percent of the last second that it was busy, and its power, where it reports_use."""
-        raise NotImplementedError
+    def utilisation_and_watts(self) -> tuple[float, float] | None:
+        """Percent of the last second that it was busy, and its power; None where nothing reports them."""
+        return None
 
     # ---------------------------------------------------------------- memory
 
@@ -118,7 +113,9 @@ class Backend:
     def release_memory(self) -> None:
         """Gives back what a failed step or the compiler left behind."""
         gc.collect()
-        if sys.platform == "linux":
+        if self.is_gpu:
+            self.api.empty_cache()
+        elif sys.platform == "linux":
             with contextlib.suppress(OSError, AttributeError):  # another C library
                 ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -127,7 +124,6 @@ class MPS(Backend):
     """Apple's GPU, which shares the RAM."""
 
     type = "mps"
-    article_and_name = "an Apple GPU"  # for which PyTorch calls its compiler a prototype
     is_gpu = True
     is_exact = False
     has_float64 = False
@@ -156,9 +152,6 @@ class MPS(Backend):
     def why_no_compile(self) -> str | None:
         return None  # Metal compiles what inductor writes
 
-    def synchronize(self) -> None:
-        torch.mps.synchronize()
-
     def event(self) -> Any:
         self.synchronize()  # a run marks logged steps alone, whose figures the host awaits anyway
 
@@ -172,17 +165,12 @@ class MPS(Backend):
         # Nothing records the most: it is what Metal holds now, with the freed memory that PyTorch keeps.
         return torch.mps.driver_allocated_memory()
 
-    def release_memory(self) -> None:
-        gc.collect()
-        torch.mps.empty_cache()
-
 
 class CUDA(Backend):
     """NVIDIA's GPUs."""
 
     type = "cuda"
-    article_and_name = "an NVIDIA GPU"
-    is_gpu = has_own_memory = runs_ahead = compiles = reports_use = True
+    is_gpu = has_own_memory = runs_ahead = compiles = True
     is_exact = False
     busy_tokens = 16_384
     matmul_width = 8192
@@ -197,16 +185,13 @@ class CUDA(Backend):
         if not torch.backends.cuda.is_built():
             return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
                     "pip install --force-reinstall torch")
-        if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
-            return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} leaves no GPU visible. Unset it"
+        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+            return f"CUDA_VISIBLE_DEVICES={visible!r} leaves no GPU visible. Unset it"
         if not Path("/dev/nvidiactl").exists() and sys.platform == "linux":
             return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
                     "(on Colab: Runtime, Change runtime type)")
         return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver, "
-                f"or where you cannot do that (Colab) install a build for an older CUDA: {OLDER_CUDA_BUILD}")
-
-    def num_devices(self) -> int:
-        return torch.cuda.device_count()
+                f"or install a build for an older CUDA: {OLDER_CUDA_BUILD}")
 
     def name(self) -> str:
         return torch.cuda.get_device_name()
@@ -214,24 +199,18 @@ class CUDA(Backend):
     def has_bf16(self) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
-    def has_tf32(self) -> bool:
-        return torch.cuda.is_tf32_supported()
-
     def why_no_compile(self) -> str | None:
         if importlib.util.find_spec("triton") is None:
             return "the package triton is missing"
         major, minor = torch.cuda.get_device_capability()
         return f"compute capability {major}.{minor} is below 7.0" if major < 7 else None
 
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
-
     def event(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def utilisation_and_watts(self) -> tuple[float, float]:
+    def utilisation_and_watts(self) -> tuple[float, float] | None:
         return torch.cuda.utilization(), torch.cuda.power_draw() / 1000
 
     def total_memory(self) -> int:
@@ -246,10 +225,6 @@ class CUDA(Backend):
     def forget_peak(self) -> None:
         self.release_memory()
         torch.cuda.reset_peak_memory_stats()
-
-    def release_memory(self) -> None:
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 CPU, APPLE, NVIDIA = Backend(), MPS(), CUDA()

@@ -132,8 +132,7 @@ def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | No
     if use_compile is False or (use_compile is None and not backend.compiles):
         if backend.compiles:
             warnings.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
-        by_default = f"off on {backend.article_and_name} unless --compile is given"
-        return False, "--no-compile" if use_compile is False else by_default
+        return False, "--no-compile" if use_compile is False else f"off on {backend.type} unless --compile is given"
 
     problem = backend.why_no_compile()
     if backend.compiles and dtype == torch.bfloat16 and not backend.has_bf16():
@@ -167,51 +166,34 @@ def compiler_complaint(error: Exception) -> str:
 # ---------------------------------------------------------------- settings of the process
 
 
-def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropout: float = 0.0) -> list[str]:
-    """Makes the settings that hold for the whole process, and returns warnings.
+def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropout: float = 0.0) -> None:
+    """Makes the settings that hold for the whole process.
 
     What stays in fp32 is TF32 on a GPU. compiled is the folder in which the compiler keeps its kernels.
     deterministic makes an operation whose result depends on timing raise RuntimeError. dropout is the probability
     that training uses: not every attention kernel draws it exactly.
     """
-    warnings = _keep_kernels_in(compiled) if machine.compile else []
+    if machine.compile:
+        with contextlib.suppress(OSError):  # else it keeps them in /tmp, which is lost when the machine restarts
+            compiled.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=compiled).close()
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     if dropout:
         without_cudnn_attention()  # some of its kernels know a probability in sixteenths only (PyTorch's PR 174245)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
         torch.backends.cudnn.benchmark = False
-        _use_deterministic_algorithms()
 
+    # Compiled for a CPU, the backward of an embedding adds atomically, in the order of the threads; the deterministic
+    # one costs nothing measurable there. Eager kernels do not need this, and it would import the compiler, 2 s.
+    if deterministic or (machine.compile and not machine.on_gpu):
+        torch.use_deterministic_algorithms(True)
+        # By default new tensors are also filled, to make the use of one that was never written visible: it costs time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if machine.on_gpu:
         torch.set_float32_matmul_precision("high")
-        return warnings
-
-    _keep_freed_memory()
-    if machine.compile:
-        # Compiled, the backward of an embedding adds atomically, in the order of the threads; the deterministic one
-        # costs nothing measurable on a CPU. Eager kernels do not need this, and it would import the compiler, 2 s.
-        _use_deterministic_algorithms()
-    return warnings
-
-
-def _keep_kernels_in(folder: Path) -> list[str]:
-    """Lets the compiler keep its kernels in the folder; its own default, /tmp, is lost when the machine restarts."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return [f"compiled kernels cannot be kept in {folder}: {error.strerror}. The next start compiles again, unless "
-                "TORCHINDUCTOR_CACHE_DIR names a folder of yours."]
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    return []
-
-
-def _use_deterministic_algorithms() -> None:
-    torch.use_deterministic_algorithms(True)
-    # By default new tensors are also filled, to make the use of one that was never written visible: it costs time.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    else:
+        _keep_freed_memory()
 
 
 def _keep_freed_memory() -> None:
@@ -261,15 +243,13 @@ def set_rng_state(machine: Machine, states: Mapping[str, torch.Tensor]) -> None:
 
 def describe(machine: Machine, memory_bytes: int, attention: str) -> list[str]:
     """The lines about the machine that are printed at every start; memory_bytes is what the device has."""
-    memory, precision = f"{memory_bytes / 2**30:.1f} GiB", machine.precision
+    memory = f"{memory_bytes / 2**30:.1f} GiB"
     if not machine.on_gpu:
         memory = f"{several(torch.get_num_threads(), 'thread')}, {memory} of RAM available"
     elif not machine.backend.has_own_memory:
         memory += " of the RAM for the GPU"
-    elif machine.backend.has_tf32():
-        precision += "; TF32 on"
     return [f"device      {machine.device.type}: {machine.name}, {memory} ({machine.device_reason})",
-            f"precision   {precision} ({machine.precision_reason})",
+            f"precision   {machine.precision} ({machine.precision_reason})",
             f"attention   {attention}",
             f"compile     {'on' if machine.compile else 'off'} ({machine.compile_reason})",
             f"software    torch {torch.__version__}, Python {platform.python_version()}"]

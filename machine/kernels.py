@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from common.files import try_lock
-from common.words import printable, several
+from common.words import printable
 
 ELF_HEADER_BYTES = 64
 
@@ -21,40 +21,33 @@ def compile_again_where_unfinished(attempt: Callable[[], None], say: Callable[[s
 
     Raises what the attempt raises otherwise.
     """
-    _remove_and_say(say)
+    remove_unfinished_kernels(say)
     try:
         attempt()
     except Exception:  # each version of the compiler has errors of its own
-        if not _remove_and_say(say):  # what another process, killed meanwhile, has left
+        if not remove_unfinished_kernels(say):  # what another process, killed meanwhile, has left
             raise
         torch.compiler.reset()
         attempt()
 
 
-def _remove_and_say(say: Callable[[str], None]) -> bool:
-    if paths := remove_unfinished_kernels():
-        others = f" and {several(len(paths) - 1, 'other')}" if paths[1:] else ""
-        say(f"compile     a compiler that was killed had left {printable(str(paths[0]))}{others} unfinished: deleted, "
-            "to be compiled again")
-    return bool(paths)
-
-
-def remove_unfinished_kernels() -> list[Path]:
-    """Deletes the libraries in the compiler's cache that were not written to their end; returns their paths.
+def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
+    """Deletes the libraries in the compiler's cache that were not written to their end; returns how many.
 
     The compiler takes any file that is there for a finished one: of an empty one every later compile fails ("file too
     short"), one that is cut short kills the process that loads it (SIGBUS), and if the file is a test of what the CPU
     can do, the kernels are slow ever after. One that another process is writing now, under its lock, stays.
     """
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.devnull)
-    removed = []
+    num_removed = 0
     for path in sorted(folder.glob("*/*.so")):
         with contextlib.suppress(OSError):  # deleted meanwhile, or not ours to delete
             lock = folder / "locks" / f"{path.name.split('.')[0]}.lock"
             if not is_whole_library(path) and not _is_locked(lock):
                 path.unlink()
-                removed.append(path)
-    return removed
+                num_removed += 1
+                say(f"compile     deleted {printable(str(path))}, which a killed compiler left unfinished")
+    return num_removed
 
 
 def is_whole_library(path: Path) -> bool:

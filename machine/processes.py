@@ -63,24 +63,18 @@ class Processes:
         """
         if self.world_size == 1:
             return decide()
-        told: list[Any] = [None, Exit.BUG, "it ended without a message"]  # the value, or a code, an error's with why
+        told: list[Any] = [None, UserError(Exit.BUG, "it ended without a message")]  # the value, or an error
         try:
             if self.is_first:
-                told = [decide(), None, None]
-        except UserError as error:
-            told = [None, error.code, str(error)]
-            raise
-        except SystemExit as end:
-            told = [None, end.code, None]
+                told = [decide(), None]
+        except (UserError, SystemExit) as error:
+            told = [None, error]
             raise
         finally:
             dist.broadcast_object_list(told, device=CPU.device())
-        value, code, why = told
-        if why is not None:
-            raise UserError(code, why)
-        if code is not None:
-            raise SystemExit(code)
-        return value
+        if told[1] is not None:
+            raise told[1]
+        return told[0]
 
     def lead(self, first: Callable[[], T], tell: Callable[[T], U], follow: Callable[[U], T]) -> T:
         """first() in the first process, and only then follow(x) in the others; x is what tell makes of the result.
@@ -105,21 +99,16 @@ class Processes:
         """True in all processes if it is true in one of them."""
         return self.total([here])[0] > 0
 
-    def total(self, numbers: Sequence[float]) -> list[float]:
-        """Each of the numbers added up over all processes."""
-        if self.world_size == 1:
-            return list(numbers)
-        sums = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(sums)
-        return sums.tolist()
+    def total(self, numbers: Sequence[float], largest: bool = False) -> list[float]:
+        """Each of the numbers added up over all processes, or the largest of them all."""
+        found = torch.tensor(numbers, dtype=torch.float64)
+        if self.world_size > 1:
+            dist.all_reduce(found, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        return found.tolist()
 
     def largest(self, number: float) -> float:
         """The largest of all processes' numbers."""
-        if self.world_size == 1:
-            return number
-        found = torch.tensor(number, dtype=torch.float64)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return found.item()
+        return self.total([number], largest=True)[0]
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from common.words import first_line
 from machine.device import Machine
 
 READING_SECONDS = 5  # between two readings of a GPU's utilisation and power
@@ -91,15 +92,14 @@ class Gauge:
     """How busy the device is: the seconds the host spent on batches, and a GPU's utilisation and power.
 
     waited holds the seconds that the host waited for data and for the device, trained those of training. readings are
-    pairs of utilisation (percent) and power (watts), read through nvidia-ml-py; missing names what there are no
-    readings for want of.
+    pairs of utilisation (percent) and power (watts), read through nvidia-ml-py; problem says why there are none.
     """
 
     def __init__(self, machine: Machine):
         self.waited = {"data": 0.0, "device": 0.0}
         self.trained = 0.0
         self.readings: list[tuple[float, float]] = []
-        self.missing = ""
+        self.problem = ""
         self._machine = machine
         self._read_at = 0.0
 
@@ -118,15 +118,12 @@ class Gauge:
         """Adds seconds of training and, on a GPU every 5 s, a reading."""
         self.trained += seconds
         is_due = time.monotonic() - self._read_at >= READING_SECONDS
-        if self.missing or not is_due or not self._machine.backend.reports_use:
-            return
-        self._read_at = time.monotonic()
-        try:
-            self.readings.append(self._machine.backend.utilisation_and_watts())
-        except ModuleNotFoundError:
-            self.missing = "nvidia-ml-py"
-        except Exception:  # a driver that does not report, a MIG slice: the errors differ from version to version
-            self.missing = "a driver that reports them"
+        if is_due and not self.problem:
+            self._read_at = time.monotonic()
+            try:
+                self.readings += filter(None, [self._machine.backend.utilisation_and_watts()])
+            except Exception as error:  # a driver that does not report, a MIG slice: they differ between versions
+                self.problem = f"utilisation and power are not known (nvidia-ml-py: {first_line(error)})"
 
     @property
     def host_is_late(self) -> bool:
@@ -150,8 +147,10 @@ class Gauge:
 
     def describe(self) -> dict[str, str]:
         """The lines of the closing block, by their names."""
-        gpu = f"utilisation and power are not known without {self.missing}" if self.missing else ""
+        lines = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}
         if self.readings:
             percent, watts = map(statistics.mean, zip(*self.readings, strict=True))
-            gpu = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
-        return {"data_wait": f"{self.wait_share:.1%} of the steps' time", **({"gpu": gpu} if gpu else {})}
+            lines["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
+        elif self.problem:
+            lines["gpu"] = self.problem
+        return lines

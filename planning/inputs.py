@@ -65,15 +65,14 @@ def session(use_gpu: bool | None) -> Iterator[Session]:
         yield Session(out, signals, processes, held)
 
 
-def choose_machine(flags: FlagsOfGroup, dropout: float, out: Progress) -> Machine:
+def choose_machine(flags: FlagsOfGroup, dropout: float) -> Machine:
     """The device, its precision and whether to compile, set up for the whole process.
 
     Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used.
     """
     _check_device(flags, dropout)
     machine = device.choose(flags.use_gpu, flags.use_amp, flags.amp_dtype, flags.compile)
-    for warning in device.set_up(machine, cache_folder() / "compiled", flags.deterministic, dropout):
-        out.warn(warning)
+    device.set_up(machine, cache_folder() / "compiled", flags.deterministic, dropout)
     return machine
 
 

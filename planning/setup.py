@@ -117,7 +117,7 @@ def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Cal
     build_run and take_step are those of train.py.
     """
     out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
-    machine = choose_machine(args.machine, args.dropout, out)
+    machine = choose_machine(args.machine, args.dropout)
     args = having(args, batch_size=batch_size, gradient_accumulation_steps=accumulation, dry_run=True, overfit=None,
                   resume_from=None, cooldown_from=None)
     inputs = choose_inputs(args, Session(out, signals, ALONE, contextlib.ExitStack()))

@@ -54,7 +54,7 @@ def test_the_first_signal_is_answered_while_the_main_thread_is_busy_and_the_seco
     done = run_python(busy + "    os.kill(os.getpid(), signal.SIGTERM)\n    wait()")
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr == (
-        "SIGINT: stopping after step 3. Ctrl-C again ends it at once and loses the 2 steps since a.\n"
+        "SIGINT: stopping after step 3. Ctrl-C now ends it at once and loses the 2 steps since a.\n"
         "SIGTERM: ended at once. Lost: the 2 steps since a. Safe: a.\n")
 
 
@@ -62,7 +62,7 @@ def test_a_command_that_ends_within_its_patience_says_nothing():
     code = ("import os, signal, time\nfrom common.signals import Signals\nwith Signals(patience=0.3) as signals:\n"
             "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep({})\n")
     assert run_python(code.format(0)).stderr == ""
-    assert run_python(code.format(0.8)).stderr == "SIGINT: stopping. Ctrl-C again ends it at once.\n"
+    assert run_python(code.format(0.8)).stderr == "SIGINT: stopping. Ctrl-C now ends it at once.\n"
 
 
 def test_a_terminal_that_stands_still_does_not_hold_the_second_signal():

@@ -14,8 +14,6 @@ def test_a_pipe_has_no_width_and_a_terminal_its_own(monkeypatch):
     for columns in (80, 133, 0):
         with open_terminal(columns, monkeypatch) as opened:
             assert columns_of(opened.stream) == (columns or 80)
-            monkeypatch.setenv("COLUMNS", "100")
-            assert columns_of(opened.stream) == 100
             opened.close()
 
 

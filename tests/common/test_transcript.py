@@ -92,20 +92,6 @@ def test_it_has_the_error_that_ends_the_command_and_the_traceback_of_a_bug(tmp_p
     assert lines[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_it_has_what_libraries_log_and_gives_their_stream_back(tmp_path, monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    handler = logging.StreamHandler(stream)
-    logger = logging.getLogger("a library of a test")
-    logger.addHandler(handler)
-    with Transcript() as transcript:
-        transcript.begin(tmp_path / "log.txt", "====", appends=False)
-        logger.warning("not enough SMs")
-    logger.warning("later")
-    assert (tmp_path / "log.txt").read_text() == "====\nnot enough SMs\n"
-    assert stream.getvalue() == "not enough SMs\nlater\n"
-
-
 def test_a_logging_handler_that_computes_its_stream_is_left_alone(tmp_path):
     """As the handler of the package dill: its stream is a property that cannot be set."""
     logger = logging.getLogger("another library of a test")

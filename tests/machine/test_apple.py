@@ -29,7 +29,7 @@ def test_it_is_used_unless_a_flag_says_otherwise_and_nothing_is_compiled(monkeyp
         assert machine.name == "Apple M1"
         assert machine.precision == precision
         assert machine.compile is False
-        assert machine.compile_reason == "off on an Apple GPU unless --compile is given"
+        assert machine.compile_reason == "off on mps unless --compile is given"
         assert machine.peak_flops is None
         assert ("mixed precision is off" in " ".join(machine.warnings)) == (precision == "fp32")
     assert device.choose(None, None, "auto", True).compile is True
