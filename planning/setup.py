@@ -25,7 +25,6 @@ from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe
 from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan, plan_saving
-from training.mirror import catch_up
 from training.optimizers import OPTIMIZERS
 from training.parallel import sequences_at_a_time
 from training.parts import FAST, Parts
@@ -90,8 +89,6 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
     if state.step == recipe.total_steps != state.validated_step and inputs.corpus.val and not args.dry_run:
         out.say("its last validation is missing and follows now")
         return False
-    if args.mirror_to and not args.dry_run:
-        runtime.processes.agree(lambda: catch_up(args.output, state.step, state.best_step, out))
     return True
 
 

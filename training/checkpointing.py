@@ -155,8 +155,7 @@ class Checkpointer:
                                         self._run.setup.corpus.end_of_text_id, card)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
             self._written_step, keeping = step, self._keeping(step)
-            held = self.mirror.held if self.mirror else frozenset()
-            prune(self.output_dir, *keeping._replace(protected=keeping.protected | held))
+            prune(self.output_dir, *keeping)
             seconds = time.perf_counter() - started
             if not self._is_reported:
                 self._is_reported = True
@@ -174,8 +173,8 @@ class Checkpointer:
 
     def _keeping(self, step: int) -> Keeping:
         """Which checkpoints stay after that of this step."""
-        protected = (self._run.state.best_step, self.best_step, self._run.setup.recipe.plateau_end or 0)
-        return Keeping(step, self._args.keep_checkpoints, frozenset(protected))
+        protected = frozenset((self._run.state.best_step, self.best_step, self._run.setup.recipe.plateau_end or 0))
+        return Keeping(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
 
     def settle(self, wait: bool) -> None:
         """Takes note of the save in flight once it has ended; with wait, waits for its end.
@@ -217,11 +216,10 @@ class Checkpointer:
     def _fields(self, stays: bool) -> dict[str, Any]:
         """What trainer_state.json holds besides its format, step and model."""
         corpus = self._run.setup.corpus
-        mixture = {"mixture": in_words(corpus.shares)} if corpus.shares else {}
-        return {**asdict(self._run.state), **self._settings, "stays": stays,
-                "scaler": self._run.scaler.state_dict(),
-                "data": {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
-                         "tokenizer_sha256": corpus.tokenizer_sha256, **mixture}}
+        hashes = {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
+                  "tokenizer_sha256": corpus.tokenizer_sha256}
+        return {**asdict(self._run.state), **self._settings, "stays": stays, "scaler": self._run.scaler.state_dict(),
+                "data": {**hashes, "mixture": in_words(corpus.shares)} if corpus.shares else hashes}
 
     def _card(self) -> str:
         config, corpus, state = self._run.model.config, self._run.setup.corpus, self._run.state
@@ -253,12 +251,11 @@ class Checkpointer:
 
     def stake(self) -> Stake:
         """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
-        saved = self._written_step
-        num_steps = self._run.state.step - (self._first_step if saved is None else saved)
-        since = "of this run, which has saved nothing yet" if saved is None else f"since checkpoint-{saved}"
-        lost = f"the {several(num_steps, 'step')} {since}" if num_steps else "the step in progress"
-        folder = shell_word(str(self.output_dir))
-        return Stake(lost, "" if saved is None else f"checkpoint-{saved}, from which --resume_from {folder} goes on")
+        step, saved = self._run.state.step, self._written_step
+        if saved is None:
+            return Stake(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet", "")
+        return Stake(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
+                     f"checkpoint-{saved}, from which --resume_from {shell_word(str(self.output_dir))} goes on")
 
     def last_good(self) -> str:
         """What to go on from, in words: the newest checkpoint in the folder, once the save in flight has ended."""

@@ -268,7 +268,7 @@ def bring_back(here: Mapping[int, Path], there: Mapping[int, Path], output_dir: 
         return
 
 
-# ---------------------------------------------------------------- as the run begins, and after its end
+# ---------------------------------------------------------------- as the run begins
 
 
 def take_mirror(args: FlagsOfGroup, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
@@ -281,13 +281,6 @@ def take_mirror(args: FlagsOfGroup, mirror: Mirror, resumed: Path | None, step: 
         if args.overwrite:
             delete_other_runs(root, root / resumed.name if resumed else None, step, out)
         out.say(f"mirror      each checkpoint is copied to {shown} beside training, and verified there")
-
-
-def catch_up(args: FlagsOfGroup, step: int, best_step: int, out: Progress) -> None:
-    """Brings the mirror of a finished run in line: the run may have been killed while it waited for the last copy."""
-    mirror = Mirror(Path(args.mirror_to), Path(args.output_dir), out)
-    mirror.wants(Keeping(step, args.keep_checkpoints, frozenset((best_step,))))
-    mirror.finish()
 
 
 def is_same_folder(path: str | Path, other: str | Path) -> bool:

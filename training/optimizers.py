@@ -70,14 +70,13 @@ def parameter_groups(model: Any, kind: OptimizerKind, weight_decay: float, lr_sc
     """
     hidden = architecture_of(model.config).hidden_matrices(model.config)
     parameters = dict(model.named_parameters())
-    others = {name: parameter for name, parameter in parameters.items() if name not in hidden}
+    others = [parameter for name, parameter in parameters.items() if name not in hidden]
+    other = {"rule": kind.other_rule, "lr_scale": lr_scale}
     groups = [
         {"params": [parameters[name] for name in hidden], "rows": list(hidden.values()), "rule": kind.hidden_rule,
          "weight_decay": weight_decay, "lr_scale": 1.0},
-        {"params": [p for p in others.values() if p.dim() >= 2], "rule": kind.other_rule,
-         "weight_decay": weight_decay, "lr_scale": lr_scale},
-        {"params": [p for p in others.values() if p.dim() < 2], "rule": kind.other_rule,
-         "weight_decay": 0.0, "lr_scale": lr_scale}]
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": weight_decay, **other},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, **other}]
     grouped = [id(p) for group in groups for p in group["params"]]
     assert len(grouped) == len(set(grouped)) == len(parameters), "each parameter is in exactly one group"
     assert all(sum(rows) == len(parameters[name]) for name, rows in hidden.items()), "rows of the stacked matrices"
@@ -110,15 +109,11 @@ def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
 
 def compile_optimizer(optimizer: Any) -> None:
     """Compiles the optimizer's step where it is no fused kernel, by a step on the gradients that changes nothing."""
-    if not hasattr(optimizer, "compile_step"):
-        return
-    had_state = set(optimizer.state)
-    optimizer.compile_step()
-    optimizer.found_inf = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
-    optimizer.step()
-    optimizer.found_inf = None
-    for parameter in set(optimizer.state) - had_state:
-        del optimizer.state[parameter]
+    if hasattr(optimizer, "compile_step"):
+        optimizer.compile_step()
+        optimizer.found_inf = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
+        optimizer.step()
+        optimizer.found_inf = None
 
 
 # ---------------------------------------------------------------- which one

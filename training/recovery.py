@@ -65,8 +65,8 @@ def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
 
 def can_shrink(run: Run, error: Exception) -> bool:
     """True if memory ran out and smaller micro-batches are possible; of several processes the others would wait."""
-    may_shrink = run.may_shrink and run.batch_size > 1 and run.setup.processes.world_size == 1
-    return may_shrink and is_out_of_memory(error)
+    is_alone = run.setup.processes.world_size == 1
+    return run.may_shrink and run.batch_size > 1 and is_alone and is_out_of_memory(error)
 
 
 def undo(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
@@ -89,11 +89,10 @@ def shrink(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     setup.machine.backend.release_memory()
     run.batches.resize(divisors(setup.recipe.samples_per_step, (was + 1) // 2)[-1])
 
-    again = "; compiling again" if setup.machine.compile else ""
     setup.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
-        f"{run.batch_size} x {several(run.accumulation, 'micro-batch')}, the same samples a step{again}. Next time "
-        f"give --batch_size {run.batch_size} --gradient_accumulation_steps {run.accumulation}, or --batch_size auto.")
+        f"{run.batch_size} x {several(run.accumulation, 'micro-batch')}, the same samples a step. Next time give "
+        f"--batch_size {run.batch_size} --gradient_accumulation_steps {run.accumulation}, or --batch_size auto.")
     with setup.runtime.clock.pause():
         compile_run(run)
 

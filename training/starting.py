@@ -80,8 +80,7 @@ def settings_of(setup: Setup) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     args, machine, options = setup.args, setup.machine, setup.options
     flags = flags_of_run(setup)
-    chosen = {name: getattr(args, name) for name in (
-        "beta1", "label_smoothing", "dropout", "seed", "max_minutes")}
+    chosen = {name: getattr(args, name) for name in ("beta1", "label_smoothing", "dropout", "seed", "max_minutes")}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
                    "processes": setup.processes.world_size, "precision": machine.precision, "compile": machine.compile,
