@@ -42,54 +42,50 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     parser.own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line "
                     "wins", "none", of="call")
     g = parser.group("data")
-    g.flag("--data_dir", flags.one_or_more(text("DIR[:WEIGHT]")), "data", "folder of token files, of pretokenize.py or "
-           "of another program, whose files the next four flags override; several are mixed by weights in tokens, as "
-           "in a:0.7 b:0.3, without weights by their sizes", called="data dataset data_path dataset_path train_data",
+    g.flag("--data_dir", flags.one_or_more(text("DIR[:WEIGHT]")), "data", "folder of token files, which the next four "
+           "flags override; several, as in a:0.7 b:0.3, are mixed by weights in tokens, without weights by their sizes",
+           called="data dataset data_path dataset_path train_data",
            replaces="bin_file val_bin_file tokenizer_file metadata_file vocab_size")
     g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir",
            called="train_bin train_file input_bin")
     g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
-           "those in the folder or the metadata of the training tokens, else the tail of --bin_file",
-           called="val_bin validation_file val_file input_val_bin")
+           "those beside the training tokens, else the tail of --bin_file", called="val_bin validation_file val_file")
     g.flag("--tokenizer_file", text(), None, "the tokenizer of the tokens", "tokenizer.json in --data_dir",
            called="tokenizer tokenizer_name tokenizer_path")
     g.flag("--metadata_file", text(), None, "the metadata of the tokens", "metadata.json in --data_dir", called="meta")
     g.flag("--vocab_size", whole(1, 2**24), None, "number of ids, where neither metadata nor tokenizer says",
            "from those", hidden=True)
-    g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest place "
-           "that they fit", of="machine", against="gpu: no-use_gpu")
+    g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest that "
+           "fits", of="machine", against="gpu: no-use_gpu")
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on", of="call",
              needs="resume_from, cooldown_from", hidden=True)
 
     g = parser.group("model")
-    g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network; qwen3 and llama: rotary positions, RMSNorm, "
-           "SwiGLU, grouped-query attention, in qwen3 norms of queries and keys", "gpt2",
-           replaces="bias", against="init_from")
+    g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2", replaces="bias",
+           against="init_from")
     g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
            called="size model model_name model_type", replaces="n_layer n_head n_embd n_kv_head n_inner",
            redecides="init_std", against="init_from")
-    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them (newest), the "
-           "best of a folder (out/best), a Hugging Face folder of GPT-2, Qwen3 or Llama, or such a model on the hub: "
-           "hf://OWNER/NAME, with @REVISION; the model takes their shape, the optimizer starts fresh", "random weights",
-           called="model_name_or_path initial_checkpoint_dir pretrained from_pretrained")
-    g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size", called="depth n_layers num_layers layers "
+    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them, out/best, a "
+           "Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION on the hub; the model takes "
+           "their shape", "random weights", called="model_name_or_path initial_checkpoint_dir pretrained")
+    g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size", called="depth n_layers num_layers "
            "num_hidden_layers", against="init_from")
     g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size",
            called="n_heads num_heads heads num_attention_heads", redecides="n_kv_head n_inner", against="init_from")
     g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size", called="d_model dim n_embed "
            "embed_dim hidden_size model_dim width", redecides="n_inner init_std", against="init_from")
-    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, 256 where the size is chosen "
-           "for a CPU, or what the corpus allows", called="block_size max_seq_len max_seq_length seq_len "
-           "sequence_length context_length n_ctx n_positions max_length")
+    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, 256 where the size is chosen for a "
+           "CPU, or what the corpus allows", called="block_size max_seq_len max_seq_length seq_len sequence_length "
+           "context_length n_ctx n_positions")
     g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting",
            called="drop dropout_rate resid_pdrop attn_pdrop")
-    g.switch("--bias", None, "biases in linear layers and norms of gpt2", "on for gpt2; the others have none",
+    g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none",
              against="arch qwen3|llama, init_from")
-    g.flag("--n_kv_head", whole(1, 1024), None, "heads of keys and values in qwen3 and llama, a divisor of --n_head",
-           "a third of --n_head, or half where 3 does not divide it", redecides="n_inner", needs="arch qwen3|llama",
-           against="init_from", hidden=True)
+    g.flag("--n_kv_head", whole(1, 1024), None, "heads of keys and values in qwen3 and llama", "a third of --n_head, "
+           "or half", redecides="n_inner", needs="arch qwen3|llama", against="init_from", hidden=True)
     g.flag("--n_inner", whole(1, 2**20), None, "width inside the MLP in qwen3 and llama", "blocks as large as gpt2's",
            needs="arch qwen3|llama", against="init_from", hidden=True)
     g.flag("--rope_theta", real(1, 1e9, above=True), None, "base of the rotary frequencies in qwen3 and llama", "10000",
@@ -104,8 +100,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "device_batch_size micro_batch_size bs train_batch_size", against="auto: model_parallel fsdp|hsdp",
            redecides="gradient_accumulation_steps learning_rate embedding_learning_rate min_lr beta2")
     g.flag("--gradient_accumulation_steps", whole(1, 2**20), world_size(), "micro-batches a step, of all processes "
-           "together; double it to halve --batch_size", "one for each process", called="gradient_accumulation "
-           "grad_accum grad_accum_steps accumulate_grad_batches accumulation_steps",
+           "together; double it to halve --batch_size", "one for each process",
+           called="gradient_accumulation grad_accum grad_accum_steps accumulate_grad_batches accumulation_steps",
            redecides="learning_rate embedding_learning_rate min_lr beta2")
     follows = "min_lr warmup_steps eval_interval sample_interval log_interval"
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10",
@@ -115,77 +111,71 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="max_iters num_iterations iters steps num_steps iterations total_steps", against="cooldown_from",
            replaces="epochs cooldown_from", redecides=follows)
     g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
-           "included; the steps that fit are planned by measured ones, and --epochs and --max_steps stay upper limits",
-           "no limit", redecides=f"epochs learning_rate embedding_learning_rate {follows}")
+           "included; --epochs and --max_steps stay upper limits", "no limit",
+           redecides=f"epochs learning_rate embedding_learning_rate {follows}")
     g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
-           "it is to --min_lr: a finished model from any point of a run", "off", redecides="min_lr",
+           "it is to --min_lr", "off", redecides="min_lr",
            replaces="epochs max_steps max_minutes cooldown", against="init_from")
-    g.flag("--cooldown", flags.share_or_steps(), None, "of the steps of wsd, or of those done before --cooldown_from: "
-           "the share, 0.2, or the number, 500, in which the rate falls", "0.2", hidden=True,
-           needs="lr_schedule wsd, cooldown_from")
+    g.flag("--cooldown", flags.share_or_steps(), None, "the share, 0.2, or the number, 500, of the steps in which the "
+           "rate falls", "0.2", hidden=True, needs="lr_schedule wsd, cooldown_from")
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off",
            called="early_stopping early_stopping_patience")
 
     g = parser.group("optimizer: decay on matrices and embeddings only", "updates")
-    g.flag("--optimizer", one_of("auto", "adamw", "muon", "adamw8bit"), "auto", "muon: the matrices inside blocks by "
-           "Muon, all else by AdamW; adamw8bit: AdamW whose moments take 2 bytes a parameter, not 8; auto: muon for "
-           "steps of many tokens, adamw for trained weights and where --learning_rate, --beta1 or --beta2 is given",
+    g.flag("--optimizer", one_of("auto", "adamw", "muon", "adamw8bit"), "auto", "muon: matrices inside blocks by Muon, "
+           "all else by AdamW; adamw8bit: moments of 2 bytes a parameter, not 8; auto: muon for steps of many tokens, "
+           "adamw for trained weights and where --learning_rate, --beta1 or --beta2 is given",
            called="optim opt", redecides="learning_rate min_lr embedding_learning_rate init_std",
            against="adamw8bit: model_parallel fsdp|hsdp")
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch",
            called="lr max_lr peak_lr matrix_lr", redecides="min_lr embedding_learning_rate init_std")
-    g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of embeddings, output layer, norms and "
-           "biases", "--learning_rate where that is given", hidden=True)
-    g.flag("--init_std", real(0, 1, above=True), None, "deviation of the normal initial matrices and embeddings; "
-           "residual projections have it by the root of twice the layers", "0.02, more for AdamW at its default "
-           "rate in models narrower than 1,000", against="init_from", hidden=True)
+    g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of all that is not in a block's matrices",
+           "--learning_rate where that is given", hidden=True)
+    g.flag("--init_std", real(0, 1, above=True), None, "deviation of the normal initial weights", "0.02, more for "
+           "AdamW at its default rate in models narrower than 1,000", against="init_from", hidden=True)
     g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
-           "constant, and at the end in a line, so that its plateau can be trained longer", "linear",
-           called="lr_scheduler_type schedule lr_decay_style", replaces="cooldown",
-           redecides="min_lr warmup_steps")
-    g.flag("--min_lr", real(0, 10), None, "learning rate at the end of the run", "0, with cosine a hundredth of the "
-           "peak", called="min_learning_rate end_lr final_lr lr_min")
-    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10% of the steps, at most 2,000; none with "
-           "constant", called="warmup_iters lr_warmup_steps num_warmup_steps")
+           "constant, and at the end in a line", "linear", called="lr_scheduler_type schedule lr_decay_style",
+           replaces="cooldown", redecides="min_lr warmup_steps")
+    g.flag("--min_lr", real(0, 10), None, "learning rate at the end", "0, with cosine a hundredth of the peak",
+           called="min_learning_rate end_lr final_lr lr_min")
+    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10%, at most 2,000; none with constant",
+           called="warmup_iters lr_warmup_steps num_warmup_steps")
     g.old("--decay_share", real(0, 1, above=True), lambda share, asked: {"cooldown": share})
     g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
     g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
-    g.flag("--weight_decay", real(0, 10), None, "decoupled weight decay, per step and learning rate", "0.1",
-           called="wd")
+    g.flag("--weight_decay", real(0, 10), None, "decoupled, per step and learning rate", "0.1", called="wd")
     g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients", called="adam_beta1")
-    g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients", "0.95 at 0.5M "
-           "tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")
-    g.flag("--grad_clip", real(0, 1e6), None, "largest norm of the gradient; 0: not clipped", "1", called="max_norm "
-           "max_grad_norm clip clip_grad gradient_clip_val")
+    g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients",
+           "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")
+    g.flag("--grad_clip", real(0, 1e6), None, "largest norm of the gradient; 0: not clipped", "1",
+           called="max_norm max_grad_norm clip gradient_clip_val")
     g.flag("--label_smoothing", real(0, 1, below=True), 0.0, "share of the target spread over all ids in training",
            called="smoothing label_smoothing_factor")
     g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout", called="random_seed manual_seed")
 
     g = parser.group("machine", of="machine")
-    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 when there is none", "a GPU when there is "
-             "one", called="device accelerator cuda gpu gpus cpu no_cuda use_cpu")
+    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 where there is none", "if there is one",
+             called="device accelerator cuda gpu gpus cpu no_cuda use_cpu")
     g.switch("--use_amp", None, "mixed precision", "on with a GPU, off on a CPU", called="amp mixed_precision fp16")
     g.flag("--model_parallel", one_of("auto", "ddp", "fsdp", "hsdp"), "auto", "how several processes share a model; "
-           "ddp: each has all of it; fsdp: each has some rows of each weight; hsdp: so within a machine, each of which "
-           "has all; auto: ddp where that fits the memory", of="run")
+           "ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp where that fits", of="run")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
            "scaling", against="bf16: no-use_amp, fp16: no-use_amp", called="dtype precision torch_dtype")
-    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA, off "
-             "elsewhere", called="torch_compile use_compile")
+    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA",
+             called="torch_compile use_compile")
     graphs = "reduce-overhead"  # CUDA graphs; against: what they cannot do, or has not been shown with them
     g.flag("--compile_mode", one_of("default", "blocks", graphs, "max-autotune-no-cudagraphs"), None,
-           "default: the whole model; blocks: block by block, a start in seconds and a step about 1% slower; "
-           "reduce-overhead: CUDA graphs, for models so small that launching takes longer than computing; autotuning "
-           "compiles longer and may run faster", "default; blocks for GPUs without bf16, and of several processes",
+           "default: the whole model; blocks: block by block, compiled in seconds, about 1% slower; reduce-overhead: "
+           "CUDA graphs, for small models; autotuning: compiles longer and may run faster",
+           "default; blocks for GPUs without bf16, and of several processes",
            against="no-compile, max-autotune-no-cudagraphs: deterministic, " + ", ".join(
                f"{graphs}: {other}" for other in (
                    "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout")))
     g.old("--compile_blocks", flags.SWITCH, lambda is_on, asked: {"compile_mode": "blocks" if is_on else "default"})
     g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
-             "resumed run then equals one that was never stopped bit for bit; an operation without such a kernel ends "
-             "the run", called="full_determinism")
-    g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3x "
-             "the time", called="gradient_checkpointing grad_checkpointing")
+             "resumed run then equals one that was never stopped", called="full_determinism")
+    g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3 "
+             "times as long", called="gradient_checkpointing")
 
     g = parser.group("output")
     g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl", of="call",
@@ -196,22 +186,19 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps, ""))
     g.old("--checkpoint_every_minutes", real(0, 1e6), lambda minutes, asked: flags.with_cadence(asked, minutes, "m"))
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation",
-           called="save_total_limit max_checkpoints keep_last")
-    g.flag("--mirror_to", text("DIR"), None, "folder on another disk, such as a mounted drive, to which checkpoints "
-           "are copied beside training; --resume_from auto goes on from there where --output_dir is empty", "none",
-           of="call")
-    g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), best or last, or auto: "
-           "newest in --output_dir, else a new run", "a new run", of="call",
-           called="resume resume_from_checkpoint load_checkpoint ckpt checkpoint")
+           called="save_total_limit keep_last")
+    g.flag("--mirror_to", text("DIR"), None, "folder on another disk, to which checkpoints are copied beside training; "
+           "--resume_from auto goes on from there where --output_dir is empty", "none", of="call")
+    g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in "
+           "--output_dir, else a new run", "a new run", of="call", called="resume resume_from_checkpoint ckpt")
     g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir", of="call",
              called="overwrite_output_dir force", against="resume_from auto", hidden=True)
     g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart",
            called="eval_every eval_steps val_interval validation_interval")
-    g.flag("--eval_tokens", whole(1), None, "tokens of a validation, in whole sequences, always the same ones; all if "
-           "there are fewer", "a hundredth of the run's, 16,384 to 524,288")
-    g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size as it is when the run begins", "off",
-           called="eval_iters val_batches val_iters", hidden=True, of="call", against="eval_tokens",
-           replaces="eval_tokens")
+    g.flag("--eval_tokens", whole(1), None, "tokens of a validation, always the same ones; all if there are fewer",
+           "a hundredth of the run's, 16,384 to 524,288")
+    g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size", "off", called="eval_iters",
+           hidden=True, of="call", against="eval_tokens", replaces="eval_tokens")
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run",
            called="sample_every")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart",
@@ -227,8 +214,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
              "reads no data, trains nothing")
     g.switch("--verbose", False, "print the whole plan, not only size, time and disk", hidden=True)
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
-    g.flag("--overfit", whole(1), None, "batches to learn again and again, without dropout, until their loss is near "
-           "zero: can this set-up learn at all? exit 6 if not; writes nothing", "off", called="overfit_batches",
+    g.flag("--overfit", whole(1), None, "batches to learn by heart: can this set-up learn? exit 6 if not; writes "
+           "nothing", "off", called="overfit_batches",
            against="check, dry_run, resume_from, cooldown_from, max_minutes, patience")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of a GPU's hour, with --dry_run or --check",
            "no cost shown", needs="dry_run, check")
