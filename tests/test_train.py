@@ -266,7 +266,7 @@ def test_the_loss_falls_and_the_best_checkpoint_stays(run):
 @pytest.mark.parametrize("flags", [
     "--preload ram --log_interval 7", "--preload mmap --use_amp", "--arch llama --use_amp",
     "--batch_size 2 --gradient_accumulation_steps 2 --use_amp --amp_dtype fp16",
-    "--arch qwen3 --optimizer muon --no-tie_weights"])
+    "--arch qwen3 --optimizer muon --no-tie_weights", "--optimizer adamw8bit --n_embd 64"])
 def test_a_run_stopped_and_resumed_equals_one_that_was_not(run, monkeypatch, flags):
     """A signal at steps 7 and 28, which is in the second epoch; dropout on; weights, moments and losses bit for bit."""
     flags = f"--epochs 3 --max_steps 36 --dropout 0.1 --log_interval 1 --eval_interval 12 {flags}".split()

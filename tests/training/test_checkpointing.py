@@ -102,20 +102,6 @@ def test_a_checkpoint_knows_the_validation_of_its_step_and_is_never_changed(run,
         assert f"best validation loss in nats: {loss:.4f} at step {best}" in (path / "README.md").read_text()
 
 
-def test_a_validation_that_a_signal_cut_off_is_made_again_and_saved_with_a_new_checkpoint(run, monkeypatch):
-    flags = ("--max_steps", "4", "--eval_interval", "4")
-    monkeypatch.setattr("training.validation.Validator.measure", lambda *_: None)
-    assert run(*flags)[0] == 0
-    assert verify(run.folder / "out/checkpoint-4")["validated_step"] == 0
-    monkeypatch.undo()
-    for is_said in (True, False):  # the second time nothing is left to do
-        code, text = run(*flags, "--resume_from", "auto")
-        assert code == 0
-        assert ("validation at step 4" in text) == is_said
-        state = verify(run.folder / "out/checkpoint-4")
-        assert (state["validated_step"], state["best_step"], state["stays"]) == (4, 4, True)
-
-
 def test_the_plan_counts_the_checkpoints_that_are_there_at_once(run, monkeypatch):
     most, real = [], prune
 

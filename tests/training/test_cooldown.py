@@ -138,14 +138,6 @@ def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert same_tensors(plateau / "checkpoint-30", run.folder / "whole/checkpoint-30")
 
 
-@pytest.mark.slow
-def test_a_cooldown_has_minutes_of_its_own(run, plateau):
-    code, _ = run("--cooldown_from", str(plateau), "--cooldown_steps", "100000", "--max_minutes", "0.02")
-    assert code == 0
-    horizon = settings_of(plateau / f"checkpoint-{max(steps_in(plateau))}")["total_steps"]
-    assert 20 < horizon < 100_000
-
-
 def test_a_cooldown_that_is_not_possible_is_refused(run, plateau):
     assert run("--cooldown_from", str(plateau / "checkpoint-10"))[0].code == Exit.CHECKPOINT  # later ones are there
     code, _ = run("--cooldown_from", str(plateau / "checkpoint-10"), "--min_lr", "0.001", out="new")

@@ -18,7 +18,7 @@ from checkpoint.verify import verify
 from common.errors import Exit, InvalidCheckpoint
 from common.progress import Progress
 from tests.helpers.checkpoints import edit, flip, names_in, seal
-from tests.helpers.training import metrics_of, same_tensors
+from tests.helpers.training import metrics_of
 from training import mirror as room
 from training.mirror import Mirror, copy_checkpoint, is_copied
 
@@ -284,17 +284,6 @@ def test_on_a_new_machine_a_run_goes_on_from_its_mirror_by_one_flag(run, finishe
     assert max(steps_in(drive)) == 10, "its own folder remembers the mirror"
 
 
-def test_the_same_line_starts_a_run_and_continues_it_anywhere(run, drive):
-    line = (*SAVING, "--mirror_to", str(drive), "--resume_from", "auto")
-    code, text = run(*line)
-    assert (code, "no checkpoint in" in text) == (0, True)
-    first = (run.folder / "out").rename(run.folder / "first")
-    shutil.rmtree(drive / "checkpoint-6")
-    code, text = run(*line)
-    assert (code, "was copied from the mirror" in text) == (0, True)
-    assert same_tensors(first / "checkpoint-6", run.folder / "out/checkpoint-6")
-
-
 def test_a_damaged_checkpoint_comes_back_from_the_mirror(run, finished, tmp_path):
     drive = finished(tmp_path)
     flip(tmp_path / "out/checkpoint-6/model.safetensors")
@@ -342,12 +331,3 @@ def test_a_mirror_that_cannot_be_written_ends_a_new_run_but_not_one_that_goes_on
     monkeypatch.undo()
     assert run("--resume_from", str(tmp_path / "out"), "--max_steps", "9")[0] == 0
     assert {8, 9} < steps_in(drive).keys()
-
-
-def test_what_writes_nothing_copies_nothing(run, finished, tmp_path):
-    drive = finished(tmp_path)
-    shutil.rmtree(tmp_path / "out")
-    code, text = run(*SAVING, "--mirror_to", str(drive), "--resume_from", str(drive), "--max_steps", "9", "--dry_run")
-    assert code == 0
-    assert not (tmp_path / "out").exists()
-    assert "step 6" in text

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import train
+from common.config import read_toml
 from common.files import sha256_of
 from tests.helpers.training import metrics_of, same_tensors
 from watching.monitor import Monitor
@@ -53,13 +54,6 @@ min_lr = 2.118803268849675e-05
 warmup_steps = 4
 eval_tokens = 16384
 """
-GIVEN = {"n_layer": 1, "n_head": 2, "n_embd": 16, "seq_length": 8, "batch_size": 4, "max_steps": 20, "use_gpu": False,
-         "eval_interval": 7, "sample_interval": 0, "log_interval": 1}
-DECIDED = {"data_dir": "data", "dropout": 0.0, "bias": True, "tie_weights": True, "gradient_accumulation_steps": 1,
-           "use_lr_scheduler": True, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0,
-           "label_smoothing": 0.0, "seed": 1337, "checkpoint_interval": 1, "checkpoint_every_minutes": 10.0,
-           "keep_checkpoints": 3, "epochs": 1, "learning_rate": 0.002118803268849675,
-           "min_lr": 2.118803268849675e-05, "warmup_steps": 4, "eval_tokens": 16384}
 SETTINGS = {"batch_size": 4, "accumulation": 1, "epochs": 1, "total_steps": 20, "learning_rate": 0.002118803268849675,
             "min_lr": 2.118803268849675e-05, "warmup_steps": 4, "use_lr_scheduler": True, "eval_interval": 7,
             "eval_tokens": 16384, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0,
@@ -79,7 +73,7 @@ def older(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(corpus, "data")
 
-    def make(flags: list[str], config: str, decided: dict, settings: dict) -> None:
+    def make(flags: list[str], config: str, settings: dict, keeps_config: bool = True) -> None:
         assert train.main([*THEN, *flags, "--output_dir", "whole"]) == 0
         log_step = Monitor.add
         monkeypatch.setattr(Monitor, "add", lambda monitor, *rest: (
@@ -87,8 +81,11 @@ def older(corpus, tmp_path, monkeypatch):
         assert train.main([*THEN, *flags, "--output_dir", "out"]) == 128 + signal.SIGTERM
         monkeypatch.setattr(Monitor, "add", log_step)
         Path("out/config.toml").write_text(config)
+        recorded = read_toml(Path("out/config.toml"))
+        Path("out/config.toml").write_text(config if keeps_config else "")
         state, manifest = Path("out/checkpoint-9/trainer_state.json"), Path("out/checkpoint-9/manifest.json")
-        fields = {**json.loads(state.read_text()), "settings": settings, "flags": {"given": GIVEN, "decided": decided}}
+        fields = {**json.loads(state.read_text()), "settings": settings,
+                  "flags": {"given": recorded.given, "decided": recorded.decided}}
         state.write_text(json.dumps(fields))
         entries = json.loads(manifest.read_text())
         entries["files"][state.name] = {"bytes": state.stat().st_size, "sha256": sha256_of(state)}
@@ -101,7 +98,7 @@ def older(corpus, tmp_path, monkeypatch):
     pytest.param(True, id="by config.toml"),
     pytest.param(False, id="by the checkpoint alone", marks=pytest.mark.slow)])
 def test_a_run_with_a_cosine_goes_on_with_it(older, capsys, has_config):
-    older(COSINE, CONFIG if has_config else "", DECIDED, SETTINGS)
+    older(COSINE, CONFIG, SETTINGS, has_config)
     capsys.readouterr()
     assert train.main(["--resume_from", "out"]) == 0
     assert "resume      changed" not in capsys.readouterr().out
@@ -113,20 +110,8 @@ def test_a_run_with_a_cosine_goes_on_with_it(older, capsys, has_config):
 def test_a_run_at_a_constant_rate_goes_on_at_it(older, capsys):
     lines = [line for line in CONFIG.splitlines() if not line.startswith(LINES_OF_COSINE)]
     config = "\n".join(lines).replace("use_lr_scheduler = true", "use_lr_scheduler = false")
-    decided = {name: value for name, value in DECIDED.items() if name not in LINES_OF_COSINE}
-    older(["--no-use_lr_scheduler"], config, {**decided, "use_lr_scheduler": False},
-          {**SETTINGS, "use_lr_scheduler": False})
+    older(["--no-use_lr_scheduler"], config, {**SETTINGS, "use_lr_scheduler": False})
     capsys.readouterr()
     assert train.main(["--resume_from", "out"]) == 0
     assert "resume      changed" not in capsys.readouterr().out
     assert metrics_of(Path("whole")) == metrics_of(Path("out"))
-
-
-@pytest.mark.slow
-def test_a_longer_horizon_keeps_the_cosine_with_its_peak_and_its_warm_up(older):
-    older(COSINE, CONFIG, DECIDED, SETTINGS)
-    assert train.main(["--resume_from", "out", "--max_steps", "24"]) == 0
-    assert train.main([*THEN, *COSINE, "--max_steps", "24", "--output_dir", "longer"]) == 0
-    rates = [{row["step"]: row["lr"] for row in metrics_of(Path(out)) if "lr" in row and row["step"] > 9}
-             for out in ("out", "longer")]
-    assert rates[0] == rates[1]

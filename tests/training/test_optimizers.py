@@ -1,7 +1,7 @@
 """Groups of parameters, and what an optimizer keeps."""
 
 import copy
-import json
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +9,12 @@ import torch
 import train
 from common.errors import Exit
 from model import GPT, GPTConfig
-from tests.helpers.training import run_of, same_tensors, small_batch, small_model
+from tests.helpers import apple
+from tests.helpers.training import run_of, small_batch, small_model
 from training.optimizers import (
     OPTIMIZERS,
+    HostDecides,
+    adamw_for,
     choose_optimizer,
     expected_state,
     parameter_groups,
@@ -110,20 +113,37 @@ def test_a_run_goes_on_with_the_optimizer_of_its_checkpoint_an_older_one_with_ad
     assert choose_optimizer(args, GPTConfig(), 512, {"step": 3, **settings})[0].name == "adamw"
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
-def test_a_resumed_run_equals_one_that_was_never_stopped(name, run):
-    flags = ["--optimizer", name, "--lr_schedule", "constant", "--n_embd", "64"]
-    run("--max_steps", "4", *flags, out="whole")
-    run("--max_steps", "2", *flags)
-    code, _ = run("--max_steps", "4", "--resume_from", "auto", *flags)
-    assert code == 0
-    whole, resumed = (run.folder / name / "checkpoint-4" for name in ("whole", "out"))
-    assert same_tensors(whole, resumed)
-    assert json.loads((resumed / "trainer_state.json").read_text())["settings"]["optimizer"] == name
-
-
 def test_the_moments_of_another_optimizer_are_refused(run):
     run("--max_steps", "2", "--optimizer", "muon")
     error, _ = run("--max_steps", "3", "--resume_from", "auto", "--optimizer", "adamw")
     assert error.code == Exit.CHECKPOINT
     assert "--optimizer adamw: the checkpoint has the moments of 'muon'" in str(error)
+
+
+# ---------------------------------------------------------------- where the host decides
+
+
+def test_only_apples_gpu_needs_the_host():
+    assert adamw_for(torch.optim.AdamW, torch.device("cpu")) is torch.optim.AdamW
+    assert adamw_for(torch.optim.AdamW, apple.GPU) is HostDecides
+    assert adamw_for(torch.optim.Adam, apple.GPU) is torch.optim.Adam  # a benchmark's own
+
+
+def test_scaled_and_skipped_steps_are_those_of_the_kernel_bit_for_bit():
+    torch.manual_seed(1)
+    start, found = torch.randn(40, 8), []
+    gradients, scales, infinite = torch.randn(6, 40, 8), [1.0, 3.7, 1.0, 2.2, 1.9, 1.0], [1, 0, 0, 1, 0, 0]
+    for kind in (torch.optim.AdamW, HostDecides):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer: Any = kind([weight], 1e-2, (0.9, 0.95), fused=True)
+        for gradient, scale, is_infinite in zip(gradients, scales, infinite, strict=True):
+            weight.grad = gradient.clone() * (torch.inf if is_infinite else 1)
+            optimizer.grad_scale = torch.tensor(scale)
+            optimizer.found_inf = torch.tensor(float(is_infinite))
+            optimizer.step()
+            assert optimizer.found_inf == is_infinite  # the loop reads it afterwards
+            assert set(optimizer.state[weight]) == {"step", "exp_avg", "exp_avg_sq"}
+        found.append([weight.detach(), *optimizer.state[weight].values()])
+    assert all(torch.equal(theirs, ours) for theirs, ours in zip(*found, strict=True))
+    assert found[0][0].isfinite().all()
+    assert found[0][1] == 4

@@ -78,15 +78,6 @@ def test_the_loss_is_the_same_for_every_batch_size_and_number_of_processes(token
     assert together.num_bytes == found[1].num_bytes
 
 
-def test_all_batches_of_all_processes_have_one_shape_and_are_as_many(tokens):
-    for world_size in (1, 2, 3, 7):
-        shapes = {rank: [tuple(x.shape) for x, _ in data.validation_batches(tokens, 8, 4, 100,
-                                                                            Processes(rank, world_size))]
-                  for rank in range(world_size)}
-        assert len({str(shape) for shape in shapes.values()}) == 1
-        assert set(shapes[0]) == {(4, 8)}
-
-
 # ---------------------------------------------------------------- in runs of train.py
 
 
