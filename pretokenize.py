@@ -9,16 +9,15 @@
     python pretokenize.py hf://datasets/roneneldan/TinyStories        # a dataset of the Hugging Face hub
 
 Worker processes read blocks of the text and encode them; this process writes their answers, in order, so that the
-result is the same for any number of workers. A run that was killed continues where it was when the same command is
-given again. No file gets its final name before all files are on the disk, and metadata.json is written last: a folder
-without it is not complete.
+result is the same for any number of workers. No file gets its final name before all files are on the disk, and
+metadata.json is last: a folder without it is not complete. After a run that was killed the next one starts clean.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common import flags
 from common.errors import guard, require
@@ -99,13 +98,12 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 def find_conflicts(args: Namespace) -> list[str]:
     """What is wrong with flags that are each valid."""
     problems = []
-    has_text = bool(args.files) or args.demo
-    if args.verify is not None and has_text:
+    if args.verify is not None and (args.files or args.demo):
         problems.append("--verify: takes no FILE or --demo beside it")
-    elif args.verify is None and args.peek is None and not has_text:
-        problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
     elif args.files and args.demo:
         problems.append("--demo: takes no FILE beside it")
+    elif not (args.files or args.demo or args.verify or args.peek):
+        problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     if "" in args.files:
@@ -128,67 +126,47 @@ if __name__ == "__main__":
 import shutil
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.progress import Progress
-from common.signals import USUALLY_SECONDS, Signals, Stopped
+from common.signals import USUALLY_SECONDS, Signals, Stake, Stopped
 from common.waiting import in_thread
 from common.words import printable, several, size
 from hub.download import fetch_dataset, with_tokenizer_here
 from pretokenization.blocks import LIMITS, Limits, Reading
-from pretokenization.commit import check_disk, commit, fingerprint_of, summarise
+from pretokenization.commit import check_disk, commit, summarise
 from pretokenization.files import Source, refuse_changed, unpacked
-from pretokenization.passes import Job, Text, encode_text, settle_split
+from pretokenization.passes import Job, encode_text, settle_split
 from pretokenization.report import Report, names_of
 from pretokenization.sources import demo_sources, find_sources
 from pretokenization.split import Split
-from pretokenization.store import TEXT, WORK, Folder, Journal
+from pretokenization.store import Folder
 from pretokenization.verify import peek, verify_folder
 from pretokenization.vocabulary import given_vocabulary, new_vocabulary, refuse_on_this_text
 from tokens.layouts import native_dtype
-from tokens.tokenizer import Vocabulary, load_tokenizer, vocabulary_of
+from tokens.tokenizer import Vocabulary
 
 # ---------------------------------------------------------------- the stages, in the order of events
 
 
-def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Progress,
-                limits: Limits = LIMITS) -> dict[str, Any]:
-    """Text to a committed set of token files. Returns the content of metadata.json."""
+def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Progress, limits: Limits) -> None:
+    """Text to a committed set of token files."""
     began = time.monotonic()
-    if folder.peek_journal().commit is None:  # else an earlier run may have been killed between two renames
-        folder.refuse_old(args.overwrite)
+    folder.refuse_old(args.overwrite)
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
     job = begin(args, folder, given, signals, progress, limits)
-    if job.journal.commit is not None:
-        metadata = job.journal.commit["metadata"]
-        if folder.finish_commit(job.journal.commit["names"], metadata):
-            progress.say("an earlier run had written everything; the files now have their final names")
-            return metadata
-        folder.sweep()
-        job.journal = Journal(job.journal.fingerprint)
-    folder.refuse_old(args.overwrite)
-
-    # How much text there is decides what is for validation, and how large a new vocabulary is.
     check_disk(job, given)
     say_what_is_read(job)
-    known = settle_split(job, needs_survey=given is None)
-    path = folder.work / "tokenizer.json"
+
+    # How much text there is decides what is for validation, and how large a new vocabulary is.
+    train_bytes = settle_split(job, needs_size=given is None)
     if given is not None:
         refuse_on_this_text(job, given)
-        vocabulary = given
-        with folder.writing():
-            write_whole(path, given.content)
-    elif known is not None:
-        vocabulary = new_vocabulary(job, known)
-    else:
-        progress.say("the tokenizer was trained by an earlier run")
-        vocabulary = vocabulary_of(load_tokenizer(path))
-    job.journal.split = asdict(job.split)  # tokenizer.json is in the work folder: the next run may go on from here
+    vocabulary = given or new_vocabulary(job, train_bytes)
     with folder.writing():
-        folder.write_journal(job.journal)
+        write_whole(folder.work / "tokenizer.json", vocabulary.content)
 
     dtype = native_dtype(vocabulary.size)
     report = encode_text(job, vocabulary, dtype)
@@ -197,24 +175,21 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
         report.say(progress)
         metadata = commit(job, dtype, vocabulary, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
-    return metadata
 
 
 def begin(args: Namespace, folder: Folder, given: Vocabulary | None, signals: Signals, progress: Progress,
           limits: Limits) -> Job:
-    """What is read and how, and how far an earlier run of the same command has come. Raises UserError (exit 3)."""
+    """What is read and how. Raises UserError (exit 3)."""
     sources = read_names(args, folder, signals, progress)
     folder.refuse_replaced(source.path for source in sources)
     any_tokenizer = given is not None and not given.splits_as_gpt2
     reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
                       any_tokenizer, limits)
-    journal = folder.read_journal(fingerprint_of(args, sources, given))
     with progress.phase("unpacking"), folder.writing():
-        sources = [unpacked(source, folder.work / f"{TEXT}{number}", signals.look)
+        sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
                    for number, source in enumerate(sources)]
         refuse_changed(sources)
-    return Job(args, Text(sources, reading), Split("not settled"), folder, journal, args.num_workers or num_cores(),
-               signals, progress)
+    return Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
 
 
 def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Progress) -> list[Source]:
@@ -242,21 +217,21 @@ def spool_stdin(path: Path) -> None:
 
 
 def say_what_is_read(job: Job) -> None:
-    """Names the files, and a flag that has no effect on them."""
-    sources = job.text.sources
-    job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(job.text.file_bytes)})")
-    if job.args.encoding and not any(source.encoding for source in sources):
+    """Names the files, and the flags that have no effect on them."""
+    args, sources = job.args, job.sources
+    job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(job.file_bytes)})")
+    if args.encoding and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: no text file and no .jsonl file is read")
+    if args.text_field != "text" and not job.has_fields:
+        job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: no .jsonl file is read")
 
 
 def refuse_nothing(job: Job, report: Report) -> None:
     """Raises UserError (exit 3) if nothing is left for training; without validation the rule of the split says so."""
-    assert job.journal.encoded is not None
-    train, val = job.journal.encoded["splits"]["train"], job.journal.encoded["splits"]["val"]
+    train, val = job.totals["train"], job.totals["val"]
     is_sorted = bool(job.split.threshold)  # by the hashes of documents
     has_documents = train["documents"] or (val["documents"] and is_sorted)
-    if train["bytes"] + val["bytes"] < 2 or not report.has_text or not has_documents:
-        raise report.nothing_there()
+    report.refuse_nothing((train["bytes"] + val["bytes"]) * bool(has_documents))
     if not train["documents"]:
         raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would be for validation. Give a "
                                    "smaller --val_fraction.")
@@ -279,13 +254,9 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
     elif args.files or args.demo:
         args = with_tokenizer_here(args, progress, signals.look)
         with Folder(Path(args.output_dir)) as folder:
-            signals.promise(lambda: f"stopping (now: {progress.doing or 'looking at the text'})", folder.stake)
-            try:
-                pretokenize(args, folder, signals, progress, limits)
-            except BaseException as error:  # stdin cannot be read again, and unsuitable text stays unsuitable
-                is_unsuitable = isinstance(error, UserError) and error.code == Exit.DATA
-                folder.keep = "-" not in args.files and not is_unsuitable and folder.peek_journal().has_progress
-                raise
+            signals.promise(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
+                            lambda: Stake("the work so far", ""))
+            pretokenize(args, folder, signals, progress, limits)
     if args.peek is not None:
         peek(Path(args.verify or args.output_dir), args.peek, progress)
 
@@ -301,10 +272,7 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
             try:
                 run(args, signals, progress, limits)
             except Stopped:
-                is_kept = (Path(args.output_dir) / WORK).exists() or any(map(is_on_hub, args.files))
-                kept = "; the same command continues where it was" if is_kept else ""
-                progress.warn(f"stopped by {signals.name}, no token file was written to "
-                              f"{printable(args.output_dir)}{kept}")
+                progress.warn(f"stopped by {signals.name}, no token file was written to {printable(args.output_dir)}")
                 return 128 + (signals.number or 0)
     finally:
         progress.close()

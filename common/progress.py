@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
 STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
+METER_SECONDS = 5.0  # between lines of bytes done, where there is no bar
 NARROWEST_BAR = 60  # columns; a terminal with fewer gets whole lines
 BAR = "{percentage:3.0f}%|{bar:10}| {desc}"  # which is cut at the edge of the terminal
 
@@ -168,3 +169,28 @@ class Progress:
                 self._last_printed = now
                 self._draw(line)
                 self._bar.refresh()
+
+
+class Meter:
+    """Bytes done out of a total: moves the bar, or prints a line every few seconds."""
+
+    def __init__(self, progress: Progress, doing: str, total_bytes: int, bar: bool = False):
+        self.progress = progress
+        self.doing = doing
+        self.total = max(1, total_bytes)
+        self.on_bar = bar and progress.on_terminal
+        self.pause = 0.1 if self.on_bar else METER_SECONDS
+        self.began = time.monotonic()
+        self.next = self.began + self.pause
+        if bar:
+            progress.bar(total_bytes, 0, "B", scale=True)
+
+    def at(self, done: int) -> None:
+        """So many bytes are done."""
+        now = time.monotonic()
+        if now >= self.next:
+            self.next = now + self.pause
+            per_second = max(1.0, done / (now - self.began))
+            line = (f"{self.doing} {done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | {per_second / 1e6:.1f} MB/s | "
+                    f"{duration(max(0.0, self.total - done) / per_second)} left")
+            self.progress.at(done, "" if self.on_bar else line)

@@ -29,7 +29,7 @@ FIRST_WIDTH = 256  # of the tail that is searched for a place to cut; then 16 ti
 
 @dataclass(frozen=True)
 class Limits:
-    """From which sizes on text is cut, and how often progress is recorded. Other limits give the same ids.
+    """From which sizes on text is cut. Other limits give the same ids.
 
     Tests take smaller ones, so that a small text takes every way that a large one does.
     """
@@ -40,7 +40,6 @@ class Limits:
     document_bytes: int = 2**30  # of a document that is held whole: a line of JSON, or one that its hash sorts
     survey_bytes: int = 2**25  # smaller files are read once before they are encoded with a given tokenizer
     fast_sample_bytes: int = 10_000_000  # the smallest sample of which gigatoken trains a tokenizer
-    journal_seconds: float = 2.0  # between two notes of how far the encoding has come
 
 
 LIMITS = Limits()
@@ -110,37 +109,19 @@ class Findings:
         return text
 
 
-@dataclass(frozen=True)
-class FirstLook:
-    """What a kind of input is recognised by: a file's name and its first bytes."""
-
-    shown: str  # the name in messages
-    typed: str  # the name as one would type it in a shell
-    name: str  # in lower case
-    bare_name: str  # the same without the ending of a packed file
-    is_piped: bool  # it came from stdin and has no name to tell by
-    raw: bytes  # the first bytes on the disk
-    head: bytes  # the first bytes of the text, unpacked
-
-
 class Kind:
     """A kind of input. A new one is a subclass in a file of its own, and an entry in sources.KINDS."""
 
     endings: tuple[str, ...] = ()  # of the names that are taken from a folder
     is_text = True  # a file must be UTF-8: then UTF-16, pictures, archives and the like are refused
-    has_fields = True  # --text_field names where a document lies
+    has_fields = True  # --text_field names where a document lies; else a file is one document without a separator
 
-    def recognises(self, look: FirstLook) -> bool:
-        """True for a file of this kind. Raises UserError (exit 3) for one that is broken."""
+    def recognises(self, source: Source, name: str, head: bytes) -> bool:
+        """True for a file of this kind. Raises UserError (exit 3) for one that is broken.
+
+        name is in lower case, without a packed file's ending, and empty for stdin; head are the first bytes, unpacked.
+        """
         raise NotImplementedError
-
-    def is_in_folder(self, name: str, is_packed: bool) -> bool:
-        """True for a name, in lower case and without a packed file's ending, that is taken from a folder."""
-        return name.endswith(self.endings)
-
-    def is_single_document(self, reading: Reading) -> bool:
-        """True if a file is one document whatever it holds, so that its end can be kept for validation."""
-        return False
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """The blocks of a source; cut is for a single document: the byte from which on it is for validation."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -37,10 +38,9 @@ class Source:
     path: Path
     shown: str
     num_bytes: int = 0
-    modified_ns: int = 0
-    inode: int = 0
+    stamp: tuple[int, ...] = ()
     packing: str = ""  # gzip, zstd, bzip2, xz, or nothing
-    kind: str = "text"  # a key of sources.KINDS; it is part of the fingerprint of a run
+    kind: str = "text"  # a key of sources.KINDS
     encoding: str = ""  # Python's name of it; nothing: UTF-8
     origin: str = ""  # the repository of the hub that it came from, with the commit; nothing: a file of the user's
     plain: Path | None = None  # the file that holds the text of a packed or encoded one
@@ -57,21 +57,23 @@ class Source:
         return self.plain_bytes if self.plain else self.num_bytes
 
 
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a file that was changed or replaced: its size, time and inode."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
 def refuse_changed(sources: Iterable[Source]) -> None:
     """Raises UserError (exit 3) for the first file that is no longer what it was when the run began."""
     for source in sources:
         try:
-            status = source.path.stat()
+            stamp = stamp_of(source.path.stat())
         except OSError as error:
             raise UserError(Exit.DATA, f"{source.shown} was deleted or moved while it was read ({error.strerror}). Put "
                                        "it back, and run the command again.") from error
-        if (status.st_size, status.st_mtime_ns, status.st_ino) == (source.num_bytes, source.modified_ns, source.inode):
-            continue
-        how = "it was written to, or replaced by a file of the same size"
-        if status.st_size != source.num_bytes:
-            how = f"it had {source.num_bytes:,} bytes and now has {status.st_size:,}"
-        raise UserError(Exit.DATA, f"{source.shown} changed while it was read: {how}. Run the command again when "
-                                   "nothing writes to the file, or on a copy of it.")
+        if stamp != source.stamp:
+            raise UserError(Exit.DATA, f"{source.shown} changed while it was read: it had {source.num_bytes:,} bytes "
+                                       f"and now has {stamp[0]:,}. Run the command again when nothing writes to the "
+                                       "file, or on a copy of it.")
 
 
 def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from common.errors import Exit, UserError
-from common.words import printable
-from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock, after_mark, end_after, refuse_long
+from common.words import printable, shell_word
+from pretokenization.blocks import Findings, Kind, Reading, TextBlock, after_mark, end_after, refuse_long
 from pretokenization.files import MARK, Source
 
 MOST_FIELDS_NAMED = 8
@@ -19,21 +19,16 @@ LONG_FIRST_LINE = 4000  # bytes of a first line from which on its end is not in 
 class JsonLines(Kind):
     """A file with an object of JSON on each line."""
 
-    endings = (".jsonl", ".ndjson", ".json")
+    endings = (".jsonl", ".ndjson")
 
-    def recognises(self, look: FirstLook) -> bool:
-        head = look.head.removeprefix(MARK)
-        if look.is_piped:
+    def recognises(self, source: Source, name: str, head: bytes) -> bool:
+        head = head.removeprefix(MARK)
+        if not name:
             return begins_with_object(head)
-        if not look.bare_name.endswith(self.endings):
-            return False
-        if look.bare_name.endswith(".json") and head.lstrip()[:1] == b"[":
-            raise UserError(Exit.DATA, f"{look.shown} is one JSON array, not one object on each line. Convert it: "
-                                       f"jq -c '.[]' {look.typed} > corpus.jsonl")
-        return True
-
-    def is_in_folder(self, name: str, is_packed: bool) -> bool:
-        return name.endswith(self.endings) and (is_packed or not name.endswith(".json"))
+        if name.endswith(".json") and head.lstrip()[:1] == b"[":
+            raise UserError(Exit.DATA, f"{source.shown} is one JSON array, not one object on each line. Convert it: "
+                                       f"jq -c '.[]' {shell_word(str(source.path))} > corpus.jsonl")
+        return name.endswith((*self.endings, ".json"))
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of whole lines."""

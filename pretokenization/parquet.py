@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import Exit, UserError, optional
 from common.words import printable
-from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock
+from pretokenization.blocks import Findings, Kind, Reading, TextBlock
 from pretokenization.files import Source
 
 MAGIC = b"PAR1"
@@ -20,28 +20,25 @@ class Parquet(Kind):
     endings = (".parquet",)
     is_text = False
 
-    def recognises(self, look: FirstLook) -> bool:
-        has_magic = look.raw.startswith(MAGIC)
-        if look.name.endswith(self.endings) and not has_magic:
-            raise UserError(Exit.DATA, f"{look.shown} is not a Parquet file (it begins with the bytes "
-                                       f"{look.raw[:4].hex(' ')}). Give a complete one.")
-        return has_magic
-
-    def is_in_folder(self, name: str, is_packed: bool) -> bool:
-        return name.endswith(self.endings) and not is_packed
+    def recognises(self, source: Source, name: str, head: bytes) -> bool:
+        if name.endswith(self.endings) and not head.startswith(MAGIC):
+            raise UserError(Exit.DATA, f"{source.shown} is not a Parquet file: its first bytes are not PAR1. Give a "
+                                       "complete one.")
+        return head.startswith(MAGIC)
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
         parquet = optional("pyarrow.parquet", source.shown)
         try:
-            file = parquet.ParquetFile(source.path)  # mapped, one that is cut meanwhile would kill us
+            file = parquet.ParquetFile(source.text_path)  # mapped, one that is cut meanwhile would kill us
             names = list(file.schema_arrow.names)
             if reading.text_field not in names:
                 raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
                                            f"{printable(', '.join(names))[:200]}. Give --text_field.")
             yield from row_blocks(index, source, file, reading)
         except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
-            raise damaged(source, error) from error
+            raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(str(error))[:120].rstrip('.')}. Give a "
+                                       "complete copy.") from error
 
     def documents(self, block: TextBlock, content: list[Any], reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
@@ -62,16 +59,10 @@ class Parquet(Kind):
         return texts, [text.encode(errors="replace") for text in texts]
 
 
-def damaged(source: Source, error: Exception) -> UserError:
-    """The error for a file that pyarrow cannot read."""
-    why = printable(str(error))[:120].rstrip(".")
-    return UserError(Exit.DATA, f"{source.shown} is damaged: {why}. Give a complete copy.")
-
-
 def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:
     """The rows of an opened ParquetFile in blocks."""
     num_rows, held, held_bytes = 0, [], 0
-    row_bytes = source.num_bytes / max(1, file.metadata.num_rows)
+    row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
 
     def block() -> TextBlock:
         return TextBlock(index, num_rows - len(held), len(held), held, int(num_rows * row_bytes))

@@ -5,6 +5,7 @@ KINDS is the table of the kinds of input.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import stat
@@ -16,14 +17,14 @@ from pathlib import Path
 from common.errors import Exit, UserError
 from common.words import printable, several, shell_word
 from hub.download import Fetched
-from pretokenization.blocks import Findings, FirstLook, Kind, Reading, TextBlock, window
+from pretokenization.blocks import Findings, Kind, Reading, TextBlock, window
 from pretokenization.encodings import has_controls, refuse_encoding
-from pretokenization.files import PACKED_ENDINGS, PACKINGS, Source, head_of
+from pretokenization.files import PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
 from pretokenization.json_lines import JsonLines
 from pretokenization.parquet import Parquet
 from pretokenization.text_files import TextFile
 
-# Asked in this order which of them recognises a file; the names are part of the fingerprint of a run.
+# Asked in this order which of them recognises a file.
 KINDS: dict[str, Kind] = {
     "parquet": Parquet(),
     "lines": JsonLines(),
@@ -76,23 +77,28 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path |
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
     """The files that one word of the command line names. Raises UserError (exit 3) if there are none."""
     members = [word]
-    if word != "-" and not os.path.lexists(word) and glob.has_magic(word):
+    if not os.path.lexists(word) and glob.has_magic(word):
         members = sorted(glob.glob(word, recursive=True))
         if not members:
             raise UserError(Exit.DATA, f"{printable(word)} matches no file. Give the path of a text file.")
     for member in members:
-        if member != "-" and os.path.isdir(member):
-            yield from files_in_folder(member, say)
-        else:
-            yield member
+        yield from files_in_folder(member, say) if os.path.isdir(member) else [member]
 
 
 def is_input_name(name: str) -> bool:
-    """True for the names that are taken from a folder: .txt, .md, .jsonl and the like, also packed, and .parquet."""
+    """True for the names that are taken from a folder: .txt, .md, .jsonl, .parquet and the like, also packed.
+
+    A .json only where it is packed: as a rule plain ones are settings.
+    """
+    name, is_packed = bare_name(name)
+    return any(name.endswith(kind.endings) for kind in KINDS.values()) or (is_packed and name.endswith(".json"))
+
+
+def bare_name(name: str) -> tuple[str, bool]:
+    """A name in lower case without the ending of a packed file, and whether it had one."""
     name = name.lower()
     is_packed = name.endswith(PACKED_ENDINGS)
-    bare_name = os.path.splitext(name)[0] if is_packed else name
-    return any(kind.is_in_folder(bare_name, is_packed) for kind in KINDS.values())
+    return os.path.splitext(name)[0] if is_packed else name, is_packed
 
 
 def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
@@ -127,18 +133,13 @@ def demo_sources() -> list[Source]:
     for path in sorted(root.rglob("*.py")):
         status = path.stat()
         if DEMO_SKIPS.isdisjoint(path.relative_to(root).parts) and (total := total + status.st_size) <= DEMO_BYTES:
-            chosen.append(described(path, str(path.relative_to(root)), status))
+            chosen.append(Source(path, str(path.relative_to(root)), status.st_size, stamp_of(status)))
     if not chosen:
         raise UserError(Exit.DATA, f"--demo: there are no Python sources in {root}. Give a text file of your own.")
     return chosen
 
 
 # ---------------------------------------------------------------- recognising a file
-
-
-def described(path: Path, shown: str, status: os.stat_result) -> Source:
-    """A file as it is on the disk now."""
-    return Source(path, shown, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) -> Source:
@@ -158,38 +159,32 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
         if not packing and path.name.endswith(".bz2") and raw.startswith(b"BZh"):
             packing = "bzip2"  # cut so short that its mark is
-        source = replace(described(path, shown, status), packing=packing)
+        source = Source(path, shown, status.st_size, stamp_of(status), packing)
+        name = "" if is_piped else bare_name(path.name)[0] if packing else path.name.lower()
         head = head_of(source, HEAD_BYTES)
-        name = path.name.lower()
-        bare_name = os.path.splitext(name)[0] if packing and name.endswith(PACKED_ENDINGS) else name
-        look = FirstLook(shown, shell_word(str(path)), name, bare_name, is_piped, raw, head)
-        kind = next((kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(look)), "")
-        if not kind:
-            refuse_what_is_not_text(look)
+        kinds = [kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(source, name, head)]
+        if not kinds:
+            refuse_what_is_not_text(source, head)
             refuse_encoding(shown, head, encoding)
             source = replace(source, encoding=encoding)
-            look = replace(look, head=head_of(source, HEAD_BYTES))
-            refuse_controls(look)
-            kind = next(kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(look))
-        return replace(source, kind=kind)
+            head = head_of(source, HEAD_BYTES)
+            if has_controls(head):
+                raise UserError(Exit.DATA, f"{shown} is not text: its first {len(head):,} bytes are full of control "
+                                           f"characters. {TOKENS if raw == head else 'Give a text file.'}")
+            kinds = [kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(source, name, head)]
+        return replace(source, kind=kinds[0])
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
 
 
-def refuse_what_is_not_text(look: FirstLook) -> None:
-    """Raises UserError (exit 3) for the first bytes of an archive, a model and the like."""
-    if any(look.head.startswith(magic) for magic in PACKINGS) and look.head != look.raw:
-        raise UserError(Exit.DATA, f"{look.shown} is packed twice. Unpack it once, and give the file that comes out.")
+def refuse_what_is_not_text(source: Source, head: bytes) -> None:
+    """Raises UserError (exit 3) for the first bytes, unpacked, of an archive, a model and the like."""
+    if source.packing and any(map(head.startswith, PACKINGS)):
+        raise UserError(Exit.DATA, f"{source.shown} is packed twice. Unpack it once, and give the file that comes out.")
     for at, magic, what, cure in NOT_TEXT:
-        if look.head.startswith(magic, at):
-            raise UserError(Exit.DATA, f"{look.shown} is {what}, not text. {cure.format(look.typed)}")
-
-
-def refuse_controls(look: FirstLook) -> None:
-    """Raises UserError (exit 3) for what is full of control characters, as token files are."""
-    if has_controls(look.head):
-        raise UserError(Exit.DATA, f"{look.shown} is not text: its first {len(look.head):,} bytes are full of control "
-                                   f"characters. {TOKENS if look.raw == look.head else 'Give a text file.'}")
+        if head.startswith(magic, at):
+            typed = shell_word(str(source.path))
+            raise UserError(Exit.DATA, f"{source.shown} is {what}, not text. {cure.format(typed)}")
 
 
 # ---------------------------------------------------------------- reading
@@ -200,16 +195,18 @@ def blocks_of(index: int, source: Source, reading: Reading, cut: int | None = No
 
     Raises UserError (exit 3) for what cannot be read.
     """
-    try:
+    with readable(source):
         yield from KINDS[source.kind].blocks(index, source, reading, cut)
+
+
+@contextlib.contextmanager
+def readable(source: Source) -> Iterator[None]:
+    """While inside, an error of the system becomes a UserError (exit 3) that names the file."""
+    try:
+        yield
     except OSError as error:
-        raise unreadable(source, error) from error
-
-
-def unreadable(source: Source, error: OSError) -> UserError:
-    """The error for a file that could be read before."""
-    return UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command again when the "
-                                "file can be read.")
+        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command again when it "
+                                   "can be read.") from error
 
 
 def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
@@ -218,15 +215,11 @@ def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
 
     Raises UserError (exit 3) for a file that became shorter since the block was cut.
     """
-    source = sources[block.source]
-    if block.rows is not None:
-        return KINDS[source.kind].documents(block, block.rows, reading, found)
-    try:
-        with source.text_path.open("rb", buffering=0) as file:
+    source, content = sources[block.source], block.rows
+    if content is None:
+        with readable(source), source.text_path.open("rb", buffering=0) as file:
             content = window(file, block.offset, block.length)
-    except OSError as error:
-        raise unreadable(source, error) from error
-    if len(content) != block.length:
-        raise UserError(Exit.DATA, f"{source.shown} became shorter while it was read. Run the command again when "
-                                   "nothing writes to the file.")
+        if len(content) != block.length:
+            raise UserError(Exit.DATA, f"{source.shown} became shorter while it was read. Run the command again when "
+                                       "nothing writes to the file.")
     return KINDS[source.kind].documents(block, content, reading, found)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pretokenization.blocks import after_mark, window
+from pretokenization.files import Source
 
 VAL_FRACTION = 0.005
 LEAST_VAL_BYTES = 2**16  # with less, the validation loss of a small text is mostly chance
@@ -65,3 +68,32 @@ def split_of_few(sizes: Sequence[int]) -> Split | None:
     if not any(cuts):
         return None
     return Split(f"the last {100 * fraction:.3g}% of each file", cuts=cuts)
+
+
+def split_of_files(sources: Sequence[Source], val_fraction: float | None, keeps_documents: bool) -> Split | None:
+    """The split of text files that are one document each; None where their hashes decide, as for other documents.
+
+    A few files are each cut: whole ones by hash would be far too much text for validation, or none. Not with
+    keeps_documents: where the flags name a share, or leave out whole documents.
+    """
+    if len(sources) == 1:
+        with sources[0].text_path.open("rb") as file:
+            num_bytes = sources[0].text_bytes - after_mark(file)
+            tail = window(file, max(0, sources[0].text_bytes - 4), 4)
+        last_bytes = next((back for back in range(1, len(tail)) if tail[-back] & 0xC0 != 0x80), 1)
+        return split_of_one(num_bytes, val_fraction, last_bytes)
+    if keeps_documents or len(sources) >= FEW_FILES:
+        return None
+    sizes = []
+    for source in sources:
+        with source.text_path.open("rb") as file:
+            sizes.append(source.text_bytes - after_mark(file))
+    split = split_of_few(sizes)
+    return split and replace(split, cuts=tuple(None if is_blank(source) else cut
+                                               for source, cut in zip(sources, split.cuts, strict=True)))
+
+
+def is_blank(source: Source) -> bool:
+    """True for a file without text, which is a document to leave out. Nearly always its first bytes tell."""
+    with source.text_path.open("rb") as file:
+        return not any(block.decode(errors="replace").strip() for block in iter(lambda: file.read(2**16), b""))

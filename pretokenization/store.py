@@ -1,111 +1,60 @@
-"""The output folder while it is filled: token files that can be cut back, a journal, and one commit."""
+"""The output folder while it is filled: token files in a work folder, and one commit."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fnmatch
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.errors import Exit, UserError
-from common.files import IS_WINDOWS, read_text, rename, sync, try_lock, write_whole
-from common.signals import Stake
+from common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
 from common.words import printable, size
-from tokens.stream import DTYPES
 
 WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
 LOCK = ".pretokenize.lock"
-TEXT = "text-"  # files of unpacked text in the work folder, with the number of their source
-MARK = "metadata.json"  # it is written last, and makes the set complete
+MARK = "metadata.json"  # it gets its place last, and makes the set complete
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never the file that a link points to
 SPLITS = ("train", "val")
-DOCUMENT = np.dtype([("hash", "<u8"), ("bytes", "<u8")])
 # The last ones are of sets in other layouts, and in several files, which this program once wrote.
 OUTPUTS = re.compile(r"tokenizer\.json|(train|val)\.(bin|idx)|(tokens_)?(train|val)_\d{6}\.bin")
-MAX_JOURNAL_BYTES = 2**30
-
-
-# ---------------------------------------------------------------- writing
 
 
 class TokenWriter:
-    """One split while it is written: its ids, and the ends and hashes of its documents.
+    """One split while it is written: its ids, and the ends of its documents. totals is what it holds."""
 
-    state holds the totals. With the state of an earlier writer the files are cut back to what they held then.
-    """
+    def __init__(self, folder: Path, split: str):
+        self.totals = {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1}
+        self.ids = (folder / f"{split}.bin").open("wb", buffering=2**22)
+        self.ends = (folder / f"{split}.idx").open("wb", buffering=2**20)
 
-    def __init__(self, folder: Path, split: str, dtype: str, state: Mapping[str, int] | None = None):
-        self.path = folder / f"{split}.bin"
-        self.dtype = DTYPES[dtype]
-        self.state = dict(state or {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1})
-        lengths = {
-            "bin": self.state["tokens"] * self.dtype.itemsize,
-            "idx": self.state["documents"] * 8,
-            "hash": self.state["documents"] * 8,
-        }
-        self.files = {}
-        for ending, length in lengths.items():
-            file = (folder / f"{split}.{ending}").open("r+b" if state else "w+b", buffering=2**22)
-            file.truncate(length)
-            file.seek(length)
-            self.files[ending] = file
-
-    def add(self, ids: np.ndarray, ends: np.ndarray, documents: np.ndarray) -> None:
-        """Appends ids; ends are those of the documents that end within them, counted from the first of these ids."""
-        state = self.state
-        self.files["bin"].write(ids.data if len(ids) else b"")
-        self.files["idx"].write((ends + state["tokens"]).astype("<u8").tobytes())
-        self.files["hash"].write(documents["hash"].tobytes())
-        state["largest_id"] = max(state["largest_id"], int(ids.max()) if len(ids) else -1)
-        state["tokens"] += len(ids)
-        state["documents"] += len(documents)
-        state["bytes"] += int(documents["bytes"].sum())
-
-    def hashes(self) -> np.ndarray:
-        """The hashes of the documents that were written before this writer was opened."""
-        self.files["hash"].seek(0)
-        return np.frombuffer(self.files["hash"].read(), "<u8")
-
-    def sync(self) -> None:
-        """Waits until all that was added is on the disk."""
-        for file in self.files.values():
-            file.flush()
-            os.fsync(file.fileno())
+    def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int) -> None:
+        """Appends the ids of so many bytes of text; ends are those of the documents, counted from the first of them."""
+        totals = self.totals
+        self.ids.write(ids.data if len(ids) else b"")
+        self.ends.write((ends + totals["tokens"]).astype("<u8").tobytes())
+        totals["largest_id"] = max(totals["largest_id"], int(ids.max()) if len(ids) else -1)
+        totals["tokens"] += len(ids)
+        totals["documents"] += len(ends)
+        totals["bytes"] += num_bytes
 
     def close(self) -> None:
         """Closes the files."""
-        for file in self.files.values():
-            file.close()
-
-
-@dataclass
-class Journal:
-    """How far a run has come, for the next run of the same command."""
-
-    fingerprint: str = ""  # of the command, its files and the program
-    split: dict[str, Any] | None = None  # the split is settled, and the tokenizer in the work folder
-    encoded: dict[str, Any] | None = None  # blocks done, what each split holds, the report
-    commit: dict[str, Any] | None = None  # all is written: the names of the files and their metadata
-
-    @property
-    def has_progress(self) -> bool:
-        """True if a run of the same command can continue from here."""
-        return bool(self.split or self.commit)
+        self.ids.close()
+        self.ends.close()
 
 
 class Folder:
     """The output folder while it is filled: one run at a time, all files in a work folder, one commit.
 
-    A context manager. metadata.json is written last and makes the set complete.
+    A context manager. A run that was killed leaves the work folder, which the next run empties.
     """
 
     def __init__(self, path: Path):
@@ -113,7 +62,6 @@ class Folder:
         self.shown = printable(str(path))
         self.work = path / WORK
         self.was_made = not path.exists()
-        self.keep = False  # the work folder, for the next run
         try:
             path.mkdir(parents=True, exist_ok=True)
             if self.work.is_symlink():  # what it points to would be deleted
@@ -122,6 +70,7 @@ class Folder:
             if not try_lock(self.lock.fileno()):
                 raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or give "
                                            "another --output_dir.")
+            self._clean()
             self.work.mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {error.strerror}. Give a folder that can be "
@@ -134,29 +83,35 @@ class Folder:
         if IS_WINDOWS:  # where an open file cannot be deleted
             self.lock.close()
         with contextlib.suppress(OSError):
-            for path in self.work.glob(f"{TEXT}*"):
-                path.unlink()
-            if not self.keep:
-                shutil.rmtree(self.work, ignore_errors=True)
+            self._clean()
             (self.path / LOCK).unlink(missing_ok=True)
             if self.was_made:
                 self.path.rmdir()  # fails, as it should, once it holds anything
         self.lock.close()
 
+    def _clean(self) -> None:
+        """Deletes the work folder and, of a commit that was killed between two renames, what had its name already."""
+        if (self.work / MARK).exists() and not (self.path / MARK).exists():
+            for path in self.outputs():
+                path.unlink()
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def outputs(self) -> list[Path]:
+        """The outputs that are in the folder."""
+        return sorted(path for path in self.path.iterdir() if path.name == MARK or OUTPUTS.fullmatch(path.name))
+
     def refuse_old(self, overwrite: bool) -> None:
         """Raises UserError (exit 3) if there are finished outputs, which may not be replaced."""
-        there = sorted(entry.name for entry in self.path.iterdir()
-                       if entry.name == MARK or OUTPUTS.fullmatch(entry.name))
+        there = [path.name for path in self.outputs()]
         if there and not overwrite:
-            shown = ", ".join(there[:4]) + f" and {len(there) - 4} more" * (len(there) > 4)
-            raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {shown}. Give --overwrite to replace "
-                                       "them, or another --output_dir.")
+            raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(there[:4])}. Give "
+                                       "--overwrite to replace all of them, or another --output_dir.")
 
     def refuse_replaced(self, paths: Iterable[Path]) -> None:
         """Raises UserError (exit 3) if a file of the text lies where an output will be written."""
-        here = self.path.resolve()
+        outputs = {path.resolve() for path in self.outputs()}
         for path in paths:
-            if (path.name == MARK or OUTPUTS.fullmatch(path.name)) and path.resolve().parent == here:
+            if path.resolve() in outputs:
                 raise UserError(Exit.DATA, f"{printable(str(path))} would be replaced by the output of the same name. "
                                            "Give another --output_dir.")
 
@@ -170,73 +125,24 @@ class Folder:
                 raise
             free = size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
             raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some space, "
-                                          "or give another --output_dir; finished work is kept.") from error
+                                          "or give another --output_dir.") from error
 
-    def sweep(self) -> None:
-        """Empties the work folder, except for text: what came through stdin, or was unpacked."""
-        for entry in self.work.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif not entry.name.startswith(("stdin", TEXT)):
-                entry.unlink()
+    def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:
+        """Moves these files of the work folder to the output folder, metadata.json last.
 
-    def stake(self) -> Stake:
-        """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
-        if not self.peek_journal().has_progress or (self.work / "stdin").exists():  # stdin cannot be read again
-            return Stake("the work so far", "")
-        return Stake("the work of the last seconds", "the rest; the same command continues where it was")
-
-    # ------------------------------------------------------------ the journal
-
-    def peek_journal(self) -> Journal:
-        """The journal in the work folder, whichever command left it; an empty one if there is none."""
-        try:
-            return Journal(**json.loads(read_text(self.work / "journal.json", MAX_JOURNAL_BYTES)))
-        except (OSError, ValueError, TypeError, RecursionError):  # none, or not one of ours
-            return Journal()
-
-    def read_journal(self, fingerprint: str) -> Journal:
-        """The journal that an earlier run of the same command left; what another command left is removed."""
-        journal = self.peek_journal()
-        is_whole = journal.commit is not None or (self.work / "tokenizer.json").is_file()
-        if journal.fingerprint == fingerprint and is_whole:
-            return journal
-        self.sweep()
-        return Journal(fingerprint)
-
-    def write_journal(self, journal: Journal) -> None:
-        """Writes the journal, whole or not at all."""
-        write_whole(self.work / "journal.json", json.dumps(asdict(journal)) + "\n")
-
-    # ------------------------------------------------------------ the commit
-
-    def commit(self, journal: Journal, names: Sequence[str], metadata: Mapping[str, Any]) -> None:
-        """Moves these files of the work folder to the output folder, and writes metadata.json last.
-
-        From the removal of the old mark on, the output folder holds no complete set until the new mark is there. If
-        the run is killed in between, the next run finishes the commit from the journal.
+        From the removal of the old mark on, the output folder holds no complete set until the new mark is there. The
+        new mark waits in the work folder meanwhile: if the run is killed, it tells the next one to delete the rest.
         """
         for name in names:
             sync(self.work / name)
-        sync(self.work)
-        journal.commit = {"names": list(names), "metadata": metadata}
-        self.write_journal(journal)
-        self.finish_commit(names, metadata)
-
-    def finish_commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> bool:
-        """Makes the renames that are not yet made; False if a file is in neither place."""
-        left = [name for name in names if (self.work / name).is_file()]
-        if not all(name in left or (self.path / name).is_file() for name in names):
-            return False
+        write_whole(self.work / MARK, json.dumps(metadata, indent=2) + "\n")
         (self.path / MARK).unlink(missing_ok=True)
         sync(self.path)
-        for entry in list(self.path.iterdir()):
-            is_old = OUTPUTS.fullmatch(entry.name) and entry.name not in names  # a val.bin of the set that is replaced
-            is_half_written = fnmatch.fnmatch(entry.name, f".{MARK}.*.tmp")  # by a run that was killed
-            if is_old or is_half_written:
-                entry.unlink()
-        for name in left:
+        for path in self.outputs():
+            if path.name not in names:  # a val.bin of the set that is replaced
+                path.unlink()
+        for name in (*names, MARK):
             rename(self.work / name, self.path / name)
+            if name == names[-1]:
+                sync(self.path)
         sync(self.path)
-        write_whole(self.path / MARK, json.dumps(metadata, indent=2) + "\n")
-        return True

@@ -7,7 +7,6 @@ from typing import BinaryIO
 
 from pretokenization.blocks import (
     Findings,
-    FirstLook,
     Kind,
     Reading,
     TextBlock,
@@ -28,11 +27,8 @@ class TextFile(Kind):
     endings = (".txt", ".text", ".md")
     has_fields = False
 
-    def recognises(self, look: FirstLook) -> bool:
+    def recognises(self, source: Source, name: str, head: bytes) -> bool:
         return True  # whatever no other kind recognises
-
-    def is_single_document(self, reading: Reading) -> bool:
-        return reading.separator is None
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         with source.text_path.open("rb") as file:

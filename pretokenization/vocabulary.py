@@ -6,20 +6,20 @@ Two libraries train the same tokenizer: tokenizers, and gigatoken where that is 
 from __future__ import annotations
 
 import importlib.util
-import json
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.files import write_whole
 from common.memory import without_collector
 from common.words import printable
 from pretokenization.blocks import Findings
 from pretokenization.engines import Encoder, Fence, fence_ranges
-from pretokenization.passes import Job, Survey, write_sample
+from pretokenization.passes import Job, write_sample
 from pretokenization.sources import documents_of
 from pretokenization.workers import SEPARATOR, in_child
 from tokens.faithful import NOT_NFC, probes_of, refuse_changes, refuse_uncertain_ids
@@ -31,6 +31,9 @@ from tokens.tokenizer import (
     parse,
     vocabulary_of,
 )
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PROBE_BYTES = 2**14  # of the corpus, with which a tokenizer is tried
 FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
@@ -55,24 +58,20 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
 
 def refuse_on_this_text(job: Job, vocabulary: Vocabulary) -> None:
     """Raises UserError (exit 3) if the first text of the corpus does not come back from its ids."""
-    limits = replace(job.text.reading.limits, block_bytes=PROBE_BYTES, part_bytes=PROBE_BYTES)
-    reading = replace(job.text.reading, limits=limits)
-    block = next(replace(job.text, reading=reading).blocks(job.split), None)
-    if block is None:
-        return
-    texts, _ = documents_of(block, job.text.sources, reading, Findings())
-    text = next((text for text in texts if not text.isspace()), "")[:PROBE_BYTES]
-    where = f"--tokenizer_file {printable(job.args.tokenizer_file)}, on {job.text.sources[block.source].shown}"
-    if refuse_changes(vocabulary.tokenizer, where, [text]) == NOT_NFC:
-        job.progress.warn(f"{job.text.sources[block.source].shown} holds such characters: its text is changed.")
+    limits = replace(job.reading.limits, block_bytes=PROBE_BYTES, part_bytes=PROBE_BYTES)
+    reading = replace(job.reading, limits=limits)
+    for block in itertools.islice(job.blocks(reading), 1):
+        texts, _ = documents_of(block, job.sources, reading, Findings())
+        text = next((text for text in texts if not text.isspace()), "")[:PROBE_BYTES]
+        shown = job.sources[block.source].shown
+        where = f"--tokenizer_file {printable(job.args.tokenizer_file)}, on {shown}"
+        if refuse_changes(vocabulary.tokenizer, where, [text]) == NOT_NFC:
+            job.progress.warn(f"{shown} holds such characters: its text is changed.")
 
 
-def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
-    """A tokenizer trained on a sample of the training part; it is then tokenizer.json in the work folder."""
+def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
+    """A tokenizer trained on a sample of the training part, of which there are so many bytes."""
     args, progress = job.args, job.progress
-    if known.num_bytes < 2 or not known.report.has_text:
-        raise known.report.nothing_there()
-    train_bytes = known.train_bytes
     sample_bytes = min(train_bytes, args.train_sample_bytes)
     requested = args.vocab_size
     if requested == "auto":
@@ -83,12 +82,12 @@ def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
                  f"{', spread evenly over the text' * (sample_bytes < train_bytes)}")
 
     path = job.folder.work / "sample"
-    with job.folder.writing(), job.reading("sampling"):
+    with job.folder.writing(), job.reading_text("sampling"):
         sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes))
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
     with job.stage("training the tokenizer"):
         content = ""
-        least_bytes = job.text.reading.limits.fast_sample_bytes
+        least_bytes = job.reading.limits.fast_sample_bytes
         if choose_trainer(args.engine, sample_bytes, possible, least_bytes) == "gigatoken":
             fence = fence_ranges(progress.say)
             content = in_child(job.signals, train_fast, path, possible, args.min_frequency, fence,
@@ -100,8 +99,6 @@ def new_vocabulary(job: Job, known: Survey) -> Vocabulary:
     if vocabulary.size < requested:
         progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair occurs "
                      f"{args.min_frequency:,} times")
-    with job.folder.writing():
-        write_whole(job.folder.work / "tokenizer.json", content)
     return vocabulary
 
 
@@ -124,14 +121,22 @@ def choose_trainer(requested: str, sample_bytes: int, vocab_size: int, fast_samp
     return "gigatoken" if sample_bytes >= least else "tokenizers"
 
 
-def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
-    """A byte-level BPE with GPT-2's pre-tokenizer, as JSON: id 0 ends a document, no byte is ever unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def byte_level(model: Any) -> Tokenizer:
+    """A tokenizer of this model with GPT-2's pre-tokenizer."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return tokenizer
+
+
+def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
+    """A byte-level BPE with GPT-2's pre-tokenizer, as JSON: id 0 ends a document, no byte is ever unknown."""
+    from tokenizers import models, pre_tokenizers, trainers
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
                                   special_tokens=[END_OF_TEXT],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
@@ -154,8 +159,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequenc
     if any(guard.holds(text) for text in sampled(sample)):
         return ""
     _, merges = gigatoken.train_bpe(str(sample), vocab_size, [END_OF_TEXT], "huggingface", SEPARATOR)
-    has_all = len(merges) == vocab_size - NUM_FIRST_IDS
-    if not has_all or len({left + right for left, right in merges}) != len(merges):
+    if not len({left + right for left, right in merges}) == len(merges) == vocab_size - NUM_FIRST_IDS:
         return ""
 
     content = tokenizer_json(merges)
@@ -171,25 +175,15 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequenc
 
 def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
     """What tokenizers' BpeTrainer writes for these merges: ids for the end of text, the 256 bytes, then each merge."""
-    from tokenizers import Tokenizer
+    from tokenizers import models
 
     alphabet = byte_alphabet()
-
-    def spelt(token: bytes) -> str:
-        return "".join([alphabet[byte] for byte in token])
-
-    pairs = [(spelt(left), spelt(right)) for left, right in merges]
+    pairs = [("".join([alphabet[byte] for byte in left]), "".join([alphabet[byte] for byte in right]))
+             for left, right in merges]
     tokens = [END_OF_TEXT, *sorted(alphabet), *(left + right for left, right in pairs)]
-    end_of_text = {"id": 0, "content": END_OF_TEXT, "single_word": False, "lstrip": False, "rstrip": False,
-                   "normalized": False, "special": True}
-    level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-             "vocab": {token: number for number, token in enumerate(tokens)}, "merges": pairs}
-    fields = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [end_of_text], "normalizer": None,
-              "pre_tokenizer": {**level, "add_prefix_space": False}, "post_processor": None,
-              "decoder": {**level, "add_prefix_space": True}, "model": model}
-    return Tokenizer.from_str(json.dumps(fields)).to_str(pretty=True)
+    tokenizer = byte_level(models.BPE({token: number for number, token in enumerate(tokens)}, pairs))
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer.to_str(pretty=True)
 
 
 def sampled(path: Path) -> Iterator[bytes]:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
+import itertools
 import math
 import multiprocessing
 import signal
@@ -25,7 +25,6 @@ from pretokenization.blocks import Findings, Reading, TextBlock, last_place, par
 from pretokenization.engines import encoder_for
 from pretokenization.files import Source
 from pretokenization.sources import documents_of
-from pretokenization.store import DOCUMENT, SPLITS
 from tokens.stream import DTYPES
 from tokens.tokenizer import Vocabulary
 
@@ -193,43 +192,47 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
 # ---------------------------------------------------------------- what a worker does with a block
 
 
-class Task(enum.Enum):
-    """What is asked about each block in a pass over the text."""
-
-    SURVEY = "survey"  # the documents' hashes and sizes
-    SAMPLE = "sample"  # a share of the training text, for the tokenizer
-    ENCODE = "encode"  # the ids
-
-
 @dataclass(frozen=True)
 class WorkerSetup:
     """What a worker must know to answer for a block."""
 
     sources: Sequence[Source]
     reading: Reading
-    task: Task
     threshold: int = 0  # documents whose hash is below it are for validation
-    share: float = 1.0  # of the training text, for SAMPLE
-    vocabulary: Vocabulary | None = None  # for ENCODE, as are the following
+    share: float = 0.0  # of the training text, for a sample
+    vocabulary: Vocabulary | None = None  # to encode with
     engine: str = "tokenizers"
     fence: tuple[tuple[int, int], ...] = ()
-    dtype: str = "int16"
+    dtype: str = "uint16"
+
+
+def nothing() -> np.ndarray:
+    """No ids, or no ends of documents."""
+    return np.zeros(0, np.int64)
+
+
+@dataclass
+class SplitAnswer:
+    """What one split has of a block: its documents' bytes and hashes (uint64), and their ids."""
+
+    sizes: list[int]
+    hashes: np.ndarray
+    ids: np.ndarray = field(default_factory=nothing)
+    ends: np.ndarray = field(default_factory=nothing)  # of the documents in these ids
 
 
 @dataclass
 class WorkerAnswer:
-    """What a block holds: DOCUMENT records by split, and what the task asks for."""
+    """The findings of a block, and what was asked for."""
 
     found: Findings
-    documents: dict[str, np.ndarray] = field(default_factory=dict)
-    text: bytes = b""  # for SAMPLE
-    ids: dict[str, np.ndarray] = field(default_factory=dict)  # for ENCODE, by split, as are the ends of the documents
-    ends: dict[str, np.ndarray] = field(default_factory=dict)
+    splits: dict[str, SplitAnswer] = field(default_factory=dict)
+    sample: bytes = b""
     difference: str = ""  # text for which the engine gave other ids than tokenizers
 
 
 class Reader:
-    """What each worker process does: it reads a block, and does with its documents what the task says."""
+    """What each worker process does: it reads a block, samples it or encodes it."""
 
     def __init__(self, setup: WorkerSetup):
         self.setup = setup
@@ -238,53 +241,42 @@ class Reader:
             self.encoder = encoder_for(setup.vocabulary, setup.engine, setup.fence)
 
     def answer(self, block: TextBlock) -> WorkerAnswer:
-        """Reads a block and does the task."""
+        """Reads a block and does with its documents what the setup says."""
         setup, answer = self.setup, WorkerAnswer(Findings())
         texts, contents = documents_of(block, setup.sources, setup.reading, answer.found)
         least = max(1, setup.reading.min_chars)
         is_text = [not text.isspace() and len(text) >= least for text in texts]
-        if not block.is_part:
-            contents = [content for content, is_kept in zip(contents, is_text, strict=True) if is_kept]
-            answer.found.short_documents = len(texts) - len(contents)
         answer.found.has_text = any(is_text)
+        if block.is_part:
+            hashes, in_val = np.zeros(1, np.uint64), np.full(1, bool(block.in_val))
+        else:
+            contents = list(itertools.compress(contents, is_text))
+            answer.found.short_documents = len(texts) - len(contents)
+            digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
+            hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
+            in_val = hashes < np.uint64(setup.threshold)
 
-        documents = np.zeros(len(contents), DOCUMENT)
-        documents["bytes"] = [len(content) for content in contents]
-        in_val = np.full(len(contents), bool(block.in_val))
-        if not block.is_part:
-            documents["hash"] = [int.from_bytes(hashlib.sha256(content).digest()[:8], "big") for content in contents]
-            in_val = documents["hash"] < np.uint64(setup.threshold)
-        answer.documents = {"train": documents[~in_val], "val": documents[in_val]}
-
-        if setup.task == Task.SAMPLE:
-            training = [content for content, is_val in zip(contents, in_val, strict=True) if not is_val]
-            answer.text = sample_of(training, setup.share, setup.reading)
-        elif setup.task == Task.ENCODE:
-            self._encode(block, contents, in_val, answer)
+        for split, is_mine in (("train", ~in_val), ("val", in_val)):
+            mine = list(itertools.compress(contents, is_mine))
+            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine])
+            if setup.share and split == "train":
+                answer.sample = sample_of(mine, setup.share, setup.reading)
+            if self.encoder is not None and mine:
+                self._encode(mine, block.last, answer.splits[split], answer)
         return answer
 
-    def _encode(self, block: TextBlock, contents: list[bytes], in_val: np.ndarray, answer: WorkerAnswer) -> None:
-        """Encodes the documents and sorts their ids by split."""
+    def _encode(self, contents: list[bytes], last: bool, split: SplitAnswer, answer: WorkerAnswer) -> None:
+        """Encodes the documents of a split; last: the last one ends with this block."""
         assert self.encoder is not None
         pieces, lasts = [], []  # of at most limits.part_bytes, and which of them end a document
         for content in contents:
             parts = parts_of(content, self.setup.reading)
             pieces += parts
             lasts += [False] * (len(parts) - 1) + [True]
-        lasts[-1:] = [block.last] * len(lasts[-1:])
-        ids, ends, answer.difference = self.encoder.encode(pieces, lasts)
-        ids = ids.astype(DTYPES[self.setup.dtype])
-        if not in_val.any() or in_val.all():
-            split = SPLITS[int(in_val.any())]
-            answer.ids, answer.ends = {split: ids}, {split: ends}
-            return
-
-        lengths, starts = np.diff(ends, prepend=0), np.concatenate([[0], ends[:-1]])
-        for split, mine in (("train", ~in_val), ("val", in_val)):
-            edges = np.flatnonzero(np.diff(np.concatenate([[False], mine, [False]])))  # of runs of documents
-            runs = zip(starts[edges[::2]], ends[edges[1::2] - 1], strict=True)
-            answer.ids[split] = np.concatenate([ids[start:end] for start, end in runs])
-            answer.ends[split] = np.cumsum(lengths[mine])
+        lasts[-1] = last
+        ids, split.ends, difference = self.encoder.encode(pieces, lasts)
+        split.ids = ids.astype(DTYPES[self.setup.dtype])
+        answer.difference = answer.difference or difference
 
 
 def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:
@@ -317,8 +309,3 @@ def short_runs(content: bytes) -> bytes:
     text = content.decode()
     slices = [text[at:at + LONGEST_RUN] for at in range(0, len(text), LONGEST_RUN)]
     return b"".join(piece.encode() + SEPARATOR for piece in slices)
-
-
-def is_heavy(block: TextBlock) -> bool:
-    """True for a block that carries its rows with it."""
-    return block.rows is not None
