@@ -53,8 +53,6 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.switch("--strict_utf8", False,
                 "stop at bytes that are not UTF-8, naming their offset and line, instead of replacing them",
                 against="encoding")
-    text.flag("--min_document_chars", flags.whole(0), 0,
-              "leave out documents with fewer characters; blank ones are always left out")
     text.switch("--dedup", False, "keep only the first of equal documents")
     text.flag("--val_fraction", flags.real(0, 1, below=True), None,
               "share of the text for validation: whole documents by their hash, or the end of a single document; "
@@ -136,7 +134,7 @@ from common.waiting import in_thread
 from common.words import printable, several, size
 from hub.download import fetch_dataset, with_tokenizer_here
 from pretokenization.blocks import LIMITS, Limits, Reading
-from pretokenization.commit import check_disk, commit, summarise
+from pretokenization.commit import commit, summarise
 from pretokenization.files import Source, refuse_changed, unpacked
 from pretokenization.passes import Job, encode_text, settle_split
 from pretokenization.report import Report, names_of
@@ -157,7 +155,6 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     folder.refuse_old(args.overwrite)
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
     job = begin(args, folder, given, signals, progress, limits)
-    check_disk(job, given)
     say_what_is_read(job)
 
     # How much text there is decides what is for validation, and how large a new vocabulary is.
@@ -170,7 +167,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
 
     dtype = native_dtype(vocabulary.size)
     report = encode_text(job, vocabulary, dtype)
-    with folder.writing(), job.stage("writing to the disk"):
+    with folder.writing(), progress.phase("writing to the disk"):
         refuse_nothing(job, report)
         report.say(progress)
         metadata = commit(job, dtype, vocabulary, trained_here=given is None)
@@ -183,8 +180,7 @@ def begin(args: Namespace, folder: Folder, given: Vocabulary | None, signals: Si
     sources = read_names(args, folder, signals, progress)
     folder.refuse_replaced(source.path for source in sources)
     any_tokenizer = given is not None and not given.splits_as_gpt2
-    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.min_document_chars,
-                      any_tokenizer, limits)
+    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, any_tokenizer, limits)
     with progress.phase("unpacking"), folder.writing():
         sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
                    for number, source in enumerate(sources)]

@@ -7,6 +7,7 @@ or on how many there are. They hold no text, only the place where it lies; those
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,7 +53,6 @@ class Reading:
     text_field: str = "text"
     separator: str | None = None
     strict: bool = False  # stop at bytes that are not UTF-8
-    min_chars: int = 0
     any_tokenizer: bool = False  # the tokenizer may split text at other places than GPT-2's
     limits: Limits = LIMITS
 
@@ -72,7 +72,6 @@ class TextBlock:
     rows: list[Any] | None = None  # of a table; None: the bytes lie in the file
     done: int = 0  # bytes of the file that are done with this block
     is_part: bool = False
-    first: bool = True  # of a part: the document begins with it
     last: bool = True  # of a part: the document ends with it
     in_val: bool | None = None  # whether the document is for validation; None: its hash decides
 
@@ -89,7 +88,7 @@ class Findings:
     first_replaced: tuple[int, int, str] | None = None  # byte, line, why
     bad_lines: int = 0
     first_bad_line: tuple[int, str] | None = None  # line, why
-    short_documents: int = 0
+    blank_documents: int = 0
     has_text: bool = False  # more than blanks
 
     def bad_line(self, number: int, why: str) -> None:
@@ -165,7 +164,7 @@ def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) ->
     most = reading.limits.document_bytes
     if num_bytes > most:
         raise UserError(Exit.DATA, f"{source.shown}: from byte {start:,} on there is a document of more than "
-                                   f"{size(most)}, too long for one process to hold. Cut it into several.")
+                                   f"{size(most)}, too long to hold. Cut it into several.")
 
 
 # ---------------------------------------------------------------- cutting a long document
@@ -173,13 +172,9 @@ def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) ->
 
 def begun_character(content: bytes) -> int:
     """How many bytes at the end may begin a character that goes on in the next block: 0 to 3."""
-    for back in range(1, min(3, len(content)) + 1):
-        lead = content[-back]
-        if lead >= 0xC0:
-            return back if back < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else 0
-        if lead < 0x80:
-            return 0
-    return 0
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(content[-3:])
+    return len(decoder.getstate()[0])
 
 
 def last_place(content: bytes, places: re.Pattern[str] = SAFE_PLACE) -> int:

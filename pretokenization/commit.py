@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import Exit, UserError
 from common.files import sha256_of, sync
-from common.words import shell_word, size
+from common.words import shell_word
 from pretokenization.passes import Job
-from tokens.layouts import ITEM_BYTES, Part, native_dtype
+from tokens.layouts import Part
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from tokens.stream import scan
 from tokens.tokenizer import Vocabulary
 
 MAX_SOURCES_LISTED = 1000
-BYTES_PER_TOKEN = 2.5  # of text, at least, when the disk space is estimated
-SPARE_BYTES = 2**26
-
-
-def check_disk(job: Job, vocabulary: Vocabulary | None) -> None:
-    """Raises UserError (exit 5) if the tokens will hardly fit: one for every 2.5 bytes of text, and 64 MiB to spare."""
-    requested, folder = job.args.vocab_size, job.folder
-    item_bytes = ITEM_BYTES[native_dtype(vocabulary.size if vocabulary else 0 if requested == "auto" else requested)]
-    needed = int(job.text_bytes / BYTES_PER_TOKEN * item_bytes) + SPARE_BYTES
-    free = shutil.disk_usage(folder.path).free
-    if needed > free:
-        raise UserError(Exit.MACHINE, f"--output_dir {folder.shown}: {size(free)} are free, about {size(needed)} are "
-                                      f"needed ({item_bytes} bytes for every {BYTES_PER_TOKEN} bytes of text). Free "
-                                      "some space, or give another --output_dir.")
 
 
 def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> dict[str, Any]:
@@ -82,18 +66,15 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     """The closing block: counts, seconds, and the command to type next."""
     say, splits = job.progress.say, metadata["splits"]
     sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
-    share = ""
+    share, more = "", "; no val.bin is written"
     if "val" in splits:
         share = f"{100 * splits['val']['bytes'] / max(1, sums['bytes']):.2g}% of the text: "
-    more = "; --val_fraction sets another share" if job.args.val_fraction is None else ""
-    say(f"validation: {share}{job.split.rule}{more if share else '; no val.bin is written'}")
+        more = "; --val_fraction sets another share" * (job.args.val_fraction is None)
+    say(f"validation: {share}{job.split.rule}{more}")
     for key, value in sums.items():
-        parts = ", ".join(f"{split} {totals[key]:,}" for split, totals in sorted(splits.items()))
-        say(f"{key}: {value:,} ({parts})")
+        say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}")
-    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in job.seconds.items() if spent > 0.05)
-    say(f"seconds: {seconds:.1f}{f' ({stages})' * bool(stages)}")
-    say(f"output: {job.folder.shown}")
+    say(f"seconds: {seconds:.1f}\noutput: {job.folder.shown}")
     where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(str(job.folder.path))}"
     say(f"next: python train.py{where}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-
 from common.errors import Exit, UserError
 from common.words import several
 from pretokenization.files import MARK, Source
@@ -24,18 +22,11 @@ def refuse_encoding(shown: str, head: bytes, encoding: str) -> None:
     if seen and not encoding.startswith(("utf-16", "utf-32")):
         raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as its mark or "
                                    f"the zeros between its bytes show. Give --encoding {seen}.")
-    if encoding and not seen and _is_clearly_utf8(head):
+    text = head.decode(errors="ignore")
+    is_utf8 = len(head) - len(text.encode()) < 4 and len(text) - len(text.encode("ascii", "ignore")) >= 4
+    if encoding and not seen and (is_utf8 or head.startswith(MARK)):
         raise UserError(Exit.DATA, f"{shown} is UTF-8, and --encoding {encoding} would garble it. Leave the flag out, "
                                    "or give it files of one encoding.")
-
-
-def _is_clearly_utf8(head: bytes) -> bool:
-    """True for UTF-8 with a mark or several characters beyond ASCII."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # its last character may be cut
-    except UnicodeDecodeError:
-        return False
-    return head.startswith(MARK) or len(text) - len(text.encode("ascii", "ignore")) >= 4
 
 
 def has_controls(content: bytes) -> bool:

@@ -27,13 +27,23 @@ ENCODED_AT_ONCE = 2**20  # bytes; an encoding takes about 100 bytes of memory fo
 CHECKED_BYTES = 2**10  # of each block, twice, are encoded by both engines
 CACHE_BYTES = 2**27  # the memory that gigatoken may take to remember words before it is made again
 # Code points that gigatoken 0.10.0 (Unicode 17) takes for letters or numbers and tokenizers (Unicode 16) does not,
-# found by comparing both on every code point (differing_code_points); and the versions that were compared.
-COMPARED = {"gigatoken": {"0.10.0"}, "tokenizers": {"0.23.3"}}
+# found by comparing both on every code point; and the versions that were compared. Others are not used together.
+COMPARED = {"gigatoken": "0.10.0", "tokenizers": "0.23.3"}
+INSTALL = f"python -m pip install {' '.join(map('=='.join, COMPARED.items()))}"
 NEWER = ((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4),
          (0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9),
          (0x16EA0, 0x16EB8), (0x16EBB, 0x16ED3), (0x16FF2, 0x16FF6), (0x187F8, 0x187FF), (0x18D09, 0x18D1E),
          (0x18D80, 0x18DF2), (0x1E6C0, 0x1E6DE), (0x1E6E0, 0x1E6E2), (0x1E6E4, 0x1E6E5), (0x1E6E7, 0x1E6ED),
          (0x1E6F0, 0x1E6F4), (0x1E6FE, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479))
+
+HARD_TEXTS = (  # of kinds on which tokenizers are known to differ
+    "<|endoftext|>a<|endoftext|> </s><s>[PAD] it's IT'S we'll they've 'tis ''re 's 'S d'\u00e9t\u00e9 it\u2019s",
+    " a  b   c\n\n\n d \t\te\r\n\r\nf\u00a0g\u3000h\u2028i\u0085j\x1ck\u180el\u200bm \n \n  ",
+    "".join(map(chr, range(128))) * 2 + "1 12 123 1234567890 \u0661\u0662\u0663 \u00bd\u00b2\u2168 1a2b 3.14e-10 0xFF",
+    "a\u0301\u200d\ufe0f\u202e\ufeffx" + "".join(text * 2000 for text in ("a", " ", "\n", "ab", "1", "=", "\u00e9")),
+    "".join(f"a{chr(point)}1 {chr(point)}.{chr(point)}\n" for point in range(0x80, 0x32000, 61)
+            if not 0xD800 <= point < 0xE000),
+)
 
 
 class Differs(Exception):
@@ -43,20 +53,25 @@ class Differs(Exception):
 # ---------------------------------------------------------------- the choice of an engine
 
 
+def is_compared() -> bool:
+    """True for the versions of gigatoken and tokenizers whose differences are known. False without gigatoken."""
+    return importlib.util.find_spec("gigatoken") is not None and all(
+        importlib.metadata.version(name) == version for name, version in COMPARED.items())
+
+
 def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], None]) -> str:
     """The engine to encode with: the one requested if it can be used, else tokenizers, and the reason is printed."""
     if requested == "tokenizers":
         return requested
-    if importlib.util.find_spec("gigatoken") is None:
-        why = "it is not installed; python -m pip install gigatoken" * (requested == "gigatoken")
-    elif not vocabulary.is_known_kind:
+    if not vocabulary.is_known_kind:
         why = "this tokenizer is not of GPT-2's kind"
-    elif difference := encoder_for(vocabulary, "gigatoken", fence_ranges(say)).prove():
-        why = f"it gives other ids for {difference}"
+    elif not is_compared():
+        why = f"with it, encoding is about twenty times faster: {INSTALL}"
+    elif encoder_for(vocabulary, "gigatoken").differs(*map(str.encode, HARD_TEXTS)):
+        why = "it gives other ids for hard text"
     else:
         return "gigatoken"
-    if why:
-        say(f"gigatoken is not used: {why}")
+    say(f"gigatoken is not used: {why}")
     return "tokenizers"
 
 
@@ -66,7 +81,7 @@ def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], N
 class Fence:
     """Finds text with characters that two engines may class differently, at gigabytes a second."""
 
-    def __init__(self, ranges: Sequence[tuple[int, int]]):
+    def __init__(self, ranges: Sequence[tuple[int, int]] = NEWER):
         points = [chr(point).encode() for low, high in ranges for point in range(low, high + 1)]
         self.leads = sorted({point[:1] for point in points})
         # Of four bytes the last is left open: a few more characters are found, and the pattern is one page long.
@@ -78,62 +93,25 @@ class Fence:
         return any(lead in content for lead in self.leads) and self.pattern.search(content) is not None
 
 
-@functools.lru_cache(1)
-def fence_ranges(say: Callable[[str], None]) -> tuple[tuple[int, int], ...]:
-    """The code points whose text goes to tokenizers: known for the versions that were compared, else found out now."""
-    installed = {name: importlib.metadata.version(name) for name in COMPARED}
-    if all(installed[name] in compared for name, compared in COMPARED.items()):
-        return NEWER
-    say(f"comparing {' and '.join(map(' '.join, installed.items()))} on every character, about 10 s")
-    return tuple(differing_code_points())
-
-
-def differing_code_points() -> list[tuple[int, int]]:
-    """Ranges of code points beyond ASCII that the two libraries' pre-tokenizers class differently; about 10 seconds."""
-    import gigatoken
-    from tokenizers import pre_tokenizers
-
-    reference: Any = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    points = [chr(point) for point in range(0x80, 0x110000) if not 0xD800 <= point < 0xE000]
-    found: list[int] = []
-    for first in range(0, len(points), 20_000):
-        block = points[first:first + 20_000]
-        # Where is each split from a letter, a digit, a punctuation mark?
-        text = "".join(f"a{point}1{point}.{point}" for point in block)
-        ends = [end for _, (_, end) in reference.pre_tokenize_str(text)]
-        others = np.cumsum([len(piece.decode()) for piece in gigatoken.pretokenizer(text.encode())]).tolist()
-        found += [ord(block[place // 6]) for place in {(end - 1) for end in {*ends} ^ {*others}}]
-
-    ranges: list[tuple[int, int]] = []
-    for point in sorted({*found}):
-        if ranges and ranges[-1][1] == point - 1:
-            ranges[-1] = ranges[-1][0], point
-        else:
-            ranges.append((point, point))
-    return ranges
-
-
 # ---------------------------------------------------------------- encoding
 
 
 @functools.lru_cache(1)
-def encoder_for(vocabulary: Vocabulary, engine: str, fence: tuple[tuple[int, int], ...]) -> Encoder:
+def encoder_for(vocabulary: Vocabulary, engine: str) -> Encoder:
     """An Encoder; worker processes that are forked from this one have it already."""
-    return Encoder(vocabulary, engine, fence)
+    return Encoder(vocabulary, engine)
 
 
 class Encoder:
     """Text into ids, the same ids by either engine."""
 
-    def __init__(self, vocabulary: Vocabulary, engine: str, fence: tuple[tuple[int, int], ...] = NEWER,
-                 cache_bytes: int = CACHE_BYTES):
+    def __init__(self, vocabulary: Vocabulary, engine: str):
         self.vocabulary = vocabulary
         self.end_id = vocabulary.end_id
         self.reference = vocabulary.tokenizer
         self.reference.encode_special_tokens = True  # this setting is lost on the way to another process
-        self.fence = Fence(fence)
+        self.fence = Fence()
         self.fast: Any = None
-        self._cache_bytes = cache_bytes
         self._bytes_before = 0
         self._random = random.Random(0)
         if engine == "gigatoken":
@@ -148,23 +126,15 @@ class Encoder:
         self.joint_id = self.vocabulary.size
         with without_collector():
             fields = json.loads(self.vocabulary.content)
-            vocab = fields["model"]["vocab"]
-            vocab.pop(self.vocabulary.end, None)
             added = {self.end.decode(): self.end_id, self.joint.decode(): self.joint_id}
-            vocab.update(added)
+            fields["model"]["vocab"].pop(self.vocabulary.end, None)
+            fields["model"]["vocab"].update(added)
             fields["added_tokens"] = [
                 {"id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
                  "normalized": False, "special": True}
                 for content, number in added.items()]
             self.fast = gigatoken.Tokenizer.from_json(json.dumps(fields, ensure_ascii=False))
         self._bytes_before = resident_bytes()
-
-    def prove(self) -> str:
-        """The name of a hard text for which gigatoken gives other ids than tokenizers; empty if there is none."""
-        texts = {name: text.encode() for name, text in hard_texts()}
-        if not self._differs(*texts.values()):  # all at once: in a third of the time
-            return ""
-        return next((name for name, text in texts.items() if self._differs(text)), "some text")
 
     def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray, str]:
         """The ids of all pieces with end_id after each that is the last of its document.
@@ -175,10 +145,10 @@ class Encoder:
         if self.fast is None:
             return *self.encode_by_tokenizers(pieces, lasts), ""
         ids, ends = self.encode_by_gigatoken(pieces, lasts)
-        if resident_bytes() - self._bytes_before > self._cache_bytes:  # it never forgets a word
+        if resident_bytes() - self._bytes_before > CACHE_BYTES:  # it never forgets a word
             self._make_fast()
         for content in self._chosen(pieces):
-            if self._differs(content):
+            if self.differs(content):
                 return ids, ends, repr(content.decode(errors="replace")[:60])
         return ids, ends, ""
 
@@ -203,39 +173,29 @@ class Encoder:
 
     def encode_by_tokenizers(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all pieces by the reference; and where documents end."""
-        ids, lengths, held, held_bytes = [], [], [], 0
+        ids, held, held_bytes = [np.zeros(0, np.uint32)], [], 0
         for number, piece in enumerate(pieces):
             held.append(piece.decode())
             held_bytes += len(piece)
             if held_bytes >= ENCODED_AT_ONCE or number == len(pieces) - 1:
                 for encoding in self.reference.encode_batch_fast(held, add_special_tokens=False):
-                    mine = encoding.ids
-                    if lasts[len(ids)]:
-                        mine.append(self.end_id)
-                    lengths.append(len(mine))
-                    ids.append(np.array(mine, np.uint32))
+                    end = [self.end_id] * lasts[len(ids) - 1]
+                    ids.append(np.array(encoding.ids + end, np.uint32))
                 held, held_bytes = [], 0
-        ends = np.cumsum(lengths, dtype=np.int64)[np.array(lasts, bool)] if ids else np.zeros(0, np.int64)
-        return np.concatenate(ids) if ids else np.zeros(0, np.uint32), ends
+        return np.concatenate(ids), np.cumsum(list(map(len, ids[1:])), dtype=np.int64)[np.array(lasts, bool)]
 
-    def _differs(self, *contents: bytes) -> bool:
+    def differs(self, *contents: bytes) -> bool:
+        """True if gigatoken gives other ids than tokenizers for one of these texts."""
         pieces, lasts = [*contents], [False] * len(contents)
         ids, _ = self.encode_by_gigatoken(pieces, lasts)
         return not np.array_equal(ids, self.encode_by_tokenizers(pieces, lasts)[0])
 
     def _chosen(self, pieces: list[bytes]) -> Iterator[bytes]:
         """Some text of a block, for both engines to encode: from any place, and from a place with more than ASCII."""
-        if not pieces:
-            return
-        for is_rare in (False, True):
-            piece = pieces[self._random.randrange(len(pieces))]
-            at = self._random.randrange(max(1, len(piece)))
-            if is_rare:
-                found = re.compile(rb"[\xc2-\xf4]").search(piece, at)
-                if found is None:
-                    return
-                at = found.start()
-            yield piece[at:at + CHECKED_BYTES].decode(errors="ignore").encode()
+        for expression in (b"", b"[\xc2-\xf4]") if pieces else ():
+            piece = self._random.choice(pieces)
+            if found := re.compile(expression).search(piece, self._random.randrange(max(1, len(piece)))):
+                yield piece[found.start():found.start() + CHECKED_BYTES].decode(errors="ignore").encode()
 
 
 def resident_bytes() -> int:
@@ -245,20 +205,3 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return 0
-
-
-def hard_texts() -> Iterator[tuple[str, str]]:
-    """Names and texts of kinds on which tokenizers are known to differ."""
-    yield "the text of special tokens", "<|endoftext|>a<|endoftext|> </s><s>[PAD]<|im_start|>" * 3
-    yield "contractions", "it's IT'S we'll I'm they've you'd 'tis ''re '' ' s 'S d'\u00e9t\u00e9 \u2019s it\u2019s"
-    yield "blanks", " a  b   c\n\n\n d \t\te\r\n\r\nf\u00a0g\u3000h\u2028i\u0085j\x1ck\u180el\u200bm \n \n  "
-    yield "control characters", "".join(map(chr, range(128))) * 2
-    yield "long runs", "a" * 3000 + " " * 3000 + "\n" * 999 + "ab" * 999 + "1" * 2000 + "=" * 2000 + "\u00e9" * 999
-    yield "numbers", "1 12 123 1234567890 \u0661\u0662\u0663 \u00bd\u00b2\u2168 1a2b 3.14e-10 0xFF"
-    yield "marks and joiners", "a\u0301e\u0308\u200d\U0001f468\u200d\U0001f469\u200d\U0001f467\ufe0f\u202e\u200f\ufeffx"
-    blocks = (0x80, 0x370, 0x400, 0x530, 0x590, 0x600, 0x900, 0xE00, 0x10A0, 0x1100, 0x1F00, 0x2000, 0x2190, 0x2C00,
-              0x3040, 0x4E00, 0xA000, 0xA640, 0xAC00, 0xF900, 0xFE00, 0xFF00, 0x10000, 0x10400, 0x11000, 0x1D400,
-              0x1F300, 0x1F900, 0x20000, 0x30000)
-    for first in blocks:
-        points = [chr(point) for point in range(first, first + 64)]
-        yield f"characters from U+{first:04X} on", "".join(f"a{point}1 {point}.{point}{point}\n" for point in points)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import itertools
 import lzma
 import os
 import zlib
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import Exit, UserError, optional
-from common.words import printable, size
+from common.words import first_line, size
 
 MARK = b"\xef\xbb\xbf"  # the UTF-8 byte order mark
 PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
@@ -106,25 +107,17 @@ def pieces_of(source: Source, bomb_bytes: int = BOMB_BYTES) -> Iterator[bytes]:
     done = 0  # bytes unpacked
     with source.path.open("rb") as file:
         pieces = _unpacked(file, source) if source.packing else iter(lambda: file.read(READ_BYTES), b"")
-        while True:
-            try:
-                piece = next(pieces, b"")
-            except Exception as error:  # zstandard is optional, so its error is known by name only
-                is_damage = isinstance(error, EOFError | zlib.error | lzma.LZMAError) or (
-                    isinstance(error, OSError) and error.errno is None) or type(error).__name__ == "ZstdError"
-                if not is_damage:
-                    raise
-                why = printable(str(error))[:100] or type(error).__name__
-                raise UserError(Exit.DATA, f"{source.shown} is damaged: {source.packing} cannot unpack it beyond byte "
-                                           f"{done:,} of its text ({why}). Give a complete copy.") from error
+        for piece in itertools.chain(pieces, [b""]):
             done += len(piece)
             if source.packing and done > max(bomb_bytes, BOMB_RATIO * source.num_bytes):
                 raise UserError(Exit.DATA, f"{source.shown} unpacks to more than {BOMB_RATIO} times its "
-                                           f"{size(source.num_bytes)}, as an archive bomb does. If it is text, unpack "
-                                           "it yourself and give the unpacked file.")
-            yield _decoded(decoder, piece, done - len(piece), source) if decoder else piece
-            if not piece:
-                return
+                                           f"{size(source.num_bytes)}, as an archive bomb does. Unpack it yourself.")
+            try:
+                piece = decoder.decode(piece, not piece).encode() if decoder else piece
+            except UnicodeError as error:  # UTF-7 can spell half a character
+                raise UserError(Exit.DATA, f"{source.shown} is not {source.encoding}: {first_line(error)}, before byte "
+                                           f"{done:,}. Give the --encoding that it has, or correct it.") from error
+            yield piece
 
 
 def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
@@ -139,23 +132,19 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
     stream, is_inside = new_stream[source.packing](), False
     while packed := file.read(PACKED_READ_BYTES):
         while packed := packed if is_inside else packed.lstrip(b"\0"):  # zeros may pad gzip and xz between streams
-            if piece := stream.decompress(packed):
+            try:
+                piece = stream.decompress(packed)
+            except Exception as error:  # each library has errors of its own
+                raise _damaged(source, first_line(error)) from error
+            if piece:
                 yield piece
             is_inside, packed = not stream.eof, stream.unused_data if stream.eof else b""
             if not is_inside:
                 stream = new_stream[source.packing]()
     if is_inside:
-        raise EOFError("the file is truncated")
+        raise _damaged(source, "it is truncated")
 
 
-def _decoded(decoder: codecs.IncrementalDecoder, piece: bytes, done: int, source: Source) -> bytes:
-    """The next bytes of a text in another encoding as UTF-8; no bytes are its end."""
-    try:
-        return decoder.decode(piece, not piece).encode()  # UTF-7 can spell half a character
-    except UnicodeError as error:
-        what = f" between byte {done:,} and {done + len(piece):,}"
-        if isinstance(error, UnicodeDecodeError):  # its bytes begin with those of an unfinished character before
-            what = (f" 0x{error.object[error.start:error.end][:4].hex()} ({error.reason}) at byte "
-                    f"{done + len(piece) - len(error.object) + error.start:,}")
-        raise UserError(Exit.DATA, f"{source.shown} is not {source.encoding}:{what} of its text. Give the --encoding "
-                                   "that it has, or correct the text.") from error
+def _damaged(source: Source, why: str) -> UserError:
+    return UserError(Exit.DATA, f"{source.shown} is damaged: {source.packing} cannot unpack it, {why}. Give a whole "
+                                "copy.")

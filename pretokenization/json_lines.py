@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from common.errors import Exit, UserError
-from common.words import printable, shell_word
+from common.words import printable
 from pretokenization.blocks import Findings, Kind, Reading, TextBlock, after_mark, end_after, refuse_long
 from pretokenization.files import MARK, Source
-
-MOST_FIELDS_NAMED = 8
-LONG_FIRST_LINE = 4000  # bytes of a first line from which on its end is not in what was read of the file
 
 
 class JsonLines(Kind):
@@ -22,13 +17,8 @@ class JsonLines(Kind):
     endings = (".jsonl", ".ndjson")
 
     def recognises(self, source: Source, name: str, head: bytes) -> bool:
-        head = head.removeprefix(MARK)
-        if not name:
-            return begins_with_object(head)
-        if name.endswith(".json") and head.lstrip()[:1] == b"[":
-            raise UserError(Exit.DATA, f"{source.shown} is one JSON array, not one object on each line. Convert it: "
-                                       f"jq -c '.[]' {shell_word(str(source.path))} > corpus.jsonl")
-        return name.endswith((*self.endings, ".json"))
+        is_object = re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
+        return name.endswith((*self.endings, ".json")) or (not name and is_object)
 
     def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of whole lines."""
@@ -48,35 +38,28 @@ class JsonLines(Kind):
         """The documents of whole lines, as text and as UTF-8; a line without one is counted."""
         texts: list[str] = []
         contents: list[bytes] = []
-        decoder, name = json.JSONDecoder(), reading.text_field
-        scan: Any = decoder.scan_once  # type: ignore[attr-defined]
+        decode, name = json.JSONDecoder().decode, reading.text_field
         found.newlines = content.count(b"\n")
-        start = number = 0
-        while start < len(content):
-            end = content.find(b"\n", start)
-            end = len(content) if end < 0 else end
+        end = block.offset
+        for number, encoded in enumerate(content.split(b"\n")):
+            start, end = end, end + len(encoded) + 1
             try:
-                line = content[start:end].decode()
+                line = encoded.decode()
             except UnicodeDecodeError as error:
-                line = found.replace(content[start:end], error, block.offset + start, number)
-            at, start, number = start, end + 1, number + 1
+                line = found.replace(encoded, error, start, number)
             if not line or line.isspace():
                 continue
 
             try:
-                fields, end = scan(line, 0) if line[0] == "{" else (None, -1)
-                if end != len(line):  # blanks before or after it, or no object
-                    fields = decoder.decode(line)
-            except (StopIteration, ValueError, RecursionError):
-                found.bad_line(number - 1, "is not JSON")
+                fields = decode(line)
+            except (ValueError, RecursionError):
+                found.bad_line(number, "is not JSON")
                 continue
 
             text = fields.get(name) if isinstance(fields, dict) else None
             if not isinstance(text, str):
-                what = "it is not an object"
-                if isinstance(fields, dict):
-                    what = f"its fields are {', '.join(list(fields)[:MOST_FIELDS_NAMED])}"
-                found.bad_line(number - 1, printable(f"has no text in field {name!r}: {what}")[:200])
+                what = f"its fields are {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "no object"
+                found.bad_line(number, printable(f"has no text in field {name!r}: {what}")[:200])
                 continue
 
             try:
@@ -85,18 +68,7 @@ class JsonLines(Kind):
                 text, lone = re.subn("[\ud800-\udfff]", "\ufffd", text)
                 encoded = text.encode()
                 found.replaced += lone
-                found.first_replaced = found.first_replaced or (block.offset + at, number - 1, "a lone surrogate")
+                found.first_replaced = found.first_replaced or (start, number, "a lone surrogate")
             texts.append(text)
             contents.append(encoded)
         return texts, contents
-
-
-def begins_with_object(head: bytes) -> bool:
-    """True if the first line is an object of JSON, or may be one whose end is not in the head."""
-    if not re.match(rb'{\s*["}]', head):
-        return False
-    line = head.partition(b"\n")[0]
-    try:
-        return len(line) >= LONG_FIRST_LINE or isinstance(json.loads(line), dict)
-    except ValueError:
-        return False

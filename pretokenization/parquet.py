@@ -46,11 +46,6 @@ class Parquet(Kind):
         found.newlines = len(content)
         texts: list[str] = []
         for number, value in enumerate(content):
-            if isinstance(value, bytes):
-                try:
-                    value = value.decode()
-                except UnicodeDecodeError as error:
-                    value = found.replace(value, error, 0, number)
             if isinstance(value, str):
                 texts.append(value)
             else:
@@ -71,7 +66,7 @@ def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Itera
         for value in batch.column(0).to_pylist():
             num_rows += 1
             held.append(value)
-            held_bytes += len(value) if isinstance(value, str | bytes) else 0
+            held_bytes += len(value) if isinstance(value, str) else 0
             if held_bytes >= reading.limits.block_bytes:
                 yield block()
                 held, held_bytes = [], 0

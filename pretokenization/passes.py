@@ -6,10 +6,8 @@ Worker processes read the blocks and answer for each; this process puts the answ
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from common.progress import Meter, Progress
 from common.signals import Signals
 from common.words import printable, several
 from pretokenization.blocks import Reading, TextBlock
-from pretokenization.engines import Differs, choose_engine, fence_ranges
+from pretokenization.engines import Differs, choose_engine
 from pretokenization.files import Source, refuse_changed
 from pretokenization.report import Report
 from pretokenization.sources import KINDS, blocks_of
@@ -46,7 +44,6 @@ class Job:
     progress: Progress
     split: Split = field(default_factory=lambda: Split("not settled"))
     totals: dict[str, dict[str, int]] = field(default_factory=dict)  # by split: what was written
-    seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
     @property
     def file_bytes(self) -> int:
@@ -82,20 +79,13 @@ class Job:
                 yield block, answer
 
     @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """While inside, the heartbeat names the stage and its seconds are counted."""
-        began = time.monotonic()
-        with self.progress.phase(name):
-            yield
-        self.seconds[name] = self.seconds.get(name, 0) + time.monotonic() - began
-
-    @contextlib.contextmanager
     def reading_text(self, name: str) -> Iterator[None]:
-        """A stage that reads the text. Raises UserError (exit 3) if a file has changed since the run began.
+        """While inside, the text is read, and the heartbeat says so by this name.
 
-        That is then the reason for whatever else seems to be wrong with the text.
+        Raises UserError (exit 3) if a file has changed since the run began: that is then the reason for whatever else
+        seems to be wrong with the text.
         """
-        with self.stage(name):
+        with self.progress.phase(name):
             try:
                 yield
             except (UserError, OSError) as error:
@@ -116,14 +106,12 @@ def settle_split(job: Job, needs_size: bool) -> int:
     only if needs_size.
     """
     fraction, reading = job.args.val_fraction, job.reading
-    if not job.has_fields and reading.separator is None:
-        keeps_documents = fraction is not None or job.args.dedup or reading.min_chars > 0
-        if split := split_of_files(job.sources, fraction, keeps_documents):
-            job.split = split
-            sizes = [source.text_bytes for source in job.sources]
-            return sum(size if cut is None else cut for size, cut in zip(sizes, split.cuts, strict=True))
-
-    job.split = split_by_hash(VAL_FRACTION if fraction is None else fraction)
+    is_document_each = not job.has_fields and reading.separator is None
+    by_size = is_document_each and split_of_files(job.sources, fraction, fraction is not None or job.args.dedup)
+    job.split = by_size or split_by_hash(VAL_FRACTION if fraction is None else fraction)
+    if by_size:
+        return sum(source.text_bytes if cut is None else cut
+                   for source, cut in zip(job.sources, by_size.cuts, strict=True))
     if not needs_size and job.file_bytes >= reading.limits.survey_bytes:
         return 0
     report, hashes, sizes = Report(job.sources, reading), [], []
@@ -160,10 +148,9 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
     """
     meter = Meter(job.progress, "encoded", job.text_bytes, bar=True)
     report, seen, num_duplicates = Report(job.sources, job.reading), set(), 0
-    fence = fence_ranges(job.progress.say) if engine == "gigatoken" else ()
     writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
     try:
-        for block, answer in job.answers(meter, report, vocabulary=vocabulary, engine=engine, fence=fence, dtype=dtype):
+        for block, answer in job.answers(meter, report, vocabulary=vocabulary, engine=engine, dtype=dtype):
             if answer.difference:
                 raise Differs(answer.difference)
             for split, part in answer.splits.items():
@@ -186,15 +173,12 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
 
 def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
     """The ids of all the text in the work folder, by the fastest engine that proves equal to tokenizers."""
-    progress, requested = job.progress, job.args.engine
-    chosen = choose_engine(requested, vocabulary, progress.say)
-    progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
-    if requested == "auto" and vocabulary.is_known_kind and find_spec("gigatoken") is None:
-        progress.say("python -m pip install gigatoken would make this about twenty times faster")
+    chosen = choose_engine(job.args.engine, vocabulary, job.progress.say)
+    job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
     with job.folder.writing(), job.reading_text("encoding"):
         try:
             return encode(job, vocabulary, chosen, dtype)
         except Differs as error:
-            progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. Everything is "
-                          "encoded again by tokenizers.")
+            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. Everything is "
+                              "encoded again by tokenizers.")
             return encode(job, vocabulary, "tokenizers", dtype)

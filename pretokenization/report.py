@@ -24,7 +24,7 @@ class Report:
     first_replaced: str = ""
     bad_lines: int = 0
     first_bad_line: str = ""
-    short_documents: int = 0
+    blank_documents: int = 0
     separators: int = 0
     now_source: int = -1
     now_lines: int = 0
@@ -53,7 +53,7 @@ class Report:
         self.has_text |= found.has_text
         self.replaced += found.replaced
         self.bad_lines += found.bad_lines
-        self.short_documents += found.short_documents
+        self.blank_documents += found.blank_documents
         self.separators += found.separators
         self.now_lines += found.newlines
         self.now_undecodable += found.undecodable
@@ -68,9 +68,8 @@ class Report:
         if self.bad_lines:
             progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
                           f"{self.first_bad_line}")
-        if self.short_documents:
-            short = f" of fewer than {self.reading.min_chars:,} characters" if self.reading.min_chars > 1 else ""
-            progress.say(f"skipped: {several(self.short_documents, 'document' if short else 'blank document')}{short}")
+        if self.blank_documents:
+            progress.say(f"skipped: {several(self.blank_documents, 'blank document')}")
         if self.reading.separator is not None and not self.separators:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 

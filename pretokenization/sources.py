@@ -34,13 +34,8 @@ HEAD_BYTES = 4096
 TOKENS = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens."
 NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do; other files are told by their control bytes
     (0, b"PK\x03\x04", "a zip archive or an office document", "Unpack it, or save it as plain text, first."),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "Unpack it first: 7z x {}"),
-    (257, b"ustar", "a tar archive", "Unpack it first: tar -xf {}"),
     (0, b"%PDF", "a PDF", "Extract its text first: pdftotext {}"),
-    (0, b"{\\rtf", "rich text", "Save it as plain text first."),
-    (0, b"ARROW1\0\0", "an Arrow file", "Convert it to Parquet first."),
     (4, b'\0\0\0\0{"', "a model in safetensors", "Give the text, not the model."),
-    (0, b"\x93NUMPY", "a numpy array", TOKENS),
 )
 NO_DATASETS: Mapping[str, Sequence[Fetched]] = {}
 DEMO_BYTES = 12_000_000
@@ -65,13 +60,11 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path |
             named.append((stdin, "stdin", ""))
         else:
             named += [(Path(name), printable(name), "") for name in files_of(word, say)]
-    found: dict[str, tuple[Path, str, str]] = {}
-    for path, shown, origin in named:
-        found.setdefault(os.path.realpath(path), (path, shown, origin))
-    if len(named) > len(found):
-        say(f"named more than once, read once: {several(len(named) - len(found), 'file')}")
+    once: dict[str, tuple[Path, str, str]] = {}
+    for of_file in named:
+        once.setdefault(os.path.realpath(of_file[0]), of_file)
     return [replace(examine(path, shown, encoding, path == stdin), origin=origin)
-            for path, shown, origin in found.values()]
+            for path, shown, origin in once.values()]
 
 
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
@@ -118,8 +111,7 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                 (chosen if is_input_name(name) else others).append(os.path.join(where, name))
     if not chosen:
         endings = ", ".join(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
-        raise UserError(Exit.DATA, f"{printable(folder)} holds no {endings} file, but "
-                                   f"{several(len(others), 'other file')}. Name the files themselves.")
+        raise UserError(Exit.DATA, f"{printable(folder)} holds no {endings} file. Name the files themselves.")
     if others:
         say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {printable(min(others))}"
             + f" and {len(others) - 1:,} more" * (len(others) > 1))
@@ -134,8 +126,6 @@ def demo_sources() -> list[Source]:
         status = path.stat()
         if DEMO_SKIPS.isdisjoint(path.relative_to(root).parts) and (total := total + status.st_size) <= DEMO_BYTES:
             chosen.append(Source(path, str(path.relative_to(root)), status.st_size, stamp_of(status)))
-    if not chosen:
-        raise UserError(Exit.DATA, f"--demo: there are no Python sources in {root}. Give a text file of your own.")
     return chosen
 
 
@@ -150,15 +140,12 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
     try:
         status = path.stat()  # before it is opened: opening a fifo waits for its writer
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(Exit.DATA, f"{shown} is not a regular file, and text may be read several times. "
-                                       "Write it to a file; or, for pretokenize.py, pipe it in: "
+            raise UserError(Exit.DATA, f"{shown} is not a regular file, and text is read several times. Pipe it in: "
                                        f"cat {shell_word(str(path))} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
             status = os.fstat(file.fileno())
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
-        if not packing and path.name.endswith(".bz2") and raw.startswith(b"BZh"):
-            packing = "bzip2"  # cut so short that its mark is
         source = Source(path, shown, status.st_size, stamp_of(status), packing)
         name = "" if is_piped else bare_name(path.name)[0] if packing else path.name.lower()
         head = head_of(source, HEAD_BYTES)
@@ -179,8 +166,6 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
 
 def refuse_what_is_not_text(source: Source, head: bytes) -> None:
     """Raises UserError (exit 3) for the first bytes, unpacked, of an archive, a model and the like."""
-    if source.packing and any(map(head.startswith, PACKINGS)):
-        raise UserError(Exit.DATA, f"{source.shown} is packed twice. Unpack it once, and give the file that comes out.")
     for at, magic, what, cure in NOT_TEXT:
         if head.startswith(magic, at):
             typed = shell_word(str(source.path))

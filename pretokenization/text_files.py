@@ -74,13 +74,13 @@ def separated_blocks(index: int, source: Source, file: BinaryIO, reading: Readin
         start = end
 
 
-def parts_between(index: int, file: BinaryIO, reading: Reading, begin: int, end: int,
+def parts_between(index: int, file: BinaryIO, reading: Reading, start: int, end: int,
                   in_val: bool) -> Iterator[TextBlock]:
-    """The bytes of a file from begin to end as one document: parts of it."""
-    start, part_bytes = begin, reading.limits.part_bytes
+    """The bytes of a file from start to end as one document: parts of it."""
+    part_bytes = reading.limits.part_bytes
     while start < end:
         stop = end
         if end - start > part_bytes:
             stop = start + part_end(window(file, start, part_bytes), reading.places)
-        yield TextBlock(index, start, stop - start, None, stop, True, start == begin, stop == end, in_val)
+        yield TextBlock(index, start, stop - start, None, stop, True, stop == end, in_val)
         start = stop

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from common.errors import Exit, UserError
-from common.files import sha256_of
 from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, printable_text, several
@@ -31,41 +30,39 @@ def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
     """Checks everything that a finished folder records. Raises UserError (exit 3) at the first difference."""
     corpus, metadata = open_folder(folder), read_metadata(folder / "metadata.json")
     num_ids = vocab_size_of(load_tokenizer(folder / "tokenizer.json"))
-    if metadata.get("format") != METADATA_FORMAT or metadata.get("vocab_size") != num_ids:
-        raise _differs(folder / "metadata.json", f"vocab_size is {metadata.get('vocab_size')!r}, the tokenizer beside "
-                                                 f"it has {num_ids:,} ids")
-    recorded = metadata.get("tokenizer")
-    if not isinstance(recorded, dict) or recorded.get("sha256") != corpus.tokenizer_sha256:
-        raise _differs(folder / "tokenizer.json", "its sha256 is not recorded in metadata.json")
+    of_tokenizer = metadata.get("format"), metadata.get("vocab_size"), metadata.get("tokenizer")
+    if of_tokenizer[:2] != (METADATA_FORMAT, num_ids) or not isinstance(of_tokenizer[2], dict):
+        raise _differs(folder, f"metadata.json does not record the tokenizer beside it, of {num_ids:,} ids")
+    if of_tokenizer[2].get("sha256") != corpus.tokenizer_sha256:
+        raise _differs(folder / "tokenizer.json", "its sha256 is not the one in metadata.json")
     for split, stream in (("train", corpus.train), ("val", corpus.val)):
         if stream is not None:
             with progress.phase(f"reading {split}"):
                 signals.look()
-                verify_split(folder, split, stream, corpus, metadata)
-            progress.say(f"{split}: {several(stream.length, 'token')}, "
-                         f"{several(metadata['splits'][split]['documents'], 'document')}: sizes, sha256, ids, document "
-                         "ends as recorded")
+                num_documents = verify_split(folder, split, stream, corpus, metadata)
+            progress.say(f"{split}: {stream.length:,} tokens, {num_documents:,} documents: sizes, sha256, ids, ends of "
+                         "documents as recorded")
     progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
 
 
-def verify_split(folder: Path, split: str, stream: TokenStream, corpus: Corpus, metadata: Fields) -> None:
-    """Checks the token files of a split and the ends of its documents. Raises UserError (exit 3)."""
+def verify_split(folder: Path, split: str, stream: TokenStream, corpus: Corpus, metadata: Fields) -> int:
+    """Checks the token files of a split, and the ends of its documents; returns how many documents there are.
+
+    Raises UserError (exit 3).
+    """
     recorded: Any = metadata["splits"].get(split)
-    if not isinstance(recorded, dict) or not isinstance(recorded.get("documents"), int):
-        raise _differs(folder / "metadata.json", f"splits.{split} records no number of documents")
+    number = recorded.get("documents")
     for part, of_file in zip(stream.parts, recorded.get("files") or [recorded], strict=True):
-        if sha256_of(part.path) != of_file.get("sha256"):
+        if scan(part, corpus.vocab_size) != of_file.get("sha256"):
             raise _differs(part.path, "its sha256 is not the one in metadata.json, so its bytes have changed")
-        scan(part, corpus.vocab_size)
-    if metadata.get("layout", "native") != "native" or "files" in recorded:
-        return
-    part, index = stream.parts[0], folder / f"{split}.idx"
-    ends = document_ends(part.path, part.length)
-    if ends is None or len(ends) != recorded["documents"]:
-        raise _differs(index, f"it is missing, or has not the ends of {recorded['documents']:,} documents")
-    tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
-    if not (tokens[ends.astype(np.int64) - 1] == corpus.end_of_text_id).all():
-        raise _differs(index, f"not all of the documents end with the end-of-text id {corpus.end_of_text_id}")
+    if metadata.get("layout", "native") == "native" and "files" not in recorded:
+        part = stream.parts[0]
+        ends = document_ends(part.path, part.length)
+        tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
+        is_right = ends is not None and len(ends) == number
+        if not is_right or not (tokens[ends.astype(np.int64) - 1] == corpus.end_of_text_id).all():
+            raise _differs(folder / f"{split}.idx", f"it is missing, or has not the ends of {number} documents")
+    return number
 
 
 def _differs(path: Path, what: str) -> UserError:

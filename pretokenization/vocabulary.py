@@ -5,7 +5,6 @@ Two libraries train the same tokenizer: tokenizers, and gigatoken where that is 
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from common.memory import without_collector
 from common.words import printable
 from pretokenization.blocks import Findings
-from pretokenization.engines import Encoder, Fence, fence_ranges
+from pretokenization.engines import Encoder, Fence, is_compared
 from pretokenization.passes import Job, write_sample
 from pretokenization.sources import documents_of
 from pretokenization.workers import SEPARATOR, in_child
@@ -85,12 +84,12 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     with job.folder.writing(), job.reading_text("sampling"):
         sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes))
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
-    with job.stage("training the tokenizer"):
+    with progress.phase("training the tokenizer"):
         content = ""
-        least_bytes = job.reading.limits.fast_sample_bytes
-        if choose_trainer(args.engine, sample_bytes, possible, least_bytes) == "gigatoken":
-            fence = fence_ranges(progress.say)
-            content = in_child(job.signals, train_fast, path, possible, args.min_frequency, fence,
+        # With many ties, as in a small sample, gigatoken's trainer may be the slower one.
+        is_large = sample_bytes >= max(job.reading.limits.fast_sample_bytes, FAST_BYTES_PER_ID * possible)
+        if args.engine != "tokenizers" and is_large and is_compared():
+            content = in_child(job.signals, train_fast, path, possible, args.min_frequency,
                                seconds=max(30.0, sample_bytes / 2e6))
         content = content or in_child(job.signals, train_tokenizer, path, possible, args.min_frequency)
     path.unlink()
@@ -108,17 +107,6 @@ def auto_vocab_size(train_bytes: int) -> int:
 
 
 # ---------------------------------------------------------------- training
-
-
-def choose_trainer(requested: str, sample_bytes: int, vocab_size: int, fast_sample_bytes: int) -> str:
-    """The engine to train with: gigatoken where it is installed and the sample is large enough to have few ties.
-
-    With many ties gigatoken's trainer may be the slower one.
-    """
-    if requested == "tokenizers" or importlib.util.find_spec("gigatoken") is None:
-        return "tokenizers"
-    least = max(fast_sample_bytes, FAST_BYTES_PER_ID * vocab_size)
-    return "gigatoken" if sample_bytes >= least else "tokenizers"
 
 
 def byte_level(model: Any) -> Tokenizer:
@@ -144,7 +132,7 @@ def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     return tokenizer.to_str(pretty=True)
 
 
-def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequence[tuple[int, int]]) -> str:
+def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
     """The same by gigatoken: what train_tokenizer() would return, or an empty string where that is not certain.
 
     gigatoken has no least frequency and does not know when to stop. But counts fall from merge to merge, so if the
@@ -155,7 +143,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequenc
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # gigatoken prints; this process has nothing to say
     os.dup2(quiet, 2)
-    guard = Fence(fence)
+    guard = Fence()
     if any(guard.holds(text) for text in sampled(sample)):
         return ""
     _, merges = gigatoken.train_bpe(str(sample), vocab_size, [END_OF_TEXT], "huggingface", SEPARATOR)
@@ -163,7 +151,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int, fence: Sequenc
         return ""
 
     content = tokenizer_json(merges)
-    encoder = Encoder(vocabulary_of(parse(content)), "gigatoken", tuple(fence))
+    encoder = Encoder(vocabulary_of(parse(content)), "gigatoken")
     num_found = 0
     for text in sampled(sample):
         ids, _ = encoder.encode_by_gigatoken([text], [False])

@@ -21,6 +21,7 @@ import numpy as np
 from common.children import start_process
 from common.errors import Exit, UserError
 from common.signals import Signals
+from common.words import first_line
 from pretokenization.blocks import Findings, Reading, TextBlock, last_place, parts_of
 from pretokenization.engines import encoder_for
 from pretokenization.files import Source
@@ -32,6 +33,7 @@ ON_THE_WAY = 4  # questions for each worker
 LOAD = 2  # of one worker; a heavy question weighs as much, another one half of it
 SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 holds this byte
 LONGEST_RUN = 1000
+ADVICE = "Run the command again with fewer --num_workers, or a smaller --train_sample_bytes."
 IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
@@ -126,9 +128,7 @@ class Workers:
             except (EOFError, OSError) as cause:
                 self.processes[pipe].join(5)
                 raise UserError(Exit.MACHINE, f"a worker process died (exit {self.processes[pipe].exitcode}); -9 means "
-                                              "that the system ended it for lack of memory. Run the command again with "
-                                              "fewer --num_workers or a smaller --train_sample_bytes; it continues "
-                                              "where it was.") from cause
+                                              f"that the system ended it for lack of memory. {ADVICE}") from cause
 
             # hand out in order
             self.signals.look()
@@ -162,10 +162,8 @@ def _sendable(error: BaseException) -> tuple[Exit | None, str]:
     """An error as it goes through a pipe: the code and message of a UserError, the traceback of a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
-    if isinstance(error, OSError):
-        return Exit.MACHINE, f"{error}. Run the command again; it continues where it was."
-    if isinstance(error, MemoryError):
-        return Exit.MACHINE, "out of memory on the host. Use fewer --num_workers, or a smaller --train_sample_bytes."
+    if isinstance(error, OSError | MemoryError):
+        return Exit.MACHINE, f"{first_line(error)} in a worker process. {ADVICE}"
     text = "".join(traceback.format_exception(error))
     return None, f"in another process: {text.strip().splitlines()[-1]}\n{text}"
 
@@ -202,7 +200,6 @@ class WorkerSetup:
     share: float = 0.0  # of the training text, for a sample
     vocabulary: Vocabulary | None = None  # to encode with
     engine: str = "tokenizers"
-    fence: tuple[tuple[int, int], ...] = ()
     dtype: str = "uint16"
 
 
@@ -238,20 +235,19 @@ class Reader:
         self.setup = setup
         self.encoder = None
         if setup.vocabulary is not None:
-            self.encoder = encoder_for(setup.vocabulary, setup.engine, setup.fence)
+            self.encoder = encoder_for(setup.vocabulary, setup.engine)
 
     def answer(self, block: TextBlock) -> WorkerAnswer:
         """Reads a block and does with its documents what the setup says."""
         setup, answer = self.setup, WorkerAnswer(Findings())
         texts, contents = documents_of(block, setup.sources, setup.reading, answer.found)
-        least = max(1, setup.reading.min_chars)
-        is_text = [not text.isspace() and len(text) >= least for text in texts]
+        is_text = [bool(text) and not text.isspace() for text in texts]
         answer.found.has_text = any(is_text)
         if block.is_part:
             hashes, in_val = np.zeros(1, np.uint64), np.full(1, bool(block.in_val))
         else:
             contents = list(itertools.compress(contents, is_text))
-            answer.found.short_documents = len(texts) - len(contents)
+            answer.found.blank_documents = len(texts) - len(contents)
             digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
             hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
             in_val = hashes < np.uint64(setup.threshold)
