@@ -121,6 +121,10 @@ def settle_split(job: Job, needs_size: bool) -> int:
                 hashes.append(part.hashes)
                 sizes += part.sizes
     report.refuse_nothing(sum(sizes))
+    if reading.separator and len(sizes) == len(job.sources) == 1 and not report.separators and fraction != 0:
+        report.say(job.progress)  # that there is no separator: the text is a single document
+        job.reading = replace(reading, separator=None)
+        return settle_split(job, needs_size)
     found = np.concatenate(hashes)
     job.split = split_by_hash(default_fraction(sum(sizes)) if fraction is None else fraction, int(found.min()),
                               int(found.max()))

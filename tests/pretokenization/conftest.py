@@ -2,12 +2,11 @@
 
 import pytest
 
-from pretokenization.engines import encoder_for, fence_ranges
+from pretokenization.engines import encoder_for
 from tests.helpers.pretokenize import in_an_empty_folder
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    for cached in (fence_ranges, encoder_for):
-        cached.cache_clear()
+    encoder_for.cache_clear()
     yield from in_an_empty_folder(tmp_path, monkeypatch)

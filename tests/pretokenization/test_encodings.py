@@ -1,14 +1,12 @@
 """encodings.py: what is no text is told from text in another encoding, whose name is then the advice."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.errors import Exit, UserError
-from pretokenization.encodings import has_controls, refuse_encoding, refuse_undecodable
-from pretokenization.files import Source
+from common.errors import UserError
+from pretokenization.encodings import has_controls, refuse_encoding
 from tests.helpers.texts import ALPHABET, LANGUAGES, in_language, words
 
 
@@ -50,22 +48,3 @@ def test_a_flag_that_would_garble_the_text_is_refused(content, encoding, says):
 ])
 def test_a_flag_that_may_be_right_is_followed(content, encoding):
     refuse_encoding("a.txt", content, encoding)
-
-
-@pytest.mark.parametrize("language", ["Russian", "Japanese", "Chinese"])
-@pytest.mark.parametrize("has_package", [True, False])
-def test_a_text_in_another_encoding_is_refused_with_the_likely_one_where_that_is_known(language, has_package,
-                                                                                     monkeypatch):
-    if has_package:
-        pytest.importorskip("charset_normalizer")
-    else:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    text = in_language(language, 3000)
-    for encoding in LANGUAGES[language]:
-        Path("a.txt").write_bytes(text.encode(encoding))
-        source = Source(Path("a.txt"), "a.txt", Path("a.txt").stat().st_size)
-        with pytest.raises(UserError, match=r"a.txt is not UTF-8: 999 places .* from byte 0 on") as caught:
-            refuse_undecodable(source, 999, 0)
-        assert caught.value.code == Exit.DATA
-        assert (text[:10] in str(caught.value)) == has_package
-        assert "give --encoding " in str(caught.value) or not has_package

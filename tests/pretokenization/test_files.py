@@ -37,7 +37,7 @@ def test_a_packed_file_that_was_cut_or_changed_is_named(ending):
     else:
         packed = PACK[ending](content)
     name = f"a.txt.{ending}"
-    broken = [packed[:length] for length in (6, 20, len(packed) // 2, len(packed) - 9, len(packed) - 1)]
+    broken = [packed[:length] for length in (12, 20, len(packed) // 2, len(packed) - 9, len(packed) - 1)]
     broken += [packed + packed[:length] for length in (15, len(packed) - 1)]
     for place in (len(packed) // 3, len(packed) // 2, len(packed) - 30):
         broken.append(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])

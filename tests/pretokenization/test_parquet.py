@@ -25,10 +25,6 @@ def test_a_tables_rows_are_its_documents(block_bytes):
     found, report = read("a.parquet", limits=limits)
     assert found == texts[:100] + texts[101:]
     assert report.first_bad_line == "row 101 of a.parquet has no text in column 'text': it is null"
-    table("b.parquet", [b"fine", b"bad \xff"], "body")
-    found, report = read("b.parquet", reading=Reading(text_field="body"), limits=limits)
-    assert found == ["fine", "bad \ufffd"]
-    assert "row 2 of b.parquet" in report.first_replaced
 
 
 def test_a_table_without_the_column_or_damaged_is_named():

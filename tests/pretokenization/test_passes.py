@@ -1,4 +1,4 @@
-"""passes.py: a run that is killed anywhere continues, and writes the bytes that an undisturbed run writes."""
+"""passes.py: after a run that is killed anywhere the next one writes the bytes that an undisturbed run writes."""
 
 import contextlib
 import gzip
@@ -6,47 +6,20 @@ import itertools
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 import pretokenize
+from common.progress import Progress
 from pretokenization import commit, store
 from pretokenization.blocks import Limits
-from pretokenization.passes import Job
 from pretokenization.store import Folder
-from pretokenization.workers import Reader, Task
+from pretokenization.workers import Reader
 from tests.helpers.pretokenize import Killed, corpus, die_at, metadata_of, run, written
 from tests.helpers.texts import lines, words, write
 
-SMALL = Limits(block_bytes=250, part_bytes=150, window_bytes=100, survey_bytes=0, journal_seconds=-1)
-SELDOM = Limits(block_bytes=250, part_bytes=150, window_bytes=100, survey_bytes=0, journal_seconds=99)
-
-
-class Mortal:
-    """Counts what workers answer, and dies at the n-th of them."""
-
-    def __init__(self, monkeypatch):
-        self.left, self.encoded = -1, 0
-        inner = Reader.answer
-
-        def answer(reader, block):
-            self.left -= 1
-            if self.left == 0:
-                raise Killed
-            self.encoded += reader.setup.task == Task.ENCODE
-            return inner(reader, block)
-
-        monkeypatch.setattr(Reader, "answer", answer)
-
-    def run(self, *argv: str, after: int) -> bool:
-        """Runs the command until it is killed; True if it was not."""
-        self.left = after
-        try:
-            return pretokenize.main([*argv, "--num_workers", "1"], SMALL) == 0
-        except Killed:
-            return False
+SMALL = Limits(block_bytes=250, part_bytes=150, window_bytes=100, survey_bytes=0)
 
 
 JOBS = {
@@ -88,100 +61,43 @@ def jobs(monkeypatch, tokenizer_file):
     return argv
 
 
-@pytest.mark.parametrize("name", ["many", "trained", "packed", "separated"])  # one document is written in one go
-@pytest.mark.parametrize("after", [6, pytest.param(9, marks=pytest.mark.slow)])
-def test_a_run_killed_again_and_again_continues_and_writes_the_same_bytes(name, after, jobs, monkeypatch):
-    mortal = Mortal(monkeypatch)
-    run(*jobs(name), output_dir="whole", limits=SMALL)
-    num_blocks, mortal.encoded, attempts = mortal.encoded, 0, 0
-    before = 0  # answers before the first id is written, of the passes that train the tokenizer
-    if "trained" in name:
-        while not mortal.run(*jobs(name), after=before + 1) and mortal.encoded == 0:
-            before += 4
-        shutil.rmtree("data")
-        mortal.encoded = 0
-        assert not mortal.run(*jobs(name), after=before + after)
-    while not mortal.run(*jobs(name), after=after):
-        attempts += 1
-        assert attempts < num_blocks
-        assert not Path("data/metadata.json").exists()
-    assert attempts > ("trained" not in name)
-    assert written() == written("whole")
-    assert metadata_of()["split_rule"] == metadata_of("whole")["split_rule"]
-    assert num_blocks <= mortal.encoded <= num_blocks + (attempts + 1) * 11  # a document may be begun anew
-    assert not [entry for entry in os.listdir("data") if entry.startswith(".")]
-
-
 STEPS = [
     (pretokenize, "write_whole"), (store, "write_whole"), (store, "sync"), (commit, "sync"), (os, "replace"),
-    (Path, "unlink"),
+    (Path, "unlink"), (Reader, "answer"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "overwrite", "first", "step"),
-    [
-        ("many", False, 2, 7),
-        ("many", True, 5, 7),
-        ("separated", False, 3, 17),
-        ("one trained", True, 4, 37),
-        *(pytest.param(*more, marks=pytest.mark.slow) for more in (
-            ("many", False, 1, 1), ("many", True, 1, 1), ("separated", False, 1, 5), ("one trained", True, 1, 9))),
-    ],
-)
-def test_a_run_killed_at_any_write_continues_and_writes_the_same_bytes(name, overwrite, first, step, jobs,
-                                                                       monkeypatch):
-    argv = (*jobs(name), "--num_workers", "1")
+@pytest.mark.parametrize(("name", "overwrite", "step"), [
+    ("many", False, 7), ("separated", True, 9), ("one trained", True, 23),
+    *(pytest.param(name, True, 1, marks=pytest.mark.slow) for name in JOBS)])
+def test_after_a_run_that_was_killed_anywhere_the_next_one_writes_the_same_bytes(name, overwrite, step, jobs,
+                                                                                 monkeypatch):
+    argv = (*jobs(name), "--num_workers", "1", *["--overwrite"] * overwrite)
     run(*jobs(name), output_dir="whole", limits=SMALL)
-    expected = written("whole")
-    for last in itertools.count(first, step):
+    expected, metadata = written("whole"), metadata_of("whole")
+    for last in itertools.count(1 + step // 2, step):
         shutil.rmtree("data", ignore_errors=True)
-        if overwrite:
-            for old in ("train.bin", "val.bin", "val_000007.bin", "tokenizer.json", "metadata.json"):
-                write(f"data/{old}", "old")
-        more = ("--overwrite",) * overwrite
+        for old in ("train.bin", "val.bin", "val_000007.bin", "tokenizer.json", "metadata.json") * overwrite:
+            write(f"data/{old}", "old")
         finished = False
         with monkeypatch.context() as patch:
             patch.setattr(Folder, "__exit__", lambda folder, *_: folder.lock.close())
             die_at(last, STEPS, patch)
             with contextlib.suppress(Killed):
-                finished = pretokenize.main([*argv, *more], SELDOM) == 0
-        there = set(os.listdir("data"))
-        if overwrite and "metadata.json" in there and Path("data/metadata.json").read_text() == "old":
+                finished = pretokenize.main(argv, SMALL) == 0
+        mark = Path("data/metadata.json")
+        if mark.exists() and mark.read_text() == "old":
             assert all(Path("data", old).read_text() == "old" for old in ("train.bin", "val.bin", "tokenizer.json"))
-        elif "metadata.json" in there:
+        elif mark.exists():
             assert written() == expected
         if finished:
             assert last > 15
             break
-        assert pretokenize.main([*argv, *more], SELDOM) == 0
+        assert pretokenize.main([*argv, *["--overwrite"] * mark.exists()], SMALL) == 0
         assert written() == expected
-        assert metadata_of()["splits"].keys() == metadata_of("whole")["splits"].keys()
-
-
-def test_a_run_with_other_flags_starts_again(jobs, monkeypatch):
-    mortal = Mortal(monkeypatch)
-    argv = jobs("many")
-    run(*argv, "--min_document_chars", "50", output_dir="whole", limits=SMALL)
-    assert not mortal.run(*argv, after=9)
-    assert mortal.run(*argv, "--min_document_chars", "50", after=-1)
-    assert written() == written("whole")
-    shutil.rmtree("data")
-    assert not mortal.run(*argv, after=9)
-    mortal.encoded = 0
-    write("many.jsonl", Path("many.jsonl").read_text().replace("\\n", " "))
-    assert mortal.run(*argv, after=-1)
-    run(*argv, output_dir="whole", limits=SMALL)
-    assert written() == written("whole")
-
-
-def test_what_was_piped_is_not_kept(jobs, monkeypatch):
-    mortal = Mortal(monkeypatch)
-    for _ in range(2):
-        with monkeypatch.context() as patch, open("many.jsonl", "rb") as stdin:
-            patch.setattr(sys, "stdin", stdin)
-            assert not mortal.run("-", *jobs("many")[1:], after=9)
-        assert not Path("data").exists()
+        assert (metadata_of()["splits"].keys(), metadata_of()["split_rule"]) == (
+            metadata["splits"].keys(), metadata["split_rule"])
+        assert not [entry for entry in os.listdir("data") if entry.startswith(".")]
 
 
 @pytest.mark.parametrize(("name", "num_workers", "stage"), [
@@ -190,17 +106,17 @@ def test_what_was_piped_is_not_kept(jobs, monkeypatch):
     ("packed", "1", "writing to the disk"),
 ])
 def test_a_signal_in_any_stage_leaves_no_token_file_and_no_process(name, num_workers, stage, jobs, monkeypatch, capsys):
-    inner, sent = Job.stage, []
+    inner, sent = Progress.phase, []
 
-    def interrupted(job, stage_name):
-        if stage_name == stage and not sent:  # a second signal would end the tests at once
+    def interrupted(progress, doing):
+        if doing == stage and not sent:  # a second signal would end the tests at once
             sent.append(stage)
             os.kill(os.getpid(), signal.SIGTERM)
-        return inner(job, stage_name)
+        return inner(progress, doing)
 
-    monkeypatch.setattr(Job, "stage", interrupted)
+    monkeypatch.setattr(Progress, "phase", interrupted)
     code = pretokenize.main([*jobs(name), "--num_workers", num_workers], SMALL)
     assert code == 128 + signal.SIGTERM
     assert "stopped by SIGTERM" in capsys.readouterr().err
-    assert not Path("data").exists() or os.listdir("data") == [".pretokenize"]
-    monkeypatch.undo()
+    assert sent
+    assert not Path("data").exists()

@@ -1,31 +1,10 @@
 """report.py: what was found in a text is counted, placed and said; too much that is not UTF-8 ends the run."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from common.errors import Exit, UserError
-from pretokenization.blocks import Findings, Reading, TextBlock
-from pretokenization.files import Source
-from pretokenization.report import Report
-from pretokenization.text_files import TextFile
+from pretokenization.blocks import Reading
 from tests.helpers.texts import PACK, in_language, lines, read, words, write
-
-
-def test_a_report_goes_on_from_its_state():
-    content = b"\xffcaf\xe9 \xe9\xe9\n" * 3 + b"x" * 2000
-    reading = Reading(separator="<->")
-    block, found = TextBlock(0, 0, len(content)), Findings()
-    TextFile().documents(block, content, reading, found)
-    source = Source(Path("a.txt"), "a.txt", 10**6)
-    whole, first = Report([source], reading), Report([source], reading)
-    whole.add(block, found)
-    whole.add(block, found)
-    first.add(block, found)
-    second = Report([source], reading).resumed(json.loads(json.dumps(first.state())))
-    second.add(block, found)
-    assert second == whole
 
 
 @pytest.mark.parametrize("form", ["plain", "lines", "separated", *PACK])

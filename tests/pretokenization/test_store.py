@@ -1,5 +1,6 @@
 """store.py: what is written comes back, a commit is whole or not at all."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -9,31 +10,18 @@ import pytest
 
 from common.errors import Exit, UserError
 from pretokenization import store
-from pretokenization.store import DOCUMENT, Folder, Journal, TokenWriter
+from pretokenization.store import Folder, TokenWriter
 from tests.helpers.pretokenize import Killed, die_at
 
 
-def records(*sizes: int, first_hash: int = 0) -> np.ndarray:
-    return np.array([(first_hash + number, size) for number, size in enumerate(sizes)], DOCUMENT)
-
-
-# ---------------------------------------------------------------- writing
-
-
-def test_a_writer_goes_on_from_a_state_and_drops_what_came_after_it():
-    writer = TokenWriter(Path(), "val", "int32")
-    writer.add(np.array([1, 70_000], "<i4"), np.array([2]), records(3))
-    state = json.loads(json.dumps(writer.state))
-    writer.add(np.array([9, 9, 9], "<i4"), np.array([3]), records(9))
+def test_what_a_writer_was_given_comes_back_with_its_totals():
+    writer = TokenWriter(Path(), "val")
+    for ids, ends, num_bytes in (([1, 70_000], [2], 3), ([], [], 0), ([9, 4, 4], [1, 3], 5)):
+        writer.add(np.array(ids, "<i4"), np.array(ends, np.int64), num_bytes)
     writer.close()
-    for _ in range(2):
-        writer = TokenWriter(Path(), "val", "int32", state)
-        assert writer.hashes().tolist() == [0]
-        writer.add(np.array([4], "<i4"), np.array([1]), records(5, first_hash=7))
-        writer.close()
-        assert np.fromfile("val.bin", "<i4").tolist() == [1, 70_000, 4]
-        assert np.fromfile("val.idx", "<u8").tolist() == [2, 3]
-        assert np.fromfile("val.hash", "<u8").tolist() == [0, 7]
+    assert np.fromfile("val.bin", "<i4").tolist() == [1, 70_000, 9, 4, 4]
+    assert np.fromfile("val.idx", "<u8").tolist() == [2, 3, 5]
+    assert writer.totals == {"tokens": 5, "documents": 3, "bytes": 8, "largest_id": 70_000}
 
 
 # ---------------------------------------------------------------- the folder
@@ -70,24 +58,6 @@ def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
         folder.refuse_old(False)
 
 
-def test_a_journal_is_that_of_the_same_command_or_none():
-    with Folder(Path("data")) as folder:
-        assert folder.read_journal("a") == Journal("a")
-        assert not folder.peek_journal().has_progress
-        for name in ("train.bin", "stdin", "tokenizer.json"):
-            (folder.work / name).write_text("x")
-        folder.write_journal(Journal("a", split={"rule": "r"}, encoded={"blocks": 3}))
-        told = {"fingerprint": "a", "split": {"rule": "r"}, "encoded": {"blocks": 3}, "commit": None}
-        assert json.loads((folder.work / "journal.json").read_text()) == told
-        assert folder.peek_journal().has_progress
-        assert folder.read_journal("a").encoded == {"blocks": 3}
-        assert folder.read_journal("b") == Journal("b")
-        assert os.listdir(folder.work) == ["stdin"]
-        for broken in ("", "{", "[]", "\udcff"):
-            (folder.work / "journal.json").write_bytes(broken.encode(errors="surrogateescape"))
-            assert folder.peek_journal() == Journal()
-
-
 def test_a_disk_that_is_full_is_named_with_what_is_free():
     with Folder(Path("data")) as folder:
         with (
@@ -98,49 +68,34 @@ def test_a_disk_that_is_full_is_named_with_what_is_free():
         assert caught.value.code == Exit.MACHINE
 
 
-def test_a_commit_that_is_killed_anywhere_is_ended_by_the_next_run(monkeypatch):
+def test_after_a_commit_that_is_killed_anywhere_the_old_set_is_there_or_none_or_the_new_one(monkeypatch):
     """Every call that changes the folder is made the last one, in turn."""
     names, metadata = ["train.bin", "train.idx", "tokenizer.json"], {"a": 1}
-
-    def prepare() -> Folder:
-        for name in ("metadata.json", "train.bin", "val.bin", "val_000001.bin", "tokenizer.json", "notes.txt"):
-            Path("data").mkdir(exist_ok=True)
+    old = {"metadata.json", "train.bin", "val.bin", "val_000001.bin", "tokenizer.json"}
+    kept = []
+    for last in range(1, 100):
+        Path("data").mkdir(exist_ok=True)
+        for name in {*old, "notes.txt"}:
             Path("data", name).write_text("old")
-        folder = Folder(Path("data"))
-        folder.keep = True
+        folder, finished = Folder(Path("data")), False
         for name in names:
             (folder.work / name).write_text("new")
-        return folder
-
-    def whole(content: str, there: set[str]) -> bool:
-        return there <= set(os.listdir("data")) and all(Path("data", name).read_text() == content for name in there)
-
-    kept, last = [], 0
-    for last in range(1, 100):
-        with prepare() as folder, monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
             die_at(last, [(store, "write_whole"), (os, "replace"), (Path, "unlink"), (store, "sync")], patch)
-            try:
-                folder.commit(Journal("a"), names, metadata)
-                finished = True
-            except Killed:
-                finished = False
-        is_old = whole("old", {"metadata.json", "train.bin", "val.bin", "tokenizer.json"})
-        has_mark = Path("data/metadata.json").exists()
-        is_new = has_mark and not is_old
-        assert is_old or is_new or not has_mark
-        with Folder(Path("data")) as folder:
-            journal = folder.peek_journal()
-            if journal.commit is not None:
-                assert folder.finish_commit(journal.commit["names"], journal.commit["metadata"])
-            else:
-                assert is_old
-        if journal.commit is not None:
-            assert whole("new", set(names))
-            assert json.loads(Path("data/metadata.json").read_text()) == metadata
-            assert not {"val.bin", "val_000001.bin"} & set(os.listdir("data"))
-        assert Path("data/notes.txt").read_text() == "old"
-        kept.append(journal.commit is not None)
+            folder.commit(names, metadata)
+            finished = True
+        folder.lock.close()  # as the system does
+        with Folder(Path("data")):
+            pass
+        there = {path.name: path.read_text() for path in Path("data").iterdir()}
+        assert there.pop("notes.txt") == "old"
+        if there.get("metadata.json") == "old":
+            assert there == dict.fromkeys(old, "old")
+        elif there:
+            assert json.loads(there.pop("metadata.json")) == metadata
+            assert there == dict.fromkeys(names, "new")
+        kept.append(len(there))
         if finished:
             break
-    assert last > 12
-    assert kept == sorted(kept)
+    assert {*kept} == {5, 0, 3}
+    assert kept == sorted(kept, key=[5, 0, 3].index)

@@ -54,7 +54,6 @@ def test_a_text_file_is_the_same_in_parts_of_any_size_and_may_be_cut_once(named)
             blocks = list(blocks_of(0, sources[0], reading, cut=cut))
             for number, block in enumerate(blocks):
                 halves[bool(block.in_val)] += documents_of(block, sources, reading, Findings())[0][0]
-                assert block.first == (number == 0 or block.in_val != blocks[number - 1].in_val)
                 assert block.last == (number == len(blocks) - 1 or block.in_val != blocks[number + 1].in_val)
             assert halves[False] + halves[True] == content
             at = len(halves[False].encode())

@@ -33,7 +33,7 @@ def test_both_trainers_make_the_same_tokenizer():
     pytest.importorskip("gigatoken")
     parts = [language(500_000, seed) for seed in range(2)] + ["", "a", "\0\x1f it's \U0001f600" * 50]
     path = sample(*parts)
-    slow, fast = each_in_child((train_tokenizer, path, 2000, 2), (train_fast, path, 2000, 2, NEWER))
+    slow, fast = each_in_child((train_tokenizer, path, 2000, 2), (train_fast, path, 2000, 2))
     assert len(merges_of(slow)) == 2000 - 257
     assert fast == slow
 
@@ -44,8 +44,8 @@ def test_the_fast_trainer_gives_nothing_where_it_is_not_certain():
     plain, newer = sample(part), sample(part, chr(NEWER[0][0]), name="newer")
     few = sample("few words, few pairs " * 50, name="few")
     fast, slow, rare, behind_the_fence, too_few, all_of_few = each_in_child(
-        (train_fast, plain, 500, 2, NEWER), (train_tokenizer, plain, 500, 2), (train_fast, plain, 500, 10**6, NEWER),
-        (train_fast, newer, 500, 2, NEWER), (train_fast, few, 900, 2, NEWER), (train_tokenizer, few, 900, 2))
+        (train_fast, plain, 500, 2), (train_tokenizer, plain, 500, 2), (train_fast, plain, 500, 10**6),
+        (train_fast, newer, 500, 2), (train_fast, few, 900, 2), (train_tokenizer, few, 900, 2))
     assert fast == slow != ""
     assert rare == ""  # the last merge is not as frequent
     assert behind_the_fence == ""
@@ -56,8 +56,8 @@ def test_the_fast_trainer_gives_nothing_where_it_is_not_certain():
 def test_the_fast_trainer_knows_the_exact_least_frequency():
     pytest.importorskip("gigatoken")
     path = sample(" ".join(["ab"] * 50 + ["cd"] * 30 + ["ef"] * 20))
-    slow, fast, rare = each_in_child((train_tokenizer, path, 263, 19), (train_fast, path, 263, 19, NEWER),
-                                     (train_fast, path, 263, 21, NEWER))
+    slow, fast, rare = each_in_child((train_tokenizer, path, 263, 19), (train_fast, path, 263, 19),
+                                     (train_fast, path, 263, 21))
     assert len(merges_of(slow)) == 6
     assert fast == slow
     assert rare == ""

@@ -74,8 +74,8 @@ def test_an_error_of_the_user_comes_through_with_its_code(number, setup, questio
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (MemoryError(), Exit.MACHINE, "out of memory on the host"),
-        (OSError(5, "Input/output error"), Exit.MACHINE, "continues where it was"),
+        (MemoryError(), Exit.MACHINE, "MemoryError in a worker process"),
+        (OSError(5, "Input/output error"), Exit.MACHINE, "Input/output error in a worker process"),
     ],
 )
 def test_what_the_machine_lacks_is_said_by_its_code(error, code, words):

@@ -9,7 +9,7 @@ from common.errors import PACKAGES
 from tests.helpers.commands import ROOT
 from tests.helpers.house import sources
 
-IMPORTED_AS = {"nvidia-ml-py": "pynvml", "charset-normalizer": "charset_normalizer"}  # where the name is another
+IMPORTED_AS = {"nvidia-ml-py": "pynvml"}  # where the name is another
 REQUIRED = {*PACKAGES, "triton", "filelock", "transformers"}  # the second comes with torch, the third with the hub's
 # library, and with the last bench.py compares.
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
