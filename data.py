@@ -10,6 +10,7 @@ B is the number of rows in a batch, T the length of a window in tokens.
 from __future__ import annotations
 
 import bisect
+import collections
 import heapq
 import itertools
 import os
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,18 +50,14 @@ def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None, r
     auto takes the fastest place that leaves room: a tenth of the free GPU memory, else half of the free RAM, else the
     memory map, which needs none. ram that does not fit becomes mmap. Refusing gpu without a GPU is the caller's job.
     """
-    tokens = size(num_bytes)
-    fits_ram = num_bytes <= ram_free_bytes // 2
-
+    tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
     if requested == "auto" and gpu_free_bytes is not None and num_bytes <= gpu_free_bytes // 10:
         return "gpu", f"{tokens} fit in a tenth of the {size(gpu_free_bytes)} of free GPU memory"
-    if requested == "auto" and fits_ram:
-        return "ram", f"{tokens} fit in half of the {size(ram_free_bytes)} of free RAM"
-    if requested == "auto":
-        return "mmap", f"{tokens} exceed half of the {size(ram_free_bytes)} of free RAM"
-    if requested == "ram" and not fits_ram:
-        return "mmap", f"RAM was requested, but {tokens} exceed half of the {size(ram_free_bytes)} of free RAM"
-    return requested, "as requested"
+    if requested not in ("auto", "ram"):
+        return requested, "as requested"
+    if num_bytes <= ram_free_bytes // 2:
+        return "ram", "as requested" if requested == "ram" else f"{tokens} fit in {free}"
+    return "mmap", f"{tokens} exceed {free}"
 
 
 class Tokens:
@@ -74,21 +71,14 @@ class Tokens:
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
         """where is 'gpu' (the device then holds them), 'ram' or 'mmap'."""
-        self.dtype = stream.dtype
         self.length = stream.length
         self._stream = stream
         self._numpy_dtype = DTYPES[stream.dtype]
-        self._unsigned = np.dtype(f"<u{self._numpy_dtype.itemsize}")
         self._bound = 2**32 if stream.vocab_size is None else bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
-        self._on_gpu: torch.Tensor | None = None
-        self._pieces: list[np.ndarray] = []
-        if where == "gpu":
-            self._on_gpu = _copied_to(device, stream)
-        elif where == "ram":
-            self._pieces = [_copied_to_memory(stream)]
-        else:
-            self._pieces = [_mapped(part) for part in stream.parts]
+        self._on_gpu = _copied(stream, device) if where == "gpu" else None
+        self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else [] if where == "gpu" else [
+            _copied(stream, torch.device("cpu")).numpy().view(self._numpy_dtype)]
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))  # of each piece
         self._every_row = np.empty(0, "V1")  # a view of the only piece: element i is the row that starts at token i
 
@@ -97,29 +87,33 @@ class Tokens:
         if self._on_gpu is not None:
             where = on_its_way(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, where)
-        if self._watch is not None and self._watch.is_due:
-            ends = [position for start in starts.tolist() for position in (start, start + width - 1)]
-            self._watch.look({self._part_of(position) for position in ends})
-        if len(self._pieces) > 1:
-            runs = [run for start in starts.tolist() for run in self._runs(start, width)]
-            flat = np.concatenate(runs)
-        else:
-            flat = self._rows_of_only_piece(width)[starts].view(self._numpy_dtype)
-
-        # Once in memory the ids are copies, which nothing changes any more. argmax has half the overhead of max.
         if self._watch is not None:
-            unsigned = flat.view(self._unsigned)
-            if unsigned[unsigned.argmax()] >= self._bound:
-                self._refuse_ids(starts[:, None] + np.arange(width), flat)
-        return flat.reshape(len(starts), width)
+            self._watch.look(self._part_of(start + at) for start in starts.tolist() for at in (0, width - 1))
+        if len(self._pieces) > 1:
+            flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
+        else:
+            piece, row_bytes = self._pieces[0], width * self._numpy_dtype.itemsize
+            if self._every_row.itemsize != row_bytes:
+                self._every_row = np.ndarray(len(piece) - width + 1, f"V{row_bytes}", piece, 0, piece.strides)
+            flat = self._every_row[starts].view(self._numpy_dtype)  # numpy copies such whole rows fastest
+        return self._checked(flat).reshape(len(starts), width)
 
-    def _rows_of_only_piece(self, width: int) -> np.ndarray:
-        """A view of the piece whose element i is the whole row from token i on: numpy copies such rows fastest."""
-        piece = self._pieces[0]
-        if self._every_row.itemsize != width * piece.itemsize:
-            self._every_row = np.ndarray((len(piece) - width + 1,), f"V{width * piece.itemsize}", piece, 0,
-                                         (piece.itemsize,))
-        return self._every_row
+    def read(self, start: int, length: int) -> np.ndarray:
+        """As stored: the tokens from start to start + length. Not for tokens on the GPU."""
+        if self._watch is not None:
+            self._watch.look(map(self._part_of, (start, start + length - 1)))
+        return self._checked(np.concatenate([*self._runs(start, length)]))
+
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
+        """The ids, which are copies by now that nothing changes any more. Raises UserError (exit 3) for invalid ones.
+        """
+        if self._watch is not None:
+            unsigned = as_unsigned(ids)
+            if unsigned[unsigned.argmax()] >= self._bound:  # argmax has half the overhead of max
+                self._watch.look(range(len(self._pieces)), now=True)  # a file that has just changed is the reason
+                collections.deque(_blocks(self._stream), 0)  # raises, with the file and the position
+                raise AssertionError
+        return ids
 
     def _part_of(self, position: int) -> int:
         """The number of the piece that a token lies in."""
@@ -136,48 +130,18 @@ class Tokens:
             which += 1
             low = 0
 
-    def at(self, positions: np.ndarray) -> np.ndarray:
-        """As stored: the tokens at the positions (int64), in the same shape. Not for tokens on the GPU."""
-        which = np.searchsorted(self._firsts, positions, side="right") - 1
-        needed = np.unique(which).tolist()
-        if self._watch is not None and self._watch.is_due:
-            self._watch.look(needed)
-        found = np.empty(positions.shape, self._pieces[0].dtype)
-        for piece in needed:
-            here = which == piece
-            found[here] = self._pieces[piece][positions[here] - self._firsts[piece]]
-        if found.size and as_unsigned(found).max() >= self._bound:
-            self._refuse_ids(positions, found)
-        return found
 
-    def _refuse_ids(self, positions: np.ndarray, ids: np.ndarray) -> NoReturn:
-        """Raises UserError (exit 3) for the first of these ids that is outside the vocabulary."""
-        assert self._stream.vocab_size is not None
-        wrong = int((as_unsigned(ids.ravel()) >= self._bound).argmax())
-        position = int(positions.ravel()[wrong])
-        which = self._part_of(position)
-        if self._watch is not None:
-            self._watch.look([which])  # a file that has just changed is the reason
-        check_ids(ids.ravel()[wrong:wrong + 1], position - self._firsts[which], self._stream.parts[which],
-                  self._stream.vocab_size)
-        raise AssertionError
-
-
-def _copied_to_memory(stream: TokenStream) -> np.ndarray:
-    """The tokens of a stream in one array, filled block by block, so that there is never a second copy."""
-    tokens = np.empty(stream.length, DTYPES[stream.dtype])
+def _copied(stream: TokenStream, device: torch.device) -> torch.Tensor:
+    """The tokens of a stream in the device's memory, copied block by block: the host never holds a second copy."""
+    tokens = torch.empty(stream.length, dtype=_signed(stream.dtype), device=device)
     for first, block in _blocks(stream):
-        tokens[first:first + len(block)] = block
+        tokens[first:first + len(block)].copy_(torch.from_numpy(block.view(f"<i{block.itemsize}")))
     return tokens
 
 
-def _copied_to(device: torch.device, stream: TokenStream) -> torch.Tensor:
-    """The tokens of a stream in the device's memory, copied block by block: the host never holds them all."""
-    itemsize = DTYPES[stream.dtype].itemsize
-    tokens = torch.empty(stream.length, dtype=torch.int16 if itemsize == 2 else torch.int32, device=device)
-    for first, block in _blocks(stream):
-        tokens[first:first + len(block)].copy_(torch.from_numpy(block.view(f"<i{itemsize}")))
-    return tokens
+def _signed(dtype: str) -> torch.dtype:
+    """The type in which torch holds these bits."""
+    return torch.int16 if DTYPES[dtype].itemsize == 2 else torch.int32
 
 
 def _mapped(part: Part) -> np.ndarray:
@@ -185,12 +149,10 @@ def _mapped(part: Part) -> np.ndarray:
     dtype = DTYPES[part.dtype]
     first = part.offset_bytes // dtype.itemsize
     path: str = os.fsencode(part.path)  # type: ignore[assignment]  # as bytes: a name need not be UTF-8
-    try:
-        # Not numpy's map: it keeps its file open, and a thousand shards would reach the usual limit of open files.
-        whole = torch.from_file(path, shared=False, size=first + part.length,
-                                dtype=torch.int16 if dtype.itemsize == 2 else torch.int32)
-    except RuntimeError as error:
-        raise _became_shorter(part) from error
+    if os.stat(path).st_size < (first + part.length) * dtype.itemsize:
+        raise _became_shorter(part)
+    # Not numpy's map: it keeps its file open, and a thousand shards would reach the usual limit of open files.
+    whole = torch.from_file(path, shared=False, size=first + part.length, dtype=_signed(part.dtype))
     return whole.numpy().view(dtype)[first:]
 
 
@@ -212,9 +174,8 @@ def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _became_shorter(part: Part) -> UserError:
-    return UserError(Exit.DATA, f"token file {printable(str(part.path))} cannot be read to its end. It had "
-                                f"{part.length:,} tokens when it was checked. Make sure that nothing writes to it, and "
-                                "run again.")
+    return UserError(Exit.DATA, f"token file {printable(str(part.path))} has become shorter: it had {part.length:,} "
+                                "tokens. Make sure that nothing writes to it, and run again.")
 
 
 # ---------------------------------------------------------------- the order of windows
@@ -295,22 +256,13 @@ class WindowOrder:
 # ---------------------------------------------------------------- the order of a mixture
 
 
-@dataclass(frozen=True)
-class _Fork:
+class _Fork(NamedTuple):
     """Two branches of a mixture, each a fork again or the number of a corpus; left has so many of all parts."""
 
     left: _Fork | int
     right: _Fork | int
     left_parts: int
     parts: int
-
-    def num_left(self, first: int, num: int) -> np.ndarray:
-        """How many of the fork's samples before each of first to first + num go left: int64 [num + 1].
-
-        It is the left branch's share of them, rounded. parts x num must be below 2^61.
-        """
-        before, rest = divmod(2 * self.left_parts * first + self.parts, 2 * self.parts)
-        return before + (rest + 2 * self.left_parts * np.arange(num + 1, dtype=np.int64)) // (2 * self.parts)
 
 
 class MixtureOrder:
@@ -346,7 +298,11 @@ class MixtureOrder:
             if isinstance(branch, int):
                 starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
                 continue
-            num_left = branch.num_left(first, len(places))
+            # How many of the fork's samples before each go left: the left branch's share of them, rounded. The parts
+            # times num must be below 2^61.
+            done, rest = divmod(2 * branch.left_parts * first + branch.parts, 2 * branch.parts)
+            counts = np.arange(len(places) + 1, dtype=np.int64)
+            num_left = done + (rest + 2 * branch.left_parts * counts) // (2 * branch.parts)
             goes_left, before = num_left[1:] > num_left[:-1], int(num_left[0])
             todo += [(branch.left, before, places[goes_left]), (branch.right, first - before, places[~goes_left])]
         return starts
@@ -355,26 +311,11 @@ class MixtureOrder:
 # ---------------------------------------------------------------- windows
 
 
-class Windows(Protocol):
-    """What batches are drawn from: the window of each sample is a pure function of (seed, sample).
-
-    dtype is how its tokens are stored, a key of DTYPES; may_wait_for_disk says that reading ahead can pay.
-    """
-
-    seq_length: int
-    dtype: str
-    may_wait_for_disk: bool
-
-    @property
-    def windows_per_epoch(self) -> int: ...
-
-    def rows(self, first: int, num: int) -> Rows:
-        """The windows of samples first to first + num - 1, as stored: [num, T + 1]. A thread may call it as well."""
-        ...
-
-
 class CorpusWindows:
-    """The windows of a corpus in the order of its seed; where says where its tokens live, as choose_preload does."""
+    """What batches are drawn from: the windows of a corpus in the order of its seed.
+
+    where says where its tokens live, as choose_preload does; dtype is how they are stored, a key of DTYPES.
+    """
 
     def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device,
                  shares: Sequence[Share] = ()):
@@ -382,18 +323,15 @@ class CorpusWindows:
         self.stream = stream
         self.order = WindowOrder(stream.length, seq_length, seed) if not shares else MixtureOrder(
             [share.corpus.train.length for share in shares], [share.parts for share in shares], seq_length, seed)
+        self.windows_per_epoch = self.order.windows_per_epoch
         self.seq_length = seq_length
         self.dtype = stream.dtype
         self.may_wait_for_disk = where == "mmap"
         self._tokens = Tokens(stream, where, device)
         self._planned = (0, np.empty(0, np.int64))  # a sample, and the starts of the windows from it on
 
-    @property
-    def windows_per_epoch(self) -> int:
-        return self.order.windows_per_epoch
-
     def rows(self, first: int, num: int) -> Rows:
-        """The windows of samples first to first + num - 1, as stored: [num, T + 1]."""
+        """The windows of samples first to first + num - 1, as stored: [num, T + 1]. A thread may call it as well."""
         planned_from, starts = self._planned  # read and replaced as one: the thread that reads ahead comes here too
         if not planned_from <= first <= planned_from + len(starts) - num:
             planned_from = first
@@ -413,7 +351,7 @@ class Batches:
     a disk and its pages are cold, a thread reads the next batch ahead, so that the step need not wait for it.
     """
 
-    def __init__(self, windows: Windows, batch_size: int, device: torch.device, processes: Processes = ALONE):
+    def __init__(self, windows: CorpusWindows, batch_size: int, device: torch.device, processes: Processes = ALONE):
         self.batch_size = batch_size
         self._windows = windows
         self._device = device
@@ -480,37 +418,29 @@ def shared_windows(num_tokens: Sequence[int], seq_length: int, most: int) -> lis
     """
     there = [-(-(num - 1) // seq_length) for num in num_tokens]
     shares = [0] * len(there)
-    by_size = sorted(range(len(there)), key=there.__getitem__)
-    for done, number in enumerate(by_size):
+    for done, number in enumerate(sorted(range(len(there)), key=there.__getitem__)):
         shares[number] = min(there[number], max(1, (most - sum(shares)) // (len(there) - done)))
     return shares
 
 
-def validation_windows(num_tokens: int, seq_length: int, most: int) -> np.ndarray:
-    """The numbers of the windows that a validation measures, int64: all of them, or `most` spread evenly.
-
-    Window w begins at token w T. Windows do not overlap, and the last one may be shorter than T.
-    """
-    num_windows = -(-(num_tokens - 1) // seq_length)
-    return np.arange(num_windows) if num_windows <= most else np.arange(most) * num_windows // most
-
-
 def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, most_windows: int,
                        processes: Processes = ALONE) -> Iterator[Batch]:
-    """The inputs and targets of validation_windows, on the CPU, the same ones every time.
+    """The inputs and targets of all windows, or of most_windows spread evenly, on the CPU, the same ones every time.
+
+    Window w begins at token w T. Windows do not overlap, and the last one may be shorter than T.
 
     The processes share the windows, and each gets the same number of batches. All batches have the same shape, so that
     a compiled model is compiled once: what is missing in the last window and in the last batch is filled up with
     targets IGNORED, of which a whole batch may consist.
     """
-    chosen = validation_windows(tokens.length, seq_length, most_windows)
+    there = -(-(tokens.length - 1) // seq_length)
+    chosen = np.arange(there) if there <= most_windows else np.arange(most_windows) * there // most_windows
     mine = chosen[processes.rank::processes.world_size]
     num_batches = -(-len(chosen) // (batch_size * processes.world_size))
 
     for first in range(0, num_batches * batch_size, batch_size):
-        starts = mine[first:first + batch_size] * seq_length
-        starts = np.concatenate([starts, np.full(batch_size - len(starts), tokens.length)])
-        positions = starts[:, None] + np.arange(seq_length + 1)
-        ids = torch.from_numpy(tokens.at(positions.clip(max=tokens.length - 1)).astype(np.int32))
-        ids[:, 1:][torch.from_numpy(positions[:, 1:] >= tokens.length)] = IGNORED
-        yield ids[:, :-1].clamp(min=0), ids[:, 1:].contiguous()
+        ids_BT = np.full((batch_size, seq_length + 1), IGNORED, np.int32)
+        for row, start in zip(ids_BT, (mine[first:first + batch_size] * seq_length).tolist(), strict=False):
+            run = tokens.read(start, min(seq_length + 1, tokens.length - start))
+            row[:len(run)] = run
+        yield torch.from_numpy(ids_BT[:, :-1].clip(min=0)), torch.from_numpy(ids_BT[:, 1:].copy())

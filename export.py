@@ -39,8 +39,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "dict with their names, read in a process of its own", "none", against="ckpt")
     g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records",
            needs="from_nanogpt")
-    g.flag("--tokenizer_file", path(), None, "tokenizer.json, or vocab.json beside merges.txt; for gguf and "
-           "--from_nanogpt", "the checkpoint's")
+    g.flag("--tokenizer_file", path(), None, "tokenizer.json, for gguf and --from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
     g.flag("--output", path(), None, "file to write, or folder with --format huggingface",
            "required; with --push a temporary folder", called="out outfile output_dir output_file")

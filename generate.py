@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
             folder, decoder = read_checkpoint(Path(args.ckpt), warn,
                                               lambda folder: (folder, load_decoder(args, folder, num_rows)))
     vocab_size = decoder.config.vocab_size
-    tokenizer = tokenizer_of(folder, None, vocab_size, all_ids=False)
+    tokenizer = tokenizer_of(folder, None, vocab_size)
     tokenizer.encode_special_tokens = True  # as text
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
     sampling = Sampling(args.temperature, args.top_k, args.top_p)

@@ -70,8 +70,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    "train the tokenizer on at most this much text, spread evenly; 200 MB take 1.5 GB of memory",
                    against="tokenizer_file")
     tokenizer.flag("--tokenizer_file", flags.text(), None,
-                   "use this tokenizer.json, or GPT-2's encoder.json with vocab.bpe beside it, or that of a model, "
-                   "hf://OWNER/NAME", "train a new tokenizer",
+                   "use this tokenizer.json, or that of a model, hf://OWNER/NAME", "train a new tokenizer",
                    called="tokenizer tokenizer_name tokenizer_path tokenizer_dir")
     tokenizer.flag("--engine", flags.one_of("auto", "tokenizers", "gigatoken"), "auto",
                    "library that encodes; auto: gigatoken where it is installed and gives the same ids as tokenizers")

@@ -214,7 +214,7 @@ def time_decode(folder: str, on_gpu: bool, **_: Any) -> dict[str, float]:
 def write_text(data_dir: str, tokenizer: str, out: str) -> dict[str, Any]:
     """The text of the first tokens of a folder, in a file."""
     stream = _corpus(Path(data_dir)).train
-    ids = data.Tokens(stream, "mmap", torch.device("cpu")).at(np.arange(min(stream.length, MOST_TOKENS)))
+    ids = data.Tokens(stream, "mmap", torch.device("cpu")).read(0, min(stream.length, MOST_TOKENS))
     Path(out).write_text(Tokenizer.from_file(tokenizer).decode(ids.tolist()), encoding="utf-8")
     return {}
 

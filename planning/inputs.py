@@ -18,6 +18,7 @@ from checkpoint.verify import manifest_sha256
 from common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from common.files import cache_folder
 from common.flags import Flags, FlagsOfGroup, having
+from common.names import TOKENIZER
 from common.progress import Progress
 from common.ranks import speaks
 from common.signals import Signals
@@ -33,7 +34,6 @@ from planning.sizing import Sizing, choose_sizing
 from tokens.corpus import Corpus, open_corpus
 from tokens.mixture import check_lengths, in_words, mix
 from tokens.shares import folders_of
-from tokens.tokenizer import TOKENIZER_FILES
 from training.cooldown import choose_cooldown, warn_of_rise
 from training.mirror import is_same_folder, prepare_mirror
 
@@ -245,7 +245,7 @@ def find_corpus(flags: FlagsOfGroup, init_from: str | None = None) -> Corpus:
 
 def tokenizer_in(folder: Path) -> Path | None:
     """The tokenizer's file in the folder of a model."""
-    return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+    return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 
 def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corpus:

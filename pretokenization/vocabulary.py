@@ -46,7 +46,7 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """An existing tokenizer, with a warning of what it changes in text. Raises UserError (exit 3)."""
     shown = printable(path)
     with without_collector():
-        tokenizer, _ = load_with_size(Path(path), all_ids=False)
+        tokenizer, _ = load_with_size(Path(path))
         ids = tokenizer.get_vocab(with_added_tokens=True)
         vocabulary = vocabulary_of(tokenizer, ids)
         refuse_uncertain_ids(tokenizer, f"--tokenizer_file {shown}", ids)

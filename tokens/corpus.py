@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from common.errors import Exit, UserError
 from common.files import sha256_of
 from common.words import printable
 from tokens.files import find_splits
-from tokens.layouts import LAYOUTS, Layout, Part, document_ends, native_dtype, recognise
-from tokens.metadata import SPLITS, Fields, Metadata, read_metadata
+from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise
+from tokens.metadata import SPLITS, FileRecord, Metadata, metadata_of
 from tokens.stream import TokenStream, scan
 from tokens.tokenizer import end_of_text_id, load_with_size
 
@@ -76,30 +74,23 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     """
     if tokenizer_file is not None and tokenizer_file.is_dir():
         tokenizer_file = tokenizer_file / "tokenizer.json"
-    metadata = Metadata(read_metadata(metadata_file), metadata_file) if metadata_file else Metadata({}, train)
+    metadata = metadata_of(metadata_file) if metadata_file else Metadata(train)
     train_files, val_files = _find_files(train, val, metadata)
     recognise(train_files[0])  # a file that is not there is named before the vocabulary that it lacks
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
-    if vocab_size not in (None, known_size):
-        raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these tokens says "
-                                   f"{known_size:,} ids. Drop the flag: it is for tokens that have neither.")
-    tokenizer_sha256 = _tokenizer_sha256(metadata, tokenizer_file)
+    tokenizer_sha256 = None
+    if tokenizer_file is not None:
+        tokenizer_sha256 = sha256_of(tokenizer_file)
+        _check_sha256(f"tokenizer {printable(str(tokenizer_file))}", tokenizer_sha256, metadata.tokenizer_sha256,
+                      "is not the one with which the tokens were made")
 
     training = _open(train_files, "train", metadata, known_size)
     notes = []
-    if not metadata.is_ours and training.layout is not LAYOUTS["nanogpt"]:
+    if not metadata.is_ours and (metadata.dtype is None or training.layout is not LAYOUTS["nanogpt"]):
         notes.append(training.in_words)
-    elif metadata.dtype is None:
-        notes.append(f"{training.stream.name}: no type recorded, read as raw {training.stream.dtype} (nanoGPT's "
-                     "layout)")
-    if metadata_file and not metadata.is_of_tokens:
-        notes.append(f"{printable(metadata_file.name)}: it is not used, as it records neither vocab_size nor dtype, "
-                     "nor anything else of tokens that is known here")
     train_stream, val_stream, val_identity = training.stream, None, None
     if val_files:
         validation = _open(val_files, "val", metadata, known_size)
-        if validation.layout.whose != training.layout.whose:
-            notes.append(validation.in_words)
         if validation.identity == training.identity:
             notes.append(f"{validation.stream.name}: the validation tokens are the training tokens, so overfitting "
                          "will not be seen")
@@ -107,7 +98,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
             val_stream, val_identity = validation.stream, validation.identity
         else:
             notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing to predict")
-    elif (not metadata.is_ours or "val" in metadata.splits) and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
+    elif (not metadata.is_ours or "val" in metadata.files) and train_stream.length >= LEAST_TOKENS_TO_DIVIDE:
         # Our own metadata without a validation split means that the user wanted none.
         num = max(LEAST_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
         notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for validation")
@@ -118,50 +109,26 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
                   val_identity, tuple(notes), origins=metadata.origins)
 
 
-@dataclass(frozen=True)
-class TokenSet:
-    """Token files that were opened and checked, to be measured; ends are those of documents, where they are recorded.
-
-    tokenizer_path is the tokenizer beside them that their metadata names; notes say what was assumed.
-    """
-
-    stream: TokenStream
-    ends: np.ndarray | None
-    tokenizer_path: Path | None
-    notes: tuple[str, ...]
-
-
-def open_tokens(place: Path, vocab_size: int) -> TokenSet:
+def open_tokens(place: Path, vocab_size: int) -> Corpus:
     """Opens and checks the tokens that a file, a folder or a glob means, those for validation where there are both.
 
-    Every id must be below vocab_size. A metadata.json of ours that names the files counts, as in open_corpus; other
-    files are recognised. Raises UserError (exit 3).
+    They are to be measured, so that none are kept for validation, and every id must be below vocab_size. A
+    metadata.json of ours that names the files counts, as in open_corpus; other files are recognised. Raises UserError
+    (exit 3).
     """
     folder = place if place.is_dir() else place.parent
-    beside = folder / "metadata.json"
-    metadata = Metadata(read_metadata(beside), beside) if beside.is_file() else Metadata({}, place)
+    beside, tokenizer = folder / "metadata.json", folder / "tokenizer.json"
+    metadata = metadata_of(beside) if beside.is_file() else Metadata(place)
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
-    split = next((split for split in SPLITS if metadata.is_ours and split in metadata.splits
-                  and {path.name for path in files} <= set(metadata.files_of(split) or [f"{split}.bin"])), None)
-    if split is None:
-        metadata = Metadata({}, place)
-    if (metadata.vocab_size or 0) > vocab_size:
-        raise UserError(Exit.DATA, f"tokens {printable(str(place))}: {beside.name} says {metadata.vocab_size:,} ids, "
-                                   f"the model has {vocab_size:,}. Give tokens made with the model's tokenizer.")
-    opened = _open(files, split or "val", metadata, vocab_size)
-    if opened.stream.length < 2:
-        raise UserError(Exit.DATA, f"token file {printable(str(files[0]))} has 1 token, and measuring needs 2. Give "
-                                   "another.")
-    only, ends = opened.stream.parts[0], None
-    if opened.layout.whose == LAYOUTS["native"].whose and len(opened.stream.parts) == 1:
-        ends = document_ends(only.path, only.length)
-    tokenizer = folder / "tokenizer.json"
-    return TokenSet(opened.stream, None if ends is None else ends.astype(np.int64),
-                    tokenizer if tokenizer.is_file() else None, () if metadata.is_ours else (opened.in_words,))
+    names = {path.name for path in files}
+    split = next((split for split, records in metadata.files.items() if names <= records.keys()), None)
+    opened = _open(files, split or "val", metadata if split else Metadata(place), vocab_size)
+    return Corpus(opened.stream, None, vocab_size, None, tokenizer if tokenizer.is_file() else None, None,
+                  opened.identity, notes=() if split else (opened.in_words,))
 
 
-# ---------------------------------------------------------------- vocabulary and type
+# ---------------------------------------------------------------- vocabulary
 
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
@@ -180,27 +147,17 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
     if known_size is None:
         raise UserError(Exit.DATA, f"{where} comes without its vocabulary. Token files need one. Give --metadata_file, "
                                    "--tokenizer_file or --vocab_size.")
-    if end_id is not None and end_id >= known_size:
-        raise UserError(Exit.DATA, f"metadata {where}: end_of_text_id is {end_id:,}, the vocabulary has "
-                                   f"{known_size:,} ids. Run pretokenize.py again.")
+    if vocab_size not in (None, known_size):
+        raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these tokens says "
+                                   f"{known_size:,} ids. Drop the flag: it is for tokens that have neither.")
     return known_size, end_id
 
 
-def _tokenizer_sha256(metadata: Metadata, tokenizer_file: Path | None) -> str | None:
-    """The sha256 of the tokenizer's file. Raises UserError (exit 3) if our metadata records another."""
-    if tokenizer_file is None:
-        return None
-    found, recorded = sha256_of(tokenizer_file), metadata.tokenizer_sha256
+def _check_sha256(name: str, found: str, recorded: str | None, what: str) -> None:
+    """Raises UserError (exit 3) if our metadata records another sha256."""
     if recorded not in (None, found):
-        raise _another_sha256(f"tokenizer {printable(str(tokenizer_file))}", found, str(recorded), metadata,
-                              "is not the one with which the tokens were made", "Give the tokenizer.json that "
-                              "pretokenize.py wrote with the tokens.")
-    return found
-
-
-def _another_sha256(name: str, found: str, recorded: str, metadata: Metadata, what: str, cure: str) -> UserError:
-    return UserError(Exit.DATA, f"{name} {what}: its sha256 is not the one in {printable(metadata.path.name)} "
-                                f"({found[:12]}, recorded {recorded[:12]}). {cure}")
+        raise UserError(Exit.DATA, f"{name} {what}: its sha256 is not the one in metadata.json ({found[:12]}, recorded "
+                                   f"{str(recorded)[:12]}). Give the file that pretokenize.py wrote, or run it again.")
 
 
 # ---------------------------------------------------------------- files
@@ -214,18 +171,18 @@ def _find_files(train: Path, val: Path | None, metadata: Metadata) -> tuple[list
     if val is not None:
         others, val_files = _files_in(val, metadata)
         val_files = val_files or others
-    elif not val_files and "val" in metadata.splits:  # the training files were named alone: those recorded beside them
-        named = [train_files[0].with_name(name) for name in metadata.files_of("val") or ["val.bin"]]
+    elif not val_files:  # the training files were named alone: those recorded beside them
+        named = [train_files[0].with_name(name) for name in metadata.files.get("val", ())]
         val_files = named if all(path.is_file() and path not in train_files for path in named) else []
     return train_files, val_files
 
 
 def _files_in(place: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
     """The files of both splits that a file, a folder or a glob means: those our metadata names, else those found."""
-    if not metadata.splits or not place.is_dir():
+    if "train" not in metadata.files or not place.is_dir():
         return find_splits(place)
-    train, val = ([place / name for name in metadata.files_of(split) or [f"{split}.bin"]] for split in SPLITS)
-    return train, val if "val" in metadata.splits else []
+    train, val = ([place / name for name in metadata.files.get(split, ())] for split in SPLITS)
+    return train, val
 
 
 # ---------------------------------------------------------------- what they hold
@@ -251,48 +208,42 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
     the tokens it is nanoGPT's if the ids fit that.
     """
     assumed = native_dtype(vocab_size) if metadata.is_ours else "uint16" if vocab_size <= 2**16 else "int32"
-    of_all, of_each = metadata.splits.get(split, {}), metadata.files_of(split)
-    layout, parts, digests = None, [], []
+    records = metadata.files.get(split, {})
+    only = next(iter(records.values())) if len(records) == 1 else None  # its file may have another name by now
+    first, parts, digests = None, [], []
     for path in files:
-        record = of_each.get(path.name, {}) if of_each else of_all
-        found = metadata.layout if metadata.layout and record else recognise(path)
-        layout = layout or found
-        if found.whose != layout.whose:
-            raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} has {layout.whose}, "
-                                       f"{printable(path.name)} {found.whose}. One of them is damaged or belongs "
-                                       "elsewhere. Name the files with a narrower pattern.")
-        part = found.read(path, metadata.dtype or assumed)
-        _check_length(path, part.length, record, metadata)
+        record = records.get(path.name, only)
+        layout = recognise(path) if record is None or metadata.layout is None else metadata.layout
+        first = first or layout
+        if layout.whose != first.whose:
+            raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} and "
+                                       f"{printable(path.name)}. Name the files with a narrower pattern.")
+        part, record = layout.read(path, metadata.dtype or assumed), record or FileRecord()
+        _check_length(path, part.length, record.num_tokens, metadata)
         parts.append(part)
-        digests.append(_checked_sha256(part, record, metadata, vocab_size))
-    assert layout is not None
+        digests.append(_checked_sha256(part, record, vocab_size))
+    assert first is not None
     stream = TokenStream(tuple(parts), vocab_size)
-    if len(files) == len(of_each):
-        _check_length(files[0], stream.length, of_all, metadata)
-    if not metadata.is_ours and split == "train":
-        _check_length(files[0], stream.length, metadata.fields, metadata)
+    if split == "train":
+        _check_length(files[0], stream.length, metadata.num_tokens, metadata)
     identity = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    return _Opened(stream, layout, identity)
+    return _Opened(stream, first, identity)
 
 
-def _check_length(path: Path, length: int, record: Fields, metadata: Metadata) -> None:
+def _check_length(path: Path, length: int, expected: int | None, metadata: Metadata) -> None:
     """Raises UserError (exit 3) if another number of tokens is recorded."""
-    expected = metadata.num_tokens(record)
     if expected not in (None, length):
         raise UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
                                    f"{printable(str(metadata.path))} says {expected:,}. Run pretokenize.py again.")
 
 
-def _checked_sha256(part: Part, record: Fields, metadata: Metadata, vocab_size: int) -> str:
+def _checked_sha256(part: Part, record: FileRecord, vocab_size: int) -> str:
     """The recorded sha256 of a file whose recorded time still matches; any other file is read and checked.
 
     Raises UserError (exit 3) for an id outside the vocabulary and for another sha256 than the recorded one.
     """
-    recorded = metadata.sha256(record)
-    if recorded is not None and record.get("modified_ns") == part.path.stat().st_mtime_ns:
-        return recorded
+    if record.sha256 is not None and record.modified_ns == part.path.stat().st_mtime_ns:
+        return record.sha256
     found = scan(part, vocab_size)
-    if recorded not in (None, found):
-        raise _another_sha256(f"token file {printable(str(part.path))}", found, str(recorded), metadata,
-                              "is not what pretokenize.py wrote", "Run pretokenize.py again.")
+    _check_sha256(f"token file {printable(str(part.path))}", found, record.sha256, "is not what pretokenize.py wrote")
     return found

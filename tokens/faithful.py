@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from common.errors import Exit, UserError
 from common.words import printable
@@ -28,6 +29,7 @@ PROBES = (
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \U00020000 \u200f\u202e",
     "cafe\u0301 \u212b \u1100\u1161",  # not as in NFC
 )
+PATTERN = re.compile(r'"pattern": {"String": ("(?:[^"\\]|\\.)*")}')  # of a rule that looks for a text
 MOST_ADDED_TOKENS = 500  # are tried
 SHOWN_CHARACTERS = 16
 
@@ -37,36 +39,24 @@ def refuse_uncertain_ids(tokenizer: Tokenizer, what: str, ids: Mapping[str, int]
 
     ids are those of its get_vocab(with_added_tokens=True).
     """
-    dropout = getattr(tokenizer.model, "dropout", None)
-    if dropout:
+    if dropout := getattr(tokenizer.model, "dropout", None):
         raise UserError(Exit.DATA, f"{what}: its BPE has a dropout of {dropout:g}, so that the same text gets other "
                                    "ids each time. Set \"dropout\" to null in the file.")
     if len({*ids.values()}) < len(ids):
         owner = {number: token for token, number in ids.items()}
         token, number = next((token, number) for token, number in ids.items() if owner[number] != token)
-        first, second = sorted((owner[number], token))
-        raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(first)} and for {_shown(second)}, so "
-                                   "that text could not be told from its ids. Give a tokenizer without such ids.")
+        raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(token)} and for {_shown(owner[number])}. "
+                                   "Give a tokenizer in which each token has its own id.")
 
 
 def probes_of(tokenizer: Tokenizer) -> list[str]:
     """Texts that a tokenizer may change: the common ones, and whatever its own rules name."""
-    parts: list[Any] = [tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder]
-    rules = [json.loads(part.__getstate__()) for part in parts if part is not None]  # of the tokenizer.json
-    patterns = sorted({pattern for rule in rules for pattern in _patterns_of(rule)})
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values() if not token.special]
+    fields = json.loads(tokenizer.to_str())
+    rules = json.dumps([fields["normalizer"], fields["pre_tokenizer"], fields["decoder"]])
+    patterns = sorted({json.loads(text) for text in PATTERN.findall(rules)})
+    added = [token["content"] for token in fields["added_tokens"] if not token["special"]]
     return [*PROBES, *(f"a{pattern}b {pattern} c" for pattern in patterns),
             *(f"a  {token}  b" for token in added[:MOST_ADDED_TOKENS])]
-
-
-def _patterns_of(rule: Any) -> Iterator[str]:
-    """The texts that a rule, or one inside it, looks for."""
-    if isinstance(rule, dict):
-        pattern = rule.get("pattern")
-        if isinstance(pattern, dict) and isinstance(pattern.get("String"), str):
-            yield pattern["String"]
-    for inner in rule.values() if isinstance(rule, dict) else rule if isinstance(rule, list) else ():
-        yield from _patterns_of(inner)
 
 
 def refuse_changes(tokenizer: Tokenizer, what: str, texts: Sequence[str]) -> str:

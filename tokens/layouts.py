@@ -13,8 +13,8 @@ are little-endian. Every number in a header is compared with the file's size bef
 
 from __future__ import annotations
 
-import codecs
 import contextlib
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,10 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import Exit, UserError
-from common.words import printable
+from common.words import first_line, printable
 
 TEXT_BYTES, LEAST_TEXT_BYTES = 4096, 64  # the beginning of a file that tells text from ids
-ITEM_BYTES = {"int16": 2, "uint16": 2, "int32": 4, "uint32": 4}  # uint32 only with ids below 2^31, which fit int32
+CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")  # never in text; ids hold zeros and others within so many bytes
+# The types of tokens; uint32 only with ids below 2^31, which fit int32.
+DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int16", "uint16", "int32", "uint32")}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Part:
     @property
     def item_bytes(self) -> int:
         """The bytes of one token."""
-        return ITEM_BYTES[self.dtype]
+        return DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns a path without a file, and errors of the system while reading, into a UserError (exit 3) that names it."""
     try:
         if not path.is_file():
-            raise UserError(Exit.DATA, f"token file {printable(str(path))} is "
-                                       f"{'not a file' if path.exists() else 'missing'}. "
+            raise UserError(Exit.DATA, f"token file {printable(str(path))} is missing or not a file. "
                                        "Run: python pretokenize.py corpus.txt")
         yield
     except OSError as error:
@@ -73,14 +74,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise UserError(Exit.DATA, f"token file {name}: {error.strerror}. Check its permissions.") from error
 
 
-def _damaged(path: Path, what: str, why: str, cure: str = "Download or write it again.") -> UserError:
-    return UserError(Exit.DATA, f"token file {printable(str(path))} {what}. {why}. {cure}")
-
-
-def _check_size(path: Path, num_bytes: int, says: str, length: int, expected: int) -> None:
-    """Raises UserError (exit 3) unless a file has as many bytes as what describes it says."""
-    if length < 1 or expected != num_bytes:
-        raise _damaged(path, f"has {num_bytes:,} bytes", f"{says} says {length:,} tokens, which makes {expected:,}")
+def _damaged(path: Path, why: str) -> UserError:
+    return UserError(Exit.DATA, f"token file {printable(str(path))} {why}. Download or write it again.")
 
 
 def document_ends(path: Path, length: int) -> np.ndarray | None:
@@ -93,23 +88,27 @@ def document_ends(path: Path, length: int) -> np.ndarray | None:
         return None
     with _reading(index):
         ends = np.fromfile(index, "<u8")
-    is_whole = len(ends) and index.stat().st_size == ends.nbytes and int(ends[-1]) == length
-    if not is_whole or (ends[1:] < ends[:-1]).any():
-        raise _damaged(index, f"has {len(ends):,} documents up to token {int(ends[-1]) if len(ends) else 0:,}, or not "
-                              "in order", f"{printable(path.name)} has {length:,} tokens")
+        num_bytes = index.stat().st_size
+    if num_bytes != ends.nbytes or ends[-1:].tolist() != [length] or (ends[1:] < ends[:-1]).any():
+        raise _damaged(index, f"has {num_bytes:,} bytes and ends at token {int(ends[-1]) if len(ends) else 0:,}, or "
+                              f"not in order. {printable(path.name)} has {length:,} tokens")
     return ends
 
 
 # ---------------------------------------------------------------- how each is read
 
 
+def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: int = 0) -> Part:
+    """The tokens of a file. Raises UserError (exit 3) unless it has the bytes that so many tokens make."""
+    expected = offset_bytes + length * DTYPES[dtype].itemsize
+    if length < 1 or expected != num_bytes:
+        raise _damaged(path, f"has {num_bytes:,} bytes, where its {length:,} tokens of {dtype} make {expected:,}")
+    return Part(path, dtype, length, offset_bytes)
+
+
 def _raw(path: Path, num_bytes: int, dtype: str) -> Part:
     """Ids and nothing else."""
-    item_bytes = ITEM_BYTES[dtype]
-    if num_bytes == 0 or num_bytes % item_bytes:
-        raise _damaged(path, f"has {num_bytes:,} bytes, not a positive multiple of {item_bytes} ({dtype})",
-                       f"Every token takes {item_bytes}", "Write it again.")
-    return Part(path, dtype, num_bytes // item_bytes)
+    return _sized(path, num_bytes, dtype, num_bytes // DTYPES[dtype].itemsize)
 
 
 LLMC_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # by magic number: version, type
@@ -122,10 +121,9 @@ def _llmc(path: Path, num_bytes: int, _: str) -> Part:
         magic, version, length = struct.unpack("<3i", file.read(12).ljust(12, b"\0"))
     known, dtype = LLMC_TYPES.get(magic, (None, "uint16"))
     if version != known:
-        raise _damaged(path, f"begins with {magic} and {version}", "llm.c's header begins with 20240520 and 1, or "
-                             "20240801 and 7", "Write it with a current llm.c.")
-    _check_size(path, num_bytes, "Its header", length, LLMC_HEADER_BYTES + length * ITEM_BYTES[dtype])
-    return Part(path, dtype, length, LLMC_HEADER_BYTES)
+        raise _damaged(path, f"begins with {magic} and {version}, llm.c's header with 20240520 and 1, or 20240801 and "
+                             "7")
+    return _sized(path, num_bytes, dtype, length, LLMC_HEADER_BYTES)
 
 
 def _npy(path: Path, num_bytes: int, _: str) -> Part:
@@ -133,14 +131,11 @@ def _npy(path: Path, num_bytes: int, _: str) -> Part:
     try:
         ids = np.load(path, mmap_mode="r")
     except Exception as error:  # the header is a Python literal: there is no end to what may be wrong with it
-        why = printable(str(error) or type(error).__name__)[:120].rstrip(".")
-        raise _damaged(path, "is a damaged .npy", f"numpy cannot read it ({why})") from error
-    names = {f"<{name[0]}{item_bytes}": name for name, item_bytes in ITEM_BYTES.items()}
-    if not isinstance(ids, np.memmap) or ids.dtype.str not in names or ids.ndim != 1 or ids.offset % ids.itemsize:
-        raise _damaged(path, f"is a .npy of {printable(str(ids.dtype))[:40]} and shape {ids.shape}"[:120],
-                       f"Tokens are one row of {', '.join(names)}", "Save it as numpy.uint16, flat.")
-    _check_size(path, num_bytes, "Its header", len(ids), ids.offset + ids.nbytes)
-    return Part(path, names[ids.dtype.str], len(ids), ids.offset)
+        raise _damaged(path, f"is a .npy that numpy cannot read ({first_line(error)[:120]})") from error
+    if not isinstance(ids, np.memmap) or ids.dtype not in DTYPES.values() or ids.ndim != 1 or ids.offset % ids.itemsize:
+        raise _damaged(path, f"is a .npy of {printable(str(ids.dtype))[:40]} and shape {str(ids.shape)[:60]}, not one "
+                             f"row of {', '.join(DTYPES)}")
+    return _sized(path, num_bytes, ids.dtype.name, len(ids), ids.offset)
 
 
 MEGATRON_MAGIC = b"MMIDIDX\0\0"
@@ -156,17 +151,13 @@ def _megatron(path: Path, num_bytes: int, _: str) -> Part:
     _magic, version, code, sequences, indices = MEGATRON_HEAD.unpack(content[:MEGATRON_HEAD.size].ljust(34, b"\0"))
     expected = MEGATRON_HEAD.size + 12 * sequences + 8 * indices
     if version != 1 or code not in MEGATRON_TYPES or expected != len(content):
-        raise _damaged(index, f"has version {version}, type {code} and {len(content):,} bytes",
-                       "Version 1 can be read, with types 8 (uint16), 4 (int32) and 3 (int16); its header makes "
-                       f"{expected:,} bytes")
+        raise _damaged(index, f"has version {version}, type {code} and {len(content):,} bytes, where version 1 with "
+                              f"type 3, 4 or 8 makes {expected:,}")
     length = int(np.frombuffer(content, "<i4", sequences, MEGATRON_HEAD.size).sum(dtype=np.int64))
-    _check_size(path, num_bytes, "Its .idx", length, length * ITEM_BYTES[MEGATRON_TYPES[code]])
-    return Part(path, MEGATRON_TYPES[code], length)
+    return _sized(path, num_bytes, MEGATRON_TYPES[code], length)
 
 
-def _is_megatron(path: Path, head: bytes) -> bool:
-    if head.startswith(MEGATRON_MAGIC):
-        raise _damaged(path, "is Megatron's index", "It holds 0 tokens", "Give the .bin beside it.")
+def _is_megatron(path: Path, _: bytes) -> bool:
     with contextlib.suppress(OSError), path.with_suffix(".idx").open("rb") as file:
         return file.read(len(MEGATRON_MAGIC)) == MEGATRON_MAGIC
     return False
@@ -176,17 +167,12 @@ def _datatrove(path: Path, num_bytes: int, dtype: str) -> Part:
     """huggingface/datatrove, pipeline/tokens/tokenizer.py: ids in a .ds, the bytes of one and their number beside it.
     """
     metadata = Path(f"{path}.metadata")
-    if metadata.is_file():  # its first line ends with the bytes of a token, the second is their number
-        first, count = (metadata.read_text("utf-8", "replace")[:4096] + "\n").split("\n")[:2]
-        item_bytes = first.rpartition("|")[2].strip()
-        if item_bytes not in ("2", "4"):
-            raise _damaged(metadata, f"says that a token has {printable(item_bytes)[:40]!r} bytes",
-                           "Tokens have 2 or 4")
-        dtype = "uint16" if item_bytes == "2" else "uint32"
-        if count.strip().isdecimal():
-            length = int(count.strip()[:20])
-            _check_size(path, num_bytes, "Its .metadata", length, length * ITEM_BYTES[dtype])
-    return _raw(path, num_bytes, dtype)
+    if not metadata.is_file():
+        return _raw(path, num_bytes, dtype)
+    found = re.match(r".*\|([24])\n(\d{1,18})\b", metadata.read_text("utf-8", "replace"))
+    if not found:
+        raise _damaged(metadata, "does not begin with the bytes of a token, 2 or 4, and the number of tokens")
+    return _sized(path, num_bytes, "uint16" if found[1] == "2" else "uint32", int(found[2]))
 
 
 # ---------------------------------------------------------------- the table
@@ -209,21 +195,12 @@ def native_dtype(vocab_size: int) -> str:
 def recognise(path: Path) -> Layout:
     """The layout of a token file, by its name, its first bytes and the files beside it; raw files are nanoGPT's.
 
-    Raises UserError (exit 3) for a path without a file, for an index in place of its tokens, and for text.
+    Raises UserError (exit 3) for a path without a file, and for text.
     """
     with _reading(path), path.open("rb") as file:
         head = file.read(TEXT_BYTES)
     found = next((layout for layout in LAYOUTS.values() if layout.recognises(path, head)), None)
-    if found is None and _is_text(head):
-        raise _damaged(path, "holds text, not tokens", f"Its first {len(head):,} bytes are readable",
-                       "Make tokens of it: python pretokenize.py FILE")
+    if found is None and len(head) >= LEAST_TEXT_BYTES and not CONTROL.search(head):
+        raise UserError(Exit.DATA, f"token file {printable(str(path))} holds text, not tokens. "
+                                   "Make tokens of it: python pretokenize.py FILE")
     return found or LAYOUTS["nanogpt"]
-
-
-def _is_text(head: bytes) -> bool:
-    """True for bytes that are text in UTF-8: ids hold zeros or other control characters within so many bytes."""
-    has_controls = any(byte < 32 and byte not in b"\t\n\f\r" for byte in head)
-    with contextlib.suppress(UnicodeDecodeError):
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character that is cut at the end is no error
-        return len(head) >= LEAST_TEXT_BYTES and not has_controls
-    return False

@@ -17,10 +17,26 @@ from tokens.tokenizer import byte_alphabet, end_of_text_id, opening_ids
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# How words are found before merging, by llama.cpp's name for it: those of Qwen's and Llama 3's tokenizer.json.
+# How words are found before merging, by llama.cpp's name for it: those of GPT-2's, SmolLM's, Qwen's and Llama 3's
+# tokenizer.json.
 CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-EXPRESSIONS = {rf"{CASED}|\p{{N}}|{REST}": "qwen2", rf"{CASED}|\p{{N}}{{1,3}}|{REST}": "llama-bpe"}
+
+
+def _split(digits: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": rf"{CASED}|{digits}|{REST}"}, "behavior": "Isolated", "invert": False}
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}
+
+
+STEPS = {
+    "gpt-2": [_byte_level(True)],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _byte_level(True)],
+    "qwen2": [_split(r"\p{N}"), _byte_level(False)],
+    "llama-bpe": [_split(r"\p{N}{1,3}"), _byte_level(False)],
+}
 WHOLE_WORDS_FIRST = {"llama-bpe"}  # rules by which llama.cpp takes a word that is a token without merging it
 
 
@@ -78,25 +94,11 @@ def rule_of(fields: Mapping[str, Any]) -> str | None:
         return None
     if any(token[name] for token in added for name in ("single_word", "lstrip", "rstrip")):
         return None
-    name = _rule_by_steps(fields["pre_tokenizer"] or {})
+    pre = fields["pre_tokenizer"] or {}
+    steps = [{key: value for key, value in step.items() if key != "trim_offsets"}  # which moves no word's end
+             for step in pre.get("pretokenizers", [pre])]
+    name = next((name for name, known in STEPS.items() if known == steps), None)
     if bool(model.get("ignore_merges")) != (name in WHOLE_WORDS_FIRST):
         return None
     allowed = (None, {"type": "NFC"}) if name == "qwen2" else (None,)
     return name if fields["normalizer"] in allowed else None
-
-
-def _rule_by_steps(pre_tokenizer: Mapping[str, Any]) -> str | None:
-    """The rule that the steps before merging amount to: the last one is ByteLevel."""
-    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
-    *before, last = steps
-    if last.get("type") != "ByteLevel" or last["add_prefix_space"] or len(before) > 1:
-        return None
-    splits_as_gpt2 = last.get("use_regex", True)
-    if not before:
-        return "gpt-2" if splits_as_gpt2 else None
-    step = before[0]
-    if step["type"] == "Digits":
-        return "smollm" if step["individual_digits"] and splits_as_gpt2 else None
-    if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"] and not splits_as_gpt2:
-        return EXPRESSIONS.get(step["pattern"].get("Regex"))
-    return None

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import Exit, UserError
 from common.files import read_text
 from common.words import printable
-from tokens.layouts import ITEM_BYTES, LAYOUTS, Layout
+from tokens.layouts import DTYPES, LAYOUTS, Layout
 from tokens.tokenizer import MAX_VOCAB_SIZE
 
 METADATA_FORMAT = "gpt-tokens"
 METADATA_VERSION = 1
 SPLITS = ("train", "val")
+MOST_TOKENS = 2**62
 
 # The names of a field: ours first, then those that other programs use.
 VOCAB_SIZES = ("vocab_size", "vocabulary_size", "n_vocab")
@@ -26,6 +27,32 @@ TOKEN_COUNTS = ("tokens", "num_tokens", "total_tokens", "n_tokens", "token_count
 
 Fields = dict[str, Any]  # an object of JSON: its values are checked where they are read
 
+
+class FileRecord(NamedTuple):
+    """What is recorded of a token file; None for what is not."""
+
+    num_tokens: int | None = None
+    sha256: str | None = None
+    modified_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a metadata.json records. Without one nothing is, and path is that of the token files.
+
+    files holds the records of each split's files by their names in their order, where pretokenize.py wrote them.
+    """
+
+    path: Path
+    is_ours: bool = False
+    vocab_size: int | None = None
+    end_of_text_id: int | None = None
+    dtype: str | None = None  # a key of DTYPES
+    layout: Layout | None = None  # of the files that are named
+    tokenizer_sha256: str | None = None
+    origins: tuple[str, ...] = ()  # the datasets of the hub that the text came from, each with its commit
+    num_tokens: int | None = None  # of all files together, in another program's
+    files: dict[str, dict[str, FileRecord]] = field(default_factory=dict)
 
 def read_metadata(path: Path) -> Fields:
     """The fields of a metadata.json, ours or another program's. Raises UserError (exit 3)."""
@@ -40,126 +67,78 @@ def read_metadata(path: Path) -> Fields:
                                    "Run pretokenize.py again.") from error
     if not isinstance(fields, dict):
         raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
-    if fields.get("format") == METADATA_FORMAT and fields.get("version") != METADATA_VERSION:
-        raise _invalid(path, "version", fields.get("version"), f"{METADATA_VERSION}, which this program reads")
+    if fields.get("format") == METADATA_FORMAT:
+        _check(path, "version", fields.get("version"), fields.get("version") == METADATA_VERSION,
+               f"{METADATA_VERSION}, which this program reads")
     return fields
 
 
-@dataclass(frozen=True)
-class Metadata:
-    """The fields of a metadata.json and where they come from. What is read from them raises UserError (exit 3).
+def metadata_of(path: Path) -> Metadata:
+    """What a metadata.json records. Raises UserError (exit 3) for a field that is not what it should be."""
+    fields = read_metadata(path)
+    vocab_size = _whole_number(path, fields, VOCAB_SIZES, 1, MAX_VOCAB_SIZE)
+    end_of_text_id = _whole_number(path, fields, END_OF_TEXT_IDS, 0, (vocab_size or MAX_VOCAB_SIZE) - 1)
+    dtype = fields.get("dtype")
+    if dtype is not None:
+        dtype = _one_of(path, "dtype", str(dtype).split(".")[-1], DTYPES)  # numpy.uint16, say
+    if fields.get("format") != METADATA_FORMAT:
+        num_tokens = _whole_number(path, fields, TOKEN_COUNTS, 0, MOST_TOKENS)
+        return Metadata(path, False, vocab_size, end_of_text_id, dtype, num_tokens=num_tokens)
 
-    Without a metadata.json there are no fields, and path is that of the token files.
+    layout = LAYOUTS[_one_of(path, "layout", fields.get("layout", "native"), LAYOUTS)]
+    tokenizer, origins = fields.get("tokenizer"), fields.get("origins")
+    splits = _check(path, "splits", fields.get("splits"), isinstance(fields.get("splits"), dict), "an object")
+    return Metadata(
+        path, True, vocab_size, end_of_text_id, dtype, layout,
+        _sha256(path, tokenizer) if isinstance(tokenizer, dict) else None,
+        tuple(each for each in origins if isinstance(each, str)) if isinstance(origins, list) else (),
+        files={name: _files_of(path, name, splits[name]) for name in SPLITS if name in splits})
+
+
+def _files_of(path: Path, split: str, fields: Any) -> dict[str, FileRecord]:
+    """What our metadata records of each file of a split, by name in their order.
+
+    A name is never followed as a path: it must be one that pretokenize.py gives.
     """
-
-    fields: Fields
-    path: Path
-
-    @property
-    def is_ours(self) -> bool:
-        """True if pretokenize.py wrote it."""
-        return self.fields.get("format") == METADATA_FORMAT
-
-    @property
-    def is_of_tokens(self) -> bool:
-        """True if it is ours, or records anything that is read from it."""
-        known = (*VOCAB_SIZES, *END_OF_TEXT_IDS, *TOKEN_COUNTS, "dtype")
-        return self.is_ours or any(self.fields.get(name) is not None for name in known)
-
-    @property
-    def origins(self) -> tuple[str, ...]:
-        """The datasets of the hub that the text came from, each with its commit; none for other text."""
-        found = self.fields.get("origins") if self.is_ours else None
-        return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self._whole_number(self.fields, VOCAB_SIZES, 1, MAX_VOCAB_SIZE)
-
-    @property
-    def end_of_text_id(self) -> int | None:
-        return self._whole_number(self.fields, END_OF_TEXT_IDS, 0, MAX_VOCAB_SIZE)
-
-    @property
-    def dtype(self) -> str | None:
-        """The type of the tokens, a key of DTYPES; None if it is not recorded."""
-        recorded = self.fields.get("dtype")
-        if recorded is None:
-            return None
-        name = recorded.split(".")[-1] if isinstance(recorded, str) else ""  # numpy.uint16, say
-        return self._checked("dtype", recorded, name in ITEM_BYTES, f"one of {', '.join(ITEM_BYTES)}") and name
-
-    @property
-    def layout(self) -> Layout | None:
-        """The layout of the files that our metadata describes; None if it is another program's."""
-        if not self.is_ours:
-            return None
-        name = self.fields.get("layout", "native")
-        is_known = isinstance(name, str) and name in LAYOUTS
-        return LAYOUTS[self._checked("layout", name, is_known, f"one of {', '.join(LAYOUTS)}")]
-
-    @property
-    def splits(self) -> dict[str, Fields]:
-        """What our metadata records of each split that has files, by its name; nothing in another program's."""
-        if not self.is_ours:
-            return {}
-        splits = self.fields.get("splits")
-        self._checked("splits", splits, isinstance(splits, dict), "an object")
-        assert isinstance(splits, dict)
-        for name in SPLITS:
-            self._checked(f"splits.{name}", splits.get(name), isinstance(splits.get(name, {}), dict), "an object")
-        return splits
-
-    def num_tokens(self, record: Fields) -> int | None:
-        """The number of tokens in a record of a split or a file, or in another program's fields; None if missing."""
-        return self._whole_number(record, TOKEN_COUNTS, 0, 2**62)
-
-    def sha256(self, record: Fields) -> str | None:
-        """The sha256 in a record of a split or a file; None if it is missing."""
-        found = record.get("sha256")
-        is_one = found is None or (isinstance(found, str) and bool(re.fullmatch("[0-9a-f]{64}", found)))
-        return self._checked("sha256", found, is_one, "64 hexadecimal digits")
-
-    @property
-    def tokenizer_sha256(self) -> str | None:
-        """The sha256 of the tokenizer.json that our tokens were made with; None if it is not recorded."""
-        record = self.fields.get("tokenizer") if self.is_ours else None
-        return self.sha256(record) if isinstance(record, dict) else None
-
-    def files_of(self, split: str) -> dict[str, Fields]:
-        """What our metadata records of each file of a split, by name in their order; empty if there is only one file.
-
-        A name is never followed as a path: it must be one that pretokenize.py gives.
-        """
-        files = self.splits.get(split, {}).get("files")
-        if files is None:
-            return {}
-        self._checked(f"splits.{split}.files", files, isinstance(files, list) and bool(files), "a list of files")
-        records: dict[str, Fields] = {}
-        for at, record in enumerate(files):
-            name = record.get("name") if isinstance(record, dict) else None
-            is_name = isinstance(name, str) and re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name)
-            self._checked(f"splits.{split}.files[{at}].name", name, bool(is_name) and name not in records,
-                          f"a name like {split}_000000.bin, which stands there once")
-            records[str(name)] = record
-        return records
-
-    def _whole_number(self, fields: Mapping[str, Any], keys: tuple[str, ...], low: int, high: int) -> int | None:
-        """The value of the first key that is there, a whole number from low to high; None if there is none."""
-        key = next((key for key in keys if fields.get(key) is not None), None)
-        if key is None:
-            return None
-        value = fields[key]
-        is_valid = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        return self._checked(key, value, is_valid, f"a whole number from {low:,} to {high:,}")
-
-    def _checked(self, name: str, value: Any, is_valid: bool, expected: str) -> Any:
-        """The value. Raises UserError (exit 3) unless it is valid."""
-        if not is_valid:
-            raise _invalid(self.path, name, value, expected)
-        return value
+    _check(path, f"splits.{split}", fields, isinstance(fields, dict), "an object")
+    files = fields.get("files")
+    if files is None:
+        files = [{**fields, "name": f"{split}.bin"}]
+    _check(path, f"splits.{split}.files", files, isinstance(files, list) and bool(files), "a list of files")
+    records: dict[str, FileRecord] = {}
+    for at, record in enumerate(files):
+        name = record.get("name") if isinstance(record, dict) else None
+        is_name = isinstance(name, str) and re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name)
+        _check(path, f"splits.{split}.files[{at}].name", name, bool(is_name) and name not in records,
+               f"a name like {split}_000000.bin, which stands there once")
+        records[str(name)] = FileRecord(_whole_number(path, record, TOKEN_COUNTS, 0, MOST_TOKENS),
+                                        _sha256(path, record), record.get("modified_ns"))
+    return records
 
 
-def _invalid(path: Path, name: str, value: object, expected: str) -> UserError:
-    return UserError(Exit.DATA, f"metadata {printable(str(path))}: {name} is {printable(repr(value))[:60]}, not "
-                                f"{expected}. Run pretokenize.py again.")
+def _sha256(path: Path, record: Fields) -> str | None:
+    found = record.get("sha256")
+    is_one = found is None or (isinstance(found, str) and bool(re.fullmatch("[0-9a-f]{64}", found)))
+    return _check(path, "sha256", found, is_one, "64 hexadecimal digits")
+
+
+def _whole_number(path: Path, fields: Mapping[str, Any], keys: tuple[str, ...], low: int, high: int) -> int | None:
+    """The value of the first key that is there, a whole number from low to high; None if there is none."""
+    key = next((key for key in keys if fields.get(key) is not None), None)
+    if key is None:
+        return None
+    value = fields[key]
+    is_valid = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return _check(path, key, value, is_valid, f"a whole number from {low:,} to {high:,}")
+
+
+def _one_of(path: Path, name: str, value: Any, names: Collection[str]) -> str:
+    return _check(path, name, value, isinstance(value, str) and value in names, f"one of {', '.join(names)}")
+
+
+def _check(path: Path, name: str, value: Any, is_valid: bool, expected: str) -> Any:
+    """The value. Raises UserError (exit 3) unless it is valid."""
+    if not is_valid:
+        raise UserError(Exit.DATA, f"metadata {printable(str(path))}: {name} is {printable(repr(value))[:60]}, not "
+                                   f"{expected}. Run pretokenize.py again.")
+    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import Exit, UserError
@@ -11,7 +12,6 @@ from common.words import printable, several, shell_word
 from tokens.corpus import Corpus, Share
 from tokens.shares import DataDir, whole_parts
 from tokens.stream import TokenStream
-from tokens.tokenizer import load_tokenizer
 
 
 def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
@@ -21,32 +21,26 @@ def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
     """
     for folder, corpus in zip(folders[1:], corpora[1:], strict=True):
         _check_alike(folders[0].path, corpora[0], folder.path, corpus)
-    first = corpora[0]
     parts = whole_parts(folders, [corpus.train.length for corpus in corpora])
-    names = _names_of(folders)
     shares = tuple(Share(name, part, part / sum(parts), corpus)
-                   for name, part, corpus in zip(names, parts, corpora, strict=True))
-
+                   for name, part, corpus in zip(_names_of(folders), parts, corpora, strict=True))
     validations = [corpus.val for corpus in corpora if corpus.val is not None]
-    val_identities = [str(corpus.val_identity) for corpus in corpora]
-    notes = [f"{share.name}: {note}" for share in shares for note in share.corpus.notes]
-    return Corpus(_joined([corpus.train for corpus in corpora]), _joined(validations) if validations else None,
-                  first.vocab_size, first.end_of_text_id, first.tokenizer_path, first.tokenizer_sha256,
-                  _identity([corpus.identity for corpus in corpora], parts),
-                  _identity(val_identities, parts) if validations else None, (*notes, *_notes_on(shares)), shares,
-                  tuple(dict.fromkeys(origin for corpus in corpora for origin in corpus.origins)))
+    return replace(
+        corpora[0], shares=shares, train=_joined([corpus.train for corpus in corpora]),
+        val=_joined(validations) if validations else None,
+        identity=_identity([corpus.identity for corpus in corpora], parts),
+        val_identity=_identity([str(corpus.val_identity) for corpus in corpora], parts) if validations else None,
+        notes=tuple(f"{share.name}: {note}" for share in shares for note in share.corpus.notes),
+        origins=tuple(dict.fromkeys(origin for corpus in corpora for origin in corpus.origins)))
 
 
 def check_lengths(corpus: Corpus, seq_length: int) -> None:
     """Raises UserError (exit 3) if a share of a mixture is too short for a sequence: it would draw nothing from it."""
-    if corpus.shares:
-        shortest = min(corpus.shares, key=lambda share: share.corpus.train.length)
-        num_tokens = shortest.corpus.train.length
-        if num_tokens <= seq_length:
-            at_most = f", or give --seq_length {num_tokens - 1} at most" if num_tokens > 1 else ""
-            raise UserError(Exit.DATA, f"--data_dir {shortest.name} has {several(num_tokens, 'training token')}, fewer "
+    for share in corpus.shares:
+        if (num_tokens := share.corpus.train.length) <= seq_length:
+            raise UserError(Exit.DATA, f"--data_dir {share.name} has {several(num_tokens, 'training token')}, fewer "
                                        f"than a sequence of {seq_length:,} and the token after it. Leave the folder "
-                                       f"out{at_most}.")
+                                       "out, or give a smaller --seq_length.")
 
 
 def in_words(shares: Sequence[Share]) -> str:
@@ -65,28 +59,17 @@ def share_in_words(share: float) -> str:
 
 def _check_alike(path: str, corpus: Corpus, other_path: str, other: Corpus) -> None:
     """Raises UserError (exit 3) unless both have one tokenizer, vocabulary, end of text and type."""
-    names = f"--data_dir {printable(path)} and {printable(other_path)}"
     again = f"Run pretokenize.py for {printable(other_path)} again"
     if corpus.tokenizer_path is not None:
         again += f" with --tokenizer_file {shell_word(str(corpus.tokenizer_path))}"
-    if not _is_same_tokenizer(corpus, other):
-        raise UserError(Exit.DATA, f"{names} were made with different tokenizers (sha256 "
-                                   f"{str(corpus.tokenizer_sha256)[:12]} and {str(other.tokenizer_sha256)[:12]}), so "
-                                   f"an id means other text in each. {again}.")
-    for what, here, there in (("ids in their vocabularies", corpus.vocab_size, other.vocab_size),
-                              ("ids for the end of a text", corpus.end_of_text_id, other.end_of_text_id),
-                              ("types of tokens", corpus.train.dtype, other.train.dtype)):
-        if here != there:
-            raise UserError(Exit.DATA, f"{names} have different {what}: {here} and {there}. A mixture has one. "
-                                       f"{again}.")
-
-
-def _is_same_tokenizer(corpus: Corpus, other: Corpus) -> bool:
-    """False if two tokenizers are known to differ; the same one may lie in two files that are written differently."""
-    here, there = corpus.tokenizer_path, other.tokenizer_path
-    if corpus.tokenizer_sha256 == other.tokenizer_sha256 or here is None or there is None:
-        return True
-    return load_tokenizer(here).to_str() == load_tokenizer(there).to_str()
+    tokenizers = corpus.tokenizer_sha256, other.tokenizer_sha256
+    for what, mine, theirs in (("tokenizers, by their sha256", *(tokenizers if None not in tokenizers else ("", ""))),
+                               ("ids in their vocabularies", corpus.vocab_size, other.vocab_size),
+                               ("ids for the end of a text", corpus.end_of_text_id, other.end_of_text_id),
+                               ("types of tokens", corpus.train.dtype, other.train.dtype)):
+        if mine != theirs:
+            raise UserError(Exit.DATA, f"--data_dir {printable(path)} and {printable(other_path)} have different "
+                                       f"{what}: {mine} and {theirs}. A mixture has one. {again}.")
 
 
 def _names_of(folders: Sequence[DataDir]) -> list[str]:
@@ -104,12 +87,3 @@ def _identity(identities: Sequence[str], parts: Sequence[int]) -> str:
     """A sha256 of what is mixed, in its order, and by which weights."""
     lines = (f"{identity} {part}\n" for identity, part in zip(identities, parts, strict=True))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _notes_on(shares: Sequence[Share]) -> list[str]:
-    """What may not be meant: tokens without a tokenizer, or without validation, beside others."""
-    bare = [share.name for share in shares if share.corpus.tokenizer_path is None]
-    blind = [share.name for share in shares if share.corpus.val is None]
-    notes = [(bare, "without a tokenizer nothing tells that the ids mean the same text as those of the other folders"),
-             (blind, "there are no validation tokens; the validation loss is the mean of the others")]
-    return [f"{', '.join(names)}: {what}" for names, what in notes if 0 < len(names) < len(shares)]

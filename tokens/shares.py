@@ -7,6 +7,7 @@ answered before torch is imported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -40,37 +41,22 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
         folders = folders_of(words)
     except ValueError as error:
         return [f"--data_dir {error}"]
-    weighted = [folder for folder in folders if folder.weight is not None]
-    without = [folder for folder in folders if folder.weight is None]
-    if len(folders) == 1 and weighted:
-        name = printable(folders[0].path)
-        return [f"--data_dir {printable(str(words))}: a single folder has nothing to be weighed against. Give {name} "
-                "alone, or a second folder with its weight."]
-    if weighted and without:
-        return [f"--data_dir: {printable(weighted[0].path)} has a weight, {printable(without[0].path)} has none. Give "
-                "every folder one, or none of them: then their sizes decide."]
-    seen: dict[str, str] = {}
-    for folder in folders:
-        real = os.path.realpath(folder.path)
-        if real in seen:
-            sum_up = ", with the sum of its weights" if weighted else ""
-            return [f"--data_dir: {printable(seen[real])} and {printable(folder.path)} are the same folder. Name it "
-                    f"once{sum_up}."]
-        seen[real] = folder.path
+    if len({folder.weight is None for folder in folders}) > 1:
+        without = next(folder for folder in folders if folder.weight is None)
+        return [f"--data_dir: {printable(without.path)} has no weight. Give every folder one, or none of them: then "
+                "their sizes decide."]
+    places = [os.path.realpath(folder.path) for folder in folders]
+    if twice := next((folder for at, folder in enumerate(folders) if places[at] in places[:at]), None):
+        return [f"--data_dir: {printable(twice.path)} is there twice. Name it once, with the sum of its weights."]
     return []
 
 
 def _folder_of(word: str, is_alone: bool) -> DataDir:
     """The folder that a word names. Raises ValueError for a weight that is none."""
     path, _, weight = word.rpartition(":")
-    if os.path.isdir(word):
-        return DataDir(word, None)
-    if not is_alone and re.fullmatch(NUMBER, word):
-        raise ValueError(f"{word}: is a number, and no folder has this name. Write a weight behind its folder, with a "
-                         f"colon: DIR:{word}")
-    is_weight = bool(re.fullmatch(rf"\s*[+-]?({NUMBER}|nan|inf|infinity)\s*", weight, re.IGNORECASE))
+    is_weight = bool(re.fullmatch(NUMBER, weight))
     is_there = bool(path) and os.path.isdir(path)
-    if not path or (is_alone and not (is_weight and is_there)) or not (is_weight or is_there):
+    if not path or os.path.isdir(word) or not (is_weight or is_there) or (is_alone and not (is_weight and is_there)):
         return DataDir(word, None)  # the colon is the name's own; that there is no such folder is said later
     return DataDir(path, _weight(weight, word))
 
@@ -79,11 +65,9 @@ def _weight(text: str, word: str) -> Fraction:
     """The weight in a word, above 0. Raises ValueError."""
     from fractions import Fraction  # with decimal, which it needs, it takes longer than the rest of this file
 
-    if re.fullmatch(NUMBER, text, re.IGNORECASE):
-        top, _, bottom = text.partition("/")
-        if not bottom or int(bottom):
-            value = Fraction(top) / int(bottom or 1)
-            if value > 0:
+    if re.fullmatch(NUMBER, text):
+        with contextlib.suppress(ZeroDivisionError):
+            if (value := Fraction(text)) > 0:
                 return value
     raise ValueError(f"{printable(word)}: the weight must be a number above 0, such as 0.7. To train without a folder, "
                      "leave it out.")

@@ -9,9 +9,8 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.words import printable
-from tokens.layouts import ITEM_BYTES, Part
+from tokens.layouts import DTYPES, Part
 
-DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ITEM_BYTES}
 SCANNED_TOKENS = 2**22  # read and checked at a time
 
 

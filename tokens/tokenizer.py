@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import Exit, UserError
 from common.files import read_bytes
-from common.terminal import STDERR_LOCK
+from common.names import TOKENIZER
 from common.words import printable
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # what tokenizers call the end of a document
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "encoder.json")  # in the order of preference
 MAX_VOCAB_SIZE = 2**24  # the same bound holds for the checkpoints that can be opened
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
@@ -30,16 +28,11 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 # ---------------------------------------------------------------- opening
 
 
-def tokenizer_of(folder: Path, given: str | None, vocab_size: int, all_ids: bool = True) -> Tokenizer:
-    """The tokenizer given, else the one in a model's folder. Raises UserError (exit 3), also if it has too many ids.
-
-    Without all_ids the ids are counted in less time, as load_with_size says.
-    """
-    path = given or next((folder / name for name in TOKENIZER_FILES if (folder / name).exists()), None)
-    if path is None:
-        raise UserError(Exit.DATA, f"{printable(str(folder))} has no tokenizer.json. Give the model's "
-                                   "--tokenizer_file.")
-    tokenizer, num_ids = load_with_size(Path(path), all_ids)
+def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
+    """The tokenizer given, else the one in a model's folder. Raises UserError (exit 3), also if it has too many ids."""
+    if given is None and not (folder / TOKENIZER).exists():
+        raise UserError(Exit.DATA, f"{printable(str(folder))} has no {TOKENIZER}. Give the model's --tokenizer_file.")
+    tokenizer, num_ids = load_with_size(Path(given or folder))
     if num_ids > vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
                                    "Give the model's own --tokenizer_file.")
@@ -47,26 +40,36 @@ def tokenizer_of(folder: Path, given: str | None, vocab_size: int, all_ids: bool
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a tokenizer.json, or GPT-2's encoder.json with vocab.bpe (or merges.txt) beside it.
+    """Reads a tokenizer.json, or that of a folder. Text can never become a special id through it.
 
-    Text can never become a special id through it. Raises UserError (exit 3) for a file that is not a tokenizer.
+    Raises UserError (exit 3) for a file that is not a tokenizer.
     """
     return load_with_size(Path(path))[0]
 
 
-def load_with_size(path: Path, all_ids: bool = True) -> tuple[Tokenizer, int]:
-    """The tokenizer of load_tokenizer and its vocab_size_of, which takes 20 ms for GPT-2's.
+def load_with_size(path: Path) -> tuple[Tokenizer, int]:
+    """The tokenizer of load_tokenizer and its vocab_size_of, which takes 20 ms for GPT-2's."""
+    from tokenizers import Tokenizer
 
-    Without all_ids the size is the number of tokens, if the last of that many ids exists: an id that lies beyond a gap
-    may be overlooked.
-    """
-    tokenizer = _read_tokenizer(path)
-    num_ids = tokenizer.get_vocab_size(with_added_tokens=True)
-    if all_ids or num_ids == 0 or tokenizer.id_to_token(num_ids - 1) is None:
-        num_ids = vocab_size_of(tokenizer)
+    if path.is_dir():
+        path = path / TOKENIZER
+    name = f"tokenizer {printable(str(path))}"
+    try:
+        tokenizer = _for_text(Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES)))
+        # Some broken files panic only when they are first used. A text without ids in the vocabulary does not.
+        with contextlib.suppress(Exception):
+            tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
+    except OSError as error:
+        raise UserError(Exit.DATA, f"{name}: {error.strerror}. Give --tokenizer_file.") from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the Rust library is not an Exception
+        raise UserError(Exit.DATA, f"{name} is not a tokenizer.json of the tokenizers library "
+                                   f"({printable(str(error))[:120]}). Give one of pretokenize.py, or one that "
+                                   "transformers saves with AutoTokenizer.") from error
+    num_ids = vocab_size_of(tokenizer)
     if not 1 <= num_ids <= MAX_VOCAB_SIZE:
-        raise UserError(Exit.DATA, f"tokenizer {printable(str(path))} has {num_ids:,} ids, not 1 to "
-                                   f"{MAX_VOCAB_SIZE:,}. Give another.")
+        raise UserError(Exit.DATA, f"{name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another.")
     return tokenizer, num_ids
 
 
@@ -85,85 +88,6 @@ def _for_text(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
-    """Like load_tokenizer, without the check of the range of its ids."""
-    from tokenizers import Tokenizer
-
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    try:
-        content = read_bytes(path, MAX_TOKENIZER_BYTES)
-    except OSError as error:
-        raise UserError(Exit.DATA, f"tokenizer {printable(str(path))}: {error.strerror}. "
-                                   "Give --tokenizer_file.") from error
-    try:
-        with _without_panics():
-            tokenizer = _for_text(Tokenizer.from_buffer(content))
-            # Some broken files panic only when they are first used. A text without ids in the vocabulary does not.
-            with contextlib.suppress(Exception):
-                tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the Rust library is not an Exception
-        return _from_vocabulary(path, content, error)
-    return tokenizer
-
-
-@contextlib.contextmanager
-def _without_panics() -> Iterator[None]:
-    """While inside, the library cannot print the panics that it raises as errors besides: stderr goes nowhere."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    with STDERR_LOCK:  # what another thread has to say, of a signal for example, must not be lost
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-def _from_vocabulary(path: Path, content: bytes, error: BaseException) -> Tokenizer:
-    """GPT-2's original pair of files, if content is its vocabulary; error says why it is not a tokenizer.json."""
-    name = printable(str(path))
-    try:
-        fields = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as why:
-        raise UserError(Exit.DATA, f"tokenizer {name} is not JSON ({printable(str(why))[:120]}). "
-                                   "Give a tokenizer.json, or GPT-2's encoder.json.") from why
-    # Not by a key "model": GPT-2's vocabulary has it as a token. No tokenizer.json has as many keys as a vocabulary.
-    if isinstance(fields, dict) and len(fields) > 256 and not isinstance(fields.get("model"), dict):
-        return _from_vocabulary_and_merges(path, fields)
-    raise UserError(Exit.DATA, f"tokenizer {name} is not a tokenizer.json of the tokenizers library "
-                               f"({printable(str(error))[:120]}). Give one of pretokenize.py or "
-                               "transformers.") from error
-
-
-def _from_vocabulary_and_merges(path: Path, vocabulary: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of encoder.json (or vocab.json), of which path is the name, and the file of merges beside it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    beside = (path.with_name(name) for name in ("vocab.bpe", "merges.txt"))
-    merges_path = next((path for path in beside if path.exists()), None)
-    if merges_path is None:
-        raise UserError(Exit.DATA, f"{printable(str(path))} is a vocabulary without merges. Put vocab.bpe or "
-                                   "merges.txt beside it.")
-    try:
-        tokenizer = Tokenizer(models.BPE.from_file(str(path), str(merges_path)))
-    except Exception as error:
-        raise UserError(Exit.DATA, f"{printable(str(path))} and {merges_path.name} do not fit together "
-                                   f"({printable(str(error))[:120]}). Take both from one model.") from error
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    if END_OF_TEXT in vocabulary:
-        tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    return _for_text(tokenizer)
-
-
 # ---------------------------------------------------------------- what the programs ask
 
 
@@ -172,27 +96,17 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def end_of_text(tokenizer: Tokenizer) -> tuple[str, int] | None:
-    """The token that ends a document, by the names that tokenizers use for it, and its id; None if there is none."""
-    ids = ((name, tokenizer.token_to_id(name)) for name in ENDS_OF_TEXT)
-    return next(((name, found) for name, found in ids if found is not None), None)
-
-
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
-    """The id that ends a document, None if there is none."""
-    found = end_of_text(tokenizer)
-    return found[1] if found else None
+    """The id of the token that ends a document, by the names that tokenizers use for it; None if there is none."""
+    return next((found for name in ENDS_OF_TEXT if (found := tokenizer.token_to_id(name)) is not None), None)
 
 
 def opening_ids(tokenizer: Tokenizer) -> list[int]:
     """The special ids that the tokenizer itself puts before every text: <|begin_of_text|> of Llama 3, none of GPT-2."""
-    try:
-        plain = tokenizer.encode("a", add_special_tokens=False).ids
-        whole = tokenizer.encode("a", add_special_tokens=True).ids
-    except Exception:  # from a vocabulary of words that has no token for unknown ones
-        return []
-    starts = (at for at in range(len(whole) - len(plain) + 1) if whole[at:at + len(plain)] == plain)
-    return whole[:next(starts, 0)]
+    with contextlib.suppress(Exception):  # from a vocabulary of words that has no token for unknown ones
+        encoding = tokenizer.encode("a")
+        return encoding.ids[:encoding.special_tokens_mask.index(0)]
+    return []
 
 
 def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
@@ -238,17 +152,16 @@ def vocabulary_of(tokenizer: Tokenizer, ids: Mapping[str, int] | None = None) ->
 
     ids are those of its get_vocab(with_added_tokens=True), where they are known.
     """
-    found = end_of_text(tokenizer)
-    if found is None:
+    end_id = end_of_text_id(tokenizer)
+    if end_id is None:
         raise UserError(Exit.DATA, "the tokenizer has no end-of-text token. Documents could not be told apart. Add "
                                    f"{END_OF_TEXT} to it, or leave out --tokenizer_file.")
-    end, end_id = found
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
     splits_as_gpt2 = _splits_as_gpt2(fields)
     is_known_kind = splits_as_gpt2 and _merges_as_gpt2(fields["model"])
     num_ids = vocab_size_of(tokenizer) if ids is None else max(ids.values(), default=-1) + 1
-    return Vocabulary(content, num_ids, end_id, end, splits_as_gpt2, is_known_kind, tokenizer)
+    return Vocabulary(content, num_ids, end_id, tokenizer.id_to_token(end_id), splits_as_gpt2, is_known_kind, tokenizer)
 
 
 def _splits_as_gpt2(fields: dict[str, Any]) -> bool:

@@ -33,27 +33,25 @@ class Watch:
         self._look_at = 0.0  # by time.monotonic()
         bus_errors.add(self)
 
-    @property
-    def is_due(self) -> bool:
-        """True once SECONDS_BETWEEN_LOOKS have passed since the last look."""
-        return time.monotonic() >= self._look_at
+    def look(self, which: Iterable[int], now: bool = False) -> None:
+        """Raises TokensChanged if one of these parts has changed; which are their numbers.
 
-    def look(self, which: Iterable[int]) -> None:
-        """Raises TokensChanged if one of these parts has changed; which are their numbers."""
-        for at in which:
-            if change := self._change_of(at):
-                raise TokensChanged(f"{change} while it was read. Its tokens are no longer those that were checked.")
-        self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
+        Without now it does nothing, and takes none of them, until SECONDS_BETWEEN_LOOKS have passed since the last
+        look.
+        """
+        if now or time.monotonic() >= self._look_at:
+            for at in {*which}:
+                if change := self._change_of(at):
+                    raise TokensChanged(f"{change} while it was read. Its tokens are not those that were checked.")
+            self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
     def _change_of(self, at: int) -> str:
         """What happened to a part's file, in words; '' if nothing did."""
-        part, seen, now = self._parts[at], self._seen[at], _status_of(self._parts[at])
+        seen, now = self._seen[at], _status_of(self._parts[at])
         if seen is None or now is None or now == seen or now[:2] != seen[:2]:
             return ""
-        name = f"token file {printable(str(part.path))}"
-        if now[2] < seen[2]:
-            return f"{name} was cut from {seen[2]:,} to {now[2]:,} bytes"
-        return f"{name} was written to"
+        name = printable(str(self._parts[at].path))
+        return f"token file {name} was written to or cut ({seen[2]:,} bytes before, {now[2]:,} now)"
 
     def explain(self) -> str:
         """Which file became shorter, for the last words of a process that read beyond its end."""

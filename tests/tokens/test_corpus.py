@@ -90,29 +90,25 @@ def swap_for_a_folder(folder: Path) -> None:
 
 
 BAD_CORPORA = {
-    "odd bytes": (write("train.bin", b"\1" * 1999), "1,999 bytes, not a positive multiple of 2"),
+    "odd bytes": (write("train.bin", b"\1" * 1999), "1,999 bytes, where its 999 tokens of int16 make 1,998"),
     "empty": (write("train.bin", b""), "has 0 bytes"),
     "shorter": (write("train.bin", tokens([1] * 999)), "holds 999 tokens, metadata"),
     "large id": (write("train.bin", tokens([1] * 500 + [400] + [1] * 499)), "id 400 at position 500"),
     "negative id": (write("train.bin", tokens([1] * 998 + [-7, -8])), "id -7 at position 998"),
-    "missing bin": (lambda folder: (folder / "train.bin").unlink(), "is missing. Run: python pretokenize.py"),
+    "missing bin": (lambda folder: (folder / "train.bin").unlink(), "is missing or not a file. Run: python"),
     "missing val": (lambda folder: (folder / "val.bin").unlink(), "val.bin is missing"),
-    "folder as bin": (swap_for_a_folder, "train.bin is missing"),
-    "npy": (lambda folder: np.save((folder / "train.bin").open("wb"), np.ones(8)), "holds 96 tokens, metadata"),
-    "llm.c": (write("train.bin", tokens([20240520] + [0] * 499, "<i4")), "id -10,104 at position 0"),
+    "folder as bin": (swap_for_a_folder, "train.bin is missing or not a file"),
     "no metadata": (lambda folder: (folder / "metadata.json").unlink(), "No such file or directory. Run: python"),
     "cut metadata": (write("metadata.json", '{"format": "gpt-tok'), "is not JSON"),
-    "binary metadata": (write("metadata.json", b"\xff\xfe\x00"), "is not JSON"),
     "metadata a list": (write("metadata.json", "[1, 2]"), "holds no JSON object"),
-    "version": (lambda folder: change(folder, version=99), "version is 99, not 1"),
     "no version": (lambda folder: change(folder, version=None), "version is None"),
     "vocab text": (lambda folder: change(folder, vocab_size="400"), "vocab_size is '400', not a whole number"),
     "vocab zero": (lambda folder: change(folder, vocab_size=0), "vocab_size is 0"),
     "vocab huge": (lambda folder: change(folder, vocab_size=2**24 + 1), "whole number from 1 to 16,777,216"),
     "end text": (lambda folder: change(folder, end_of_text_id="x"), "end_of_text_id is 'x'"),
-    "end outside": (lambda folder: change(folder, end_of_text_id=400), "end_of_text_id is 400"),
+    "end outside": (lambda folder: change(folder, end_of_text_id=400), "end_of_text_id is 400, not .* to 399"),
     "dtype unknown": (lambda folder: change(folder, dtype="float32"), "dtype is 'float32', not one of int16"),
-    "no splits": (lambda folder: change(folder, splits=None), "splits is (None|\\[\\]), not an object"),
+    "no splits": (lambda folder: change(folder, splits=None), "splits is None, not an object"),
     "small vocab": (lambda folder: change(folder, vocab_size=100), "ids, metadata .* says 100"),
 }
 
@@ -211,8 +207,7 @@ def damage_files(split: str, **fields):
     """A function that changes the record of a split's first file, or of the split itself."""
     def damage(folder: Path) -> None:
         splits = json.loads((folder / "metadata.json").read_text())["splits"]
-        (splits[split] if "files" in fields or "tokens_in_all" in fields else splits[split]["files"][0]).update(
-            {"tokens" if key == "tokens_in_all" else key: value for key, value in fields.items()})
+        (splits[split] if "files" in fields else splits[split]["files"][0]).update(fields)
         change(folder, splits=splits)
     return damage
 
@@ -223,19 +218,17 @@ def named(name: object) -> tuple:
 
 BAD_SHARDS = {
     **{f"name {name!r}": named(name) for name in (
-        "../train_000000.bin", "/etc/passwd", "a/train_000000.bin", "train_000000.bin/..", "val_000000.bin", "", None,
-        5, "train_000000.bin\n", "train_00000\u0661.bin", "..", "metadata.json", ["train_000000.bin"],
-        "train_000000.bin\0", "\x1b[2Jtrain_000000.bin", "C:\\train_000000.bin", "x" * 5000)},
+        "../train_000000.bin", "/etc/passwd", "val_000000.bin", "", None, "train_000000.bin\n", "train_00000\u0661.bin",
+        ["train_000000.bin"], "\x1b[2Jtrain_000000.bin", "x" * 5000)},
     "name twice": (damage_files("train", name="train_000001.bin"), "not a name like .*, which stands there once"),
     "no files": (damage_files("train", files=[]), r"splits.train.files is \[\], not a list of files"),
     "files a text": (damage_files("train", files="train_000000.bin"), "not a list of files"),
     "tokens of a file": (damage_files("train", tokens=401), "train_000000.bin holds 400 tokens, metadata .* says 401"),
     "tokens text": (damage_files("val", tokens="100"), "tokens is '100', not a whole number"),
-    "tokens in all": (damage_files("train", tokens_in_all=999), "holds 1,000 tokens, metadata .* says 999"),
     "a shard is missing": (lambda folder: (folder / "train_000001.bin").unlink(), "train_000001.bin is missing"),
     "a shard is shorter": (write("train_000002.bin", tokens([1] * 598)), "train_000002.bin holds 598 tokens"),
     "layout": (lambda folder: change(folder, layout="zip"), "layout is 'zip', not one of native, nanogpt, "),
-    "layout of others": (lambda folder: change(folder, layout="llmc"), "llm.c's header begins with"),
+    "layout of others": (lambda folder: change(folder, layout="llmc"), "llm.c's header with 20240520"),
 }
 
 

@@ -65,9 +65,6 @@ def test_a_mixture_is_known_by_its_folders_their_order_and_their_weights(folders
 
 def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name(folders):
     tokenizer = json.loads(Path("code/tokenizer.json").read_text())
-    Path("code/tokenizer.json").write_text(json.dumps(tokenizer, indent=4))
-    assert opened("prose", "code").vocab_size == 400  # the same tokenizer, written in another way
-
     edit("code", end_of_text_id=1)
     assert "prose and code have different ids for the end of a text: 0 and 1" in refusal("prose", "code")
     edit("code", end_of_text_id=0, vocab_size=401)
@@ -76,7 +73,7 @@ def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name
     tokenizer["model"]["merges"].pop()
     Path("code/tokenizer.json").write_text(json.dumps(tokenizer))
     said = refusal("prose", "code")
-    assert "--data_dir prose and code were made with different tokenizers (sha256" in said
+    assert "--data_dir prose and code have different tokenizers, by their sha256: " in said
     assert "Run pretokenize.py for code again with --tokenizer_file prose/tokenizer.json" in said
 
 
