@@ -36,7 +36,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
            called="checkpoint checkpoint_dir out_dir model model_path")
     g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
-           "dict with their names, read in a process of its own", "none", against="ckpt")
+           "dict with their names, read as tensors and numbers alone", "none", against="ckpt")
     g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records",
            needs="from_nanogpt")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, for gguf and --from_nanogpt", "the checkpoint's")
@@ -153,9 +153,8 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
             if args.from_nanogpt is not None:
                 place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
                 source = Path(place) / Path(args.from_nanogpt).stem
-                with out.phase("reading the file in a process of its own"):
-                    out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head, signals,
-                                    out.warn))
+                with out.phase("reading the file"):
+                    out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head, out.warn))
             else:
                 source = resolve(Path(args.ckpt), out.warn)
             with out.phase(f"writing {printable(target.name)}"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,17 +13,14 @@ from typing import Any, TypeVar
 from architectures.fields import shown
 from architectures.table import DEFAULT, ModelConfig, name_of
 from checkpoint.contents import WHAT_OPENS
+from checkpoint.recorded import numbered_in, steps_in
 from checkpoint.tensors import pickles_in
 from checkpoint.verify import is_as_told, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
-from common.files import BEST, LAST, named_in
+from common.files import BEST, named_in
 from common.names import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS
 from common.words import is_utf8, printable, several, shell_word
 
-# Names that transformers and nanoGPT download by themselves, and what they are called on huggingface.co.
-ON_THE_HUB = {"gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/gpt2-medium",
-              "gpt2-large": "openai-community/gpt2-large", "gpt2-xl": "openai-community/gpt2-xl",
-              "distilgpt2": "distilbert/distilgpt2"}
 NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
 T = TypeVar("T")
 
@@ -48,33 +43,10 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
 # ---------------------------------------------------------------- a folder of checkpoints
 
 
-def steps_in(folder: Path) -> dict[int, Path]:
-    """The finished checkpoints of a folder by step, newest first; whatever else lies there is left out."""
-    return {step: path for step, (path, why) in _numbered_in(folder).items() if why is None}
-
-
 def unfinished_in(folder: Path) -> list[Path]:
     """The folders that have a checkpoint's name and some content, but no manifest: half copied, or another program's.
     """
-    return [path for path, why in _numbered_in(folder).values() if why]
-
-
-def _numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
-    """All that has a checkpoint's name, by step, newest first, with why it is none: None if it is one, '' if empty."""
-    found: dict[int, tuple[Path, str | None]] = {}
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if match := re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name):
-                try:
-                    why = None
-                    if not (path / MANIFEST).exists():
-                        why = f"{MANIFEST} is missing" if any(path.iterdir()) else ""
-                except NotADirectoryError:
-                    why = ""
-                except OSError as error:
-                    why = f"{error.strerror}"
-                found[int(match[1])] = path, why
-    return dict(sorted(found.items(), reverse=True))
+    return [path for path, why in numbered_in(folder).values() if why]
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None],
@@ -85,7 +57,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
     are damaged, with the reasons.
     """
     reasons = []
-    for path, why in _numbered_in(folder).values():
+    for path, why in numbered_in(folder).values():
         if why is None:
             try:
                 return path, reader(path)
@@ -120,23 +92,16 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
                        f"nothing. Rename it: mv {shell_word(str(path))} NAME")
     folder, name = named_in(path, home)
     shown = printable(str(folder))
-    if folder.is_file():
-        is_pickle = folder.open("rb").read(4).startswith((b"PK", b"\x80"))
-        kind = ": a pickle (such as nanoGPT's ckpt.pt), which can run code and is never opened" if is_pickle else ""
-        cure = shell_word(str(folder.parent)) if (folder.parent / CONFIG).is_file() and not is_pickle else WHAT_OPENS
-        raise _refusal(f"{shown} is a file{kind}. A checkpoint is a folder. Give {cure}.")
-    is_one, is_model = (folder / MANIFEST).is_file(), (folder / CONFIG).is_file()
-    if name and (is_one or is_model):
-        raise _refusal(f"{shown} is a single model, so none in it is the {name} one. Give {shell_word(str(folder))} "
-                       "itself.")
-    if is_one:
+    if folder.exists() and not folder.is_dir():
+        is_pickle = folder.is_file() and folder.open("rb").read(4).startswith((b"PK", b"\x80"))
+        kind = ", but a pickle (such as nanoGPT's ckpt.pt), which can run code and is never opened" * is_pickle
+        raise _refusal(f"{shown} is not a folder{kind}. Give {WHAT_OPENS}.")
+    if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
         raise _refusal(f"{shown} has training state but no {MANIFEST}: it was never finished. Give another checkpoint.")
-    if is_model:
+    if (folder / CONFIG).is_file():
         return folder, None
-    if folder.exists() and not folder.is_dir():
-        raise _refusal(f"{shown} is neither a file nor a folder. Give {WHAT_OPENS}.")
     reader = partial(verify, to_train=to_train)
     found = _best_of(folder, warn, to_train) if name == BEST else newest_sound(folder, warn, reader)
     if found is None:
@@ -154,22 +119,16 @@ def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
 
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
     """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
-    cure, sought = f"Give {shell_word(str(folder / LAST))}, or another checkpoint.", None
+    cure, sought = f"Give {shell_word(str(folder))} for the newest one.", None
     while newest := newest_sound(folder, warn, read_state):
         path, state = newest
-        if (loss := state.get("best_val_loss")) is None:
-            raise _refusal(f"{printable(str(folder))} has no best checkpoint: {path.name} records no validation. "
-                           f"{cure}")
         best = folder / f"checkpoint-{state.get('best_step', 0)}"
-        if best in steps_in(folder).values():
-            try:
-                return best, _verified(best, to_train, cure)
-            except UserError:
-                if best.exists():
-                    raise
-        if best == sought:  # not deleted in this moment by a training run that has a better one
-            raise _refusal(f"the best checkpoint of {printable(str(folder))} is not there any more: {path.name} says "
-                           f"it is {best.name}, with a validation loss of {loss:.4f}. {cure}")
+        is_recorded = state.get("best_val_loss") is not None
+        if is_recorded and best in steps_in(folder).values():
+            return best, _verified(best, to_train, cure)
+        if not is_recorded or best == sought:  # not deleted in this moment by a training run that has a better one
+            why = f"it is {best.name}, which is not there any more" if is_recorded else "nothing of a validation"
+            raise _refusal(f"{printable(str(folder))} has no best checkpoint: {path.name} says {why}. {cure}")
         sought = best
     return None
 
@@ -181,34 +140,15 @@ def _refusal(message: str) -> UserError:
 def _nothing_found(path: Path) -> UserError:
     """The refusal of a folder without checkpoints, or of one that does not exist."""
     name = printable(str(path))
-    for pickle in ("ckpt.pt", *pickles_in(path)):
-        if (path / pickle).exists():
-            return _refusal(f"{name} holds {pickle}, a pickle, which can run code and is never opened. Give "
-                            f"{WHAT_OPENS} with safetensors.")
-    for weights in (WEIGHTS, INDEX):
-        if (path / weights).exists():
-            return _refusal(f"{name} has {weights} but no {CONFIG}, which says what model it is. Copy it from where "
-                            "the weights come from.")
+    if pickle := next((each for each in ("ckpt.pt", *pickles_in(path)) if (path / each).exists()), None):
+        return _refusal(f"{name} holds {pickle}, a pickle, which can run code and is never opened. Give {WHAT_OPENS} "
+                        "with safetensors.")
+    if weights := next((each for each in (WEIGHTS, INDEX) if (path / each).exists()), None):
+        return _refusal(f"{name} has {weights} but no {CONFIG}, which says what model it is. Copy it from where the "
+                        "weights come from.")
     command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(str(path))}"
-    if path.is_dir():
-        return _refusal(f"{name} holds no checkpoint. Train one first: {command}")
-    others = steps_in(path.parent) or (steps_in(Path("out")) if path.name.startswith("checkpoint-") else {})
-    cure = f"Train one first: {command}"
-    if on_hub := _name_on_hub(str(path)):
-        cure = (f"The model on huggingface.co is hf://{on_hub}; it needs pip install huggingface_hub. By hand: hf "
-                f"download {on_hub} '*.json' 'model*.safetensors' --local-dir {path.name}")
-    elif others:
-        there = list(others.values())
-        cure = (f"{printable(str(there[0].parent))} holds {', '.join(other.name for other in there[:3])}. Give one of "
-                f"them, or {shell_word(str(there[0].parent / LAST))}.")
-    return _refusal(f"{name} does not exist. {cure}")
-
-
-def _name_on_hub(name: str) -> str:
-    """What a name is called on huggingface.co, if it looks like one from there; '' if it does not."""
-    is_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) and not Path(name).parent.exists()
-    is_ours = re.search(r"/(checkpoint-\d+|best|last)$", name)
-    return ON_THE_HUB.get(name, name if is_id and not is_ours else "")
+    return _refusal(f"{name} {'holds no checkpoint' if path.is_dir() else 'does not exist'}. Train one first: {command}"
+                    "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
@@ -285,16 +225,13 @@ def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, to
             raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "
                            f"and {value} here. Give the flags of its run, or another --output_dir.")
 
-    def trained(what: str, key: str, here: str | None, or_else: str = "") -> UserError:
-        return UserError(Exit.DATA, f"the checkpoint was trained {what} (sha256 {printable(str(data.get(key))[:12])}, "
-                                    f"here {str(here)[:12]}). Give the data it was trained on{or_else}.")
-
-    if str(data.get("tokenizer_sha256")) != str(tokenizer_sha256):
-        raise trained("with another tokenizer", "tokenizer_sha256", tokenizer_sha256)
-    if str(data.get("train_sha256")) != train_sha256 and not allow_new_data:
-        or_else, before = ", or --allow_new_data to go on with these", printable(str(data.get("mixture") or ""))
-        if before == mixture:
-            raise trained("on other tokens", "train_sha256", train_sha256, or_else)
-        raise UserError(Exit.DATA, f"the checkpoint was trained on another mixture: {before[:200] or 'one folder'}; "
-                                   f"here {mixture[:200] or 'one folder'}. Give its folders and weights in their "
-                                   f"order{or_else}.")
+    found = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256)]
+    if not allow_new_data:
+        before = data.get("mixture") or ""
+        found.append(("text", data.get("train_sha256"), train_sha256) if before == mixture else
+                     ("mixture", before or "one folder", mixture or "one folder"))
+    for what, before, here in found:
+        if str(before) != str(here):
+            or_else = "" if what == "tokenizer" else ", or --allow_new_data to go on with these"
+            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(str(before))[:200]}; "
+                                       f"here {str(here)[:200]}. Give the data it was trained on{or_else}.")

@@ -6,7 +6,7 @@ Which fields and tensors there must be is known to the folder's architecture (ar
 from __future__ import annotations
 
 import contextlib
-import os
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from checkpoint.find import resolve
 from checkpoint.tensors import said, stored_tensors
 from checkpoint.verify import MAX_COUNT, read_json
 from common.errors import Exit, InvalidCheckpoint, UserError
-from common.files import read_text
-from common.names import CONFIG, GENERATION, OPTIMIZER, WEIGHTS
-from common.words import printable
+from common.names import CONFIG, GENERATION, OPTIMIZER, TOKENIZER_CONFIG, WEIGHTS
+from common.words import first_line, printable
 from machine.backends import backend_of
 from model import Options
 from ops.shards import fill, like, local
@@ -46,7 +45,7 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     generation_config.json may name several, for models that were tuned to converse; config.json is asked after it.
     Raises UserError (exit 4).
     """
-    try:
+    with opening(f"checkpoint {printable(str(folder))}"):
         for name in (GENERATION, CONFIG):
             value = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
             if value is not None:
@@ -54,23 +53,17 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
                 for index in ids:
                     check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
                 return tuple(ids)
-    except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. Correct the file, or delete "
-                                         "the field.") from error
     return ()
 
 
 def chat_template(folder: Path) -> str | None:
     """The template of a conversation (Jinja) that a folder holds, None if it has none. Raises UserError (exit 4)."""
     path = folder / "chat_template.jinja"
-    try:
-        if path.is_file():
-            return read_text(path)
-        path = folder / "tokenizer_config.json"
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace")
+    path = folder / TOKENIZER_CONFIG
+    with opening(f"checkpoint {printable(str(folder))}"):
         template = read_json(path).get("chat_template") if path.is_file() else None
-    except (InvalidCheckpoint, OSError, ValueError) as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {path.name} cannot be read "
-                                         f"({printable(str(error))[:100]}). Correct the file, or delete it.") from error
     return template if isinstance(template, str) else None
 
 
@@ -87,28 +80,16 @@ def open_stored(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     return config, stored
 
 
-class Weights(Mapping[str, torch.Tensor]):
+class Weights(UserDict[str, Any]):
     """The weights of a folder by the names and shapes of the model's state_dict(), without the vocabulary's padding.
 
     Most are views of a mapped file. A matrix that is several in the file is made each time that it is asked for, so
     that what is read one by one takes the memory of one.
     """
 
-    def __init__(self, parts: Mapping[str, tuple[torch.Tensor, ...]]):
-        self._parts = parts
-
     def __getitem__(self, name: str) -> torch.Tensor:
-        parts = self._parts[name]
+        parts = self.data[name]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._parts
 
 
 def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
@@ -195,8 +176,7 @@ def start_from(folder: Path, model: Network) -> None:
     """Copies the weights of --init_from into the model. Raises UserError (exit 4), for NaN and infinity too."""
     with opening(f"--init_from {printable(str(folder))}"):
         load_weights(folder, model)
-    weights = folder / WEIGHTS
-    _check_finite(weights if os.path.isfile(weights) else folder, model.named_parameters())
+    _check_finite(folder / WEIGHTS, model.named_parameters())
 
 
 def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -270,13 +250,12 @@ def _restore_generators(file: Any, device: torch.device) -> list[str]:
         raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu is missing")
     try:
         torch.set_rng_state(file.get_tensor("rng.cpu"))
-        if (name := f"rng.{device.type}") in stored and device.type != "cpu":
+        if device.type != "cpu":
+            if (name := f"rng.{device.type}") not in stored:
+                return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new random "
+                        "sequence"]
             backend_of(device).api.set_rng_state(file.get_tensor(name))
-        elif device.type != "cpu":
-            return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new random "
-                    "sequence"]
     except (RuntimeError, TypeError) as error:
-        why = printable(str(error).split("\n")[0])[:120]
         raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or a GPU's is not the state of a random-number generator "
-                                f"({why})") from error
+                                f"({first_line(error)[:120]})") from error
     return []

@@ -1,57 +1,55 @@
 """A checkpoint of nanoGPT or build-nanogpt, or a plain state dict with their names, as a Hugging Face folder of GPT-2.
 
-Such a .pt file is a pickle. It is never opened in this process: checkpoint/pickled.py reads it in another one.
+Such a .pt file is a pickle, which can name any function to call. torch's reader of plain tensors refuses to.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-import checkpoint
 from architectures.gpt2 import GPT2
 from checkpoint.contents import model_card, text_files
 from checkpoint.load import weights_of
-from common.children import SAFE_PATH, ask
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.names import STATE, WEIGHTS
-from common.signals import Signals
 from common.words import count, printable
 from model import GPTConfig
 from tokens.tokenizer import end_of_text_id, load_with_size
 
-READER = Path(checkpoint.__file__).with_name("pickled.py")
 PADDING = 128  # a vocabulary is padded to a multiple of 64 or 128
+PREFIXES = re.compile(r"^((_orig_mod|module|model)\.)+")  # of torch.compile, of DDP, of a wrapper
+MASKS = (".attn.bias", ".attn.masked_bias")  # buffers of older versions, no parameters
 
 
-def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None, signals: Signals,
-            warn: Callable[[str], None]) -> str:
+class SavedConfig:
+    """Stands for build-nanogpt's GPTConfig, an object: its fields become attributes, and it has no methods to run."""
+
+
+def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None, warn: Callable[[str], None],
+            ) -> str:
     """Writes the file's model as a new folder; returns what was found in words.
 
     Its activation is what nanoGPT (exact GELU) or build-nanogpt (tanh) compute. Raises UserError: exit 3 for a
     tokenizer that is not the model's, exit 4 for a file that is not read; OSError.
     """
-    shown = f"--from_nanogpt {printable(str(path))}"
-    folder.mkdir(parents=True)
-    found = folder.with_name("found.safetensors")  # beside the folder, which is temporary with all that is beside it
-    answer = ask([sys.executable, str(READER), os.path.abspath(path), str(found)], signals, env={SAFE_PATH: "1"})
-    if answer.code:
-        raise UserError(Exit.CHECKPOINT, f"{shown}: {answer.reason}. Give a ckpt.pt of nanoGPT, or save "
-                                         "model.state_dict() alone with torch.save.")
-    facts, weights = json.loads(answer.printed), load_file(found)
     try:
-        activation = "gelu_new" if facts["is_object"] else "gelu"
-        config = _config(weights, n_head or facts["n_head"], activation)
-        weights_of(config, GPT2().to_hf_tensors(config, weights))
+        weights, facts = _read(path)
+        saved = facts.get("config")
+        is_object = isinstance(saved, SavedConfig)
+        shape = vars(saved) if is_object else facts.get("model_args") or {}
+        config = _config(weights, n_head or shape.get("n_head"), "gelu_new" if is_object else "gelu")
+        stored = GPT2().to_hf_tensors(config, weights)
+        weights_of(config, stored)
     except InvalidCheckpoint as error:
-        raise UserError(Exit.CHECKPOINT, f"{shown}: {error}. {error.cure or 'Give a GPT-2 by its names.'}") from error
+        cure = error.cure or "Give a ckpt.pt of nanoGPT, or save model.state_dict() alone with torch.save."
+        raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(str(path))}: {error}. {cure}") from error
 
     tokenizer_json = end_id = None
     if tokenizer_file is None:
@@ -63,17 +61,33 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
                                        f"{config.vocab_size:,}: it was trained with another. Give that one, or none.")
         tokenizer_json, end_id = tokenizer.to_str(), end_of_text_id(tokenizer)
         config = replace(config, vocab_size=num_ids)
+        stored = GPT2().to_hf_tensors(config, weights)
 
-    said = {"converted from": printable(path.name), "activation": config.activation,
-            **{name.replace("_", " "): f"{value:g}" for name, value in facts["run"].items()}}
-    texts = text_files(0, config, {}, tokenizer_json, end_id, model_card(config, said))
+    folder.mkdir(parents=True)
+    texts = text_files(0, config, {}, tokenizer_json, end_id, model_card(config, {
+        "converted from": printable(path.name), "activation": config.activation}))
     for name in texts.keys() - {STATE}:
         (folder / name).write_text(texts[name], encoding="utf-8")
-    stored = {name: tensor.contiguous() for name, tensor in GPT2().to_hf_tensors(config, weights).items()
-              if name != "lm_head.weight" or not config.tie_weights}
-    save_file(stored, folder / WEIGHTS, {"format": "pt"})
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()
+               if name != "lm_head.weight" or not config.tie_weights}, folder / WEIGHTS, {"format": "pt"})
     return (f"{count(config.num_parameters)} parameters, {config.n_layer} layers, {config.n_head} heads, width "
             f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, {config.activation}")
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+    """The weights, fp32, and all that the file holds. Raises InvalidCheckpoint."""
+    known: list[Any] = [(SavedConfig, f"{module}.GPTConfig") for module in ("__main__", "model", "train_gpt2")]
+    try:
+        with torch.serialization.safe_globals(known):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        inside = (found.get(name) for name in ("model", "model_state_dict", "state_dict"))
+        stored = next((place for place in inside if isinstance(place, Mapping)), found)
+        return {PREFIXES.sub("", name): tensor.detach().float() for name, tensor in stored.items()
+                if not name.endswith(MASKS)}, found
+    except Exception as error:  # there is no end to what may be wrong with a pickle
+        unknown = re.search(r"GLOBAL '?([\w.]+)", str(error))
+        why = f"it names {unknown[1]}" if unknown else getattr(error, "strerror", None) or type(error).__name__
+        raise InvalidCheckpoint(f"it cannot be read as names with tensors and numbers alone ({why})") from error
 
 
 def _config(weights: dict[str, torch.Tensor], n_head: int | None, activation: str) -> GPTConfig:

@@ -1,4 +1,4 @@
-"""The flags that a run recorded, found before torch is imported.
+"""The checkpoints of a folder, and the flags that a run recorded, found before torch is imported.
 
 output_dir/config.toml holds them, which may be edited, and so does the trainer_state.json of every checkpoint, which
 is enough where a checkpoint was copied away from its folder.
@@ -34,7 +34,7 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
     found = (_checkpoints_of(path, output_dir) for path in requested)
     folder, checkpoints = next((there for there in found if there[1]), (output_dir, []))
     if not checkpoints and (mirror := asked.get("mirror_to")):
-        folder, checkpoints = Path(mirror), newest_first(Path(mirror))  # of a machine that is gone
+        folder, checkpoints = Path(mirror), [*steps_in(Path(mirror)).values()]  # of a machine that is gone
     if not checkpoints:
         return None
 
@@ -86,18 +86,28 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     if all((path / name).is_file() for name in (MANIFEST, STATE)):
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
     folder, _ = named_in(path, output_dir)  # best and last are of the same run
-    return folder, newest_first(folder)
+    return folder, [*steps_in(folder).values()]
 
 
-def newest_first(folder: Path) -> list[Path]:
-    """The finished checkpoints in a folder."""
-    steps = {}
+def steps_in(folder: Path) -> dict[int, Path]:
+    """The finished checkpoints of a folder by step, newest first; whatever else lies there is left out."""
+    return {step: path for step, (path, why) in numbered_in(folder).items() if why is None}
+
+
+def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
+    """All that has a checkpoint's name, by step, newest first, with why it is none: None if it is one, '' if empty."""
+    found: dict[int, tuple[Path, str | None]] = {}
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            named = re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name)
-            if named and all((path / name).is_file() for name in (MANIFEST, STATE)):
-                steps[int(named[1])] = path
-    return [steps[step] for step in sorted(steps, reverse=True)]
+            if match := re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name):
+                why = None
+                try:
+                    if not (path / MANIFEST).exists():
+                        why = f"{MANIFEST} is missing" if any(path.iterdir()) else ""
+                except OSError as error:
+                    why = str(error.strerror) if path.is_dir() else ""
+                found[int(match[1])] = path, why
+    return dict(sorted(found.items(), reverse=True))
 
 
 def _first_readable(checkpoints: list[Path]) -> Layer | None:

@@ -6,10 +6,10 @@ tensor. Files are mapped into memory: a tensor is read from the disk when it is 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +23,12 @@ from architectures.fields import shown
 from checkpoint.contents import DTYPES
 from checkpoint.verify import read_json
 from common.errors import InvalidCheckpoint
-from common.files import read_bytes, write_all
+from common.files import write_all
 from common.names import INDEX, WEIGHTS
-from common.words import printable, several
+from common.words import printable
 
 BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time
-GIT_LFS = b"version https://git-lfs"  # how a file begins that only stands for a large one
+FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 COPY_WHOLE = "Download the model again, or copy all of its files."
 
 
@@ -50,27 +50,17 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if not (folder / INDEX).exists():
         if pickles := pickles_in(folder):
             raise InvalidCheckpoint(f"its weights are a pickle ({pickles[0]}), which can run code and is never opened")
-        if shards := list(folder.glob("model-*-of-*.safetensors")):
-            raise InvalidCheckpoint(f"{INDEX} is missing, which names the tensors in its "
-                                    f"{several(len(shards), 'file')} of weights", COPY_WHOLE)
-        raise InvalidCheckpoint(f"{WEIGHTS} is missing")
+        raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too", COPY_WHOLE)
     file_of = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(file_of, dict) or not file_of:
-        raise InvalidCheckpoint(f"{INDEX}: weight_map is {shown(file_of)}, not an object with the file of each tensor",
-                                COPY_WHOLE)
-    for file in dict.fromkeys(map(str, file_of.values())):
-        if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file:
-            raise InvalidCheckpoint(f"{INDEX}: weight_map has {shown(file)}, not the name of a safetensors file in the "
-                                    "same folder", COPY_WHOLE)
-        if not os.path.isfile(folder / file):  # false for names that no file can have, too
-            raise InvalidCheckpoint(f"{printable(file)[:60]} is missing, which {INDEX} names", COPY_WHOLE)
-    tensors_in = {file: mapped(folder / file) for file in sorted(set(file_of.values()))}
-    problems = [f"{INDEX} says that {printable(name)[:100]} is in {file}, but that file does not hold it"
-                for name, file in file_of.items() if name not in tensors_in[file]]
-    problems += [f"{file} holds {printable(name)[:100]}, which {INDEX} does not name there"
-                 for file, tensors in tensors_in.items() for name in tensors if file_of.get(name) != file]
-    if problems:
-        raise InvalidCheckpoint(said(problems), COPY_WHOLE)
+    if not isinstance(file_of, dict) or not file_of or not all(
+            isinstance(file, str) and FILE_NAME.fullmatch(file) for file in file_of.values()):
+        raise InvalidCheckpoint(f"{INDEX}: weight_map is {shown(file_of)}, not an object with the safetensors file of "
+                                "each tensor in the same folder", COPY_WHOLE)
+    tensors_in = {file: mapped(folder / file) for file in sorted({*file_of.values()})}
+    held = {(name, file) for file, tensors in tensors_in.items() for name in tensors}
+    if wrong := sorted(held ^ {*file_of.items()}):
+        where = said([f"{printable(name)[:100]} in {file}" for name, file in wrong])
+        raise InvalidCheckpoint(f"{INDEX} and its files differ: {where}", COPY_WHOLE)
     return {name: tensors_in[file][name] for name, file in file_of.items()}
 
 
@@ -80,10 +70,6 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except (SafetensorError, OSError) as error:
-        with contextlib.suppress(OSError):
-            if read_bytes(path, most_bytes=1024).startswith(GIT_LFS):
-                raise InvalidCheckpoint(f"{path.name} is not the weights but a pointer of Git LFS to them",
-                                        "Run in that folder: git lfs pull") from error
         raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(str(error))[:100]})", COPY_WHOLE) from error
 
 

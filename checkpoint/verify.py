@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,14 +21,7 @@ from common.names import MANIFEST, OPTIMIZER, STATE
 from common.words import printable
 
 MAX_COUNT = 2**53  # of steps and samples: the largest whole number that every reader of JSON knows exactly
-# The fields of torch's GradScaler and their ranges, both ends included; those that end at MAX_COUNT are whole numbers.
-SCALER = (
-    ("scale", 2**-149, 2**127),
-    ("growth_factor", 1, 2**16),
-    ("backoff_factor", 2**-16, 1),
-    ("growth_interval", 1, MAX_COUNT),
-    ("_growth_tracker", 0, MAX_COUNT),
-)
+SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}  # of torch's GradScaler
 
 
 def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
@@ -40,12 +34,8 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
         checks = {name: hashers.submit(_check_file, folder, name, entry, to_train or name != OPTIMIZER)
                   for name, entry in entries.items()}
-        for name, check in checks.items():
-            try:
-                check.result()
-            except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-                why = getattr(error, "strerror", error)
-                raise InvalidCheckpoint(f"{printable(name)[:60]}: {why}") from error
+        for check in checks.values():
+            check.result()
     return _plausible_state(folder)
 
 
@@ -56,21 +46,16 @@ def manifest_sha256(folder: Path) -> str:
 
 def is_as_told(folder: Path, sha256: str) -> bool:
     """True if the checkpoint is there with this manifest, and every file has the bytes that it says."""
-    try:
+    with contextlib.suppress(InvalidCheckpoint, OSError):
         for name, entry in manifest_entries(folder).items():
             _check_file(folder, name, entry, with_hash=False)
         return manifest_sha256(folder) == sha256
-    except (InvalidCheckpoint, OSError, ValueError):
-        return False
+    return False
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The fields of trainer_state.json, which alone is compared with the manifest. Raises InvalidCheckpoint."""
-    entry = manifest_entries(folder)[STATE]
-    try:
-        _check_file(folder, STATE, entry, with_hash=True)
-    except OSError as error:
-        raise InvalidCheckpoint(f"{STATE}: {error.strerror}") from error
+    _check_file(folder, STATE, manifest_entries(folder)[STATE], with_hash=True)
     return _plausible_state(folder)
 
 
@@ -118,21 +103,22 @@ def _check_version(file: str, fields: Mapping[str, Any]) -> None:
 
 
 def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
-    """Raises InvalidCheckpoint if a file is not what the manifest's entry says, OSError if it cannot be read."""
-    path = folder / name
-    if path.parent != folder or not isinstance(entry, dict):
-        raise InvalidCheckpoint(f"{MANIFEST} holds an entry that does not name a file of this folder")
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # reading a device would never end
-        raise InvalidCheckpoint(f"{printable(name)[:60]} is not a regular file")
-    if status.st_size != entry.get("bytes"):
-        raise InvalidCheckpoint(f"{printable(name)[:60]} has {status.st_size:,} bytes, the manifest says "
-                                f"{shown(entry.get('bytes'))}")
-    if not isinstance(entry.get("sha256"), str):
-        raise InvalidCheckpoint(f"{MANIFEST}: the sha256 of {printable(name)[:60]} is {shown(entry.get('sha256'))}")
-    if with_hash and sha256_of(path) != entry["sha256"]:
-        raise InvalidCheckpoint(f"{printable(name)[:60]} does not have the manifest's sha256: its content changed "
-                                "after it was saved")
+    """Raises InvalidCheckpoint if a file is not what the manifest's entry says."""
+    path, shown_name = folder / name, printable(name)[:60]
+    if path.parent != folder or not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+        raise InvalidCheckpoint(f"{MANIFEST} holds an entry that does not name a file of this folder with its sha256")
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a device would never end
+            raise InvalidCheckpoint(f"{shown_name} is not a regular file")
+        if status.st_size != entry.get("bytes"):
+            raise InvalidCheckpoint(f"{shown_name} has {status.st_size:,} bytes, the manifest says "
+                                    f"{shown(entry.get('bytes'))}")
+        if with_hash and sha256_of(path) != entry["sha256"]:
+            raise InvalidCheckpoint(f"{shown_name} does not have the manifest's sha256: its content changed after it "
+                                    "was saved")
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        raise InvalidCheckpoint(f"{shown_name}: {getattr(error, 'strerror', error)}") from error
 
 
 # ---------------------------------------------------------------- the training state
@@ -153,16 +139,15 @@ def check_state(state: Mapping[str, Any]) -> None:
     for key in ("batch_size", "eval_tokens"):
         check_whole(STATE, f"settings.{key}", state.get("settings", {}).get(key, 1), 1, MAX_COUNT)
     if state.get("best_val_loss") is not None:
-        _check_number("best_val_loss", state["best_val_loss"], -math.inf, math.inf)
-    _check_number("seconds", state.get("seconds", 0), 0, math.inf)
+        _check_number("best_val_loss", state["best_val_loss"], -math.inf)
+    _check_number("seconds", state.get("seconds", 0), 0)
     scaler = state.get("scaler", {})  # of fp16's loss scale; empty without fp16
-    for key, low, high in SCALER if scaler else ():
-        if high == MAX_COUNT:
-            check_whole(STATE, f"scaler.{key}", scaler.get(key), int(low), MAX_COUNT)
-        else:
-            _check_number(f"scaler.{key}", scaler.get(key), low, high)
+    if scaler and scaler.keys() != SCALER:
+        raise InvalidCheckpoint(f"{STATE}: scaler does not hold {', '.join(sorted(SCALER))}")
+    for key, value in scaler.items():
+        _check_number(f"scaler.{key}", value, 0 if key == "_growth_tracker" else 2**-149)
 
 
-def _check_number(key: str, value: Any, low: float, high: float) -> None:
-    if not is_number(value) or not low <= value <= high:
-        raise InvalidCheckpoint(f"{STATE}: {key} is {shown(value)}, not a number from {low:g} to {high:g}")
+def _check_number(key: str, value: Any, low: float) -> None:
+    if not is_number(value) or value < low:
+        raise InvalidCheckpoint(f"{STATE}: {key} is {shown(value)}, not a number of {low:g} or more")

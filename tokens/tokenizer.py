@@ -161,7 +161,8 @@ def vocabulary_of(tokenizer: Tokenizer, ids: Mapping[str, int] | None = None) ->
     splits_as_gpt2 = _splits_as_gpt2(fields)
     is_known_kind = splits_as_gpt2 and _merges_as_gpt2(fields["model"])
     num_ids = vocab_size_of(tokenizer) if ids is None else max(ids.values(), default=-1) + 1
-    return Vocabulary(content, num_ids, end_id, str(tokenizer.id_to_token(end_id)), splits_as_gpt2, is_known_kind, tokenizer)
+    end = str(tokenizer.id_to_token(end_id))
+    return Vocabulary(content, num_ids, end_id, end, splits_as_gpt2, is_known_kind, tokenizer)
 
 
 def _splits_as_gpt2(fields: dict[str, Any]) -> bool:

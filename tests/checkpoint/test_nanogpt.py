@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import export
-from checkpoint import pickled
 from checkpoint.load import load_model
-from common.children import Answer
 from common.errors import Exit, UserError
 from tests.helpers.checkpoints import refused
 from tests.helpers.models import make_model
@@ -31,20 +29,6 @@ class Runs:
 
     def __reduce__(self):
         return os.system, (self.command,)
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    """The reader without a process of its own, which takes a second to start; two tests use the real one."""
-
-    def ask(words, *_, **__):
-        try:
-            return Answer(0, json.dumps(pickled.read(*words[2:])), "")
-        except Exception as error:
-            return Answer(1, "", str(error))
-
-    monkeypatch.setattr("checkpoint.nanogpt.ask", ask)
-    return monkeypatch
 
 
 def state_of(model, with_head: bool = True) -> dict[str, torch.Tensor]:
@@ -79,7 +63,6 @@ def test_a_checkpoint_of_nanogpt_computes_the_same(tmp_path, prefix, changes, ca
     assert same(converted(tmp_path / "ckpt.pt", tmp_path), model)
     said = capsys.readouterr()
     assert "gets no tokenizer, and all 448 ids" in said.err
-    assert "- iter num: 7\n- best val loss: 2.5\n" in (tmp_path / "made" / "README.md").read_text()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -109,7 +92,7 @@ def test_padding_goes_with_the_tokenizer_that_says_so(tmp_path, tokenizer_file):
     assert (tmp_path / "made" / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("num_ids", [65, 390, 4096])
+@pytest.mark.parametrize("num_ids", [390, 4096])
 def test_another_tokenizer_is_refused(tmp_path, tokenizer_file, num_ids):
     model = make_model(vocab_size=num_ids)
     torch.save({"model": state_of(model), "model_args": ARGS}, tmp_path / "ckpt.pt")
@@ -117,11 +100,10 @@ def test_another_tokenizer_is_refused(tmp_path, tokenizer_file, num_ids):
         converted(tmp_path / "ckpt.pt", tmp_path, "--tokenizer_file", str(tokenizer_file))
 
 
-def test_a_pickle_that_runs_a_command_runs_nothing(tmp_path, in_this_process):
-    in_this_process.undo()  # in the real process
+def test_a_pickle_that_runs_a_command_runs_nothing(tmp_path):
     mark = tmp_path / "ran"
     torch.save({"model": {"x": torch.ones(1)}, "model_args": Runs(f"touch {mark}")}, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=r"posix.system, which is no tensor and no number: to open it could run code"):
+    with pytest.raises(UserError, match=r"as names with tensors and numbers alone .it names posix.system."):
         converted(tmp_path / "ckpt.pt", tmp_path)
     assert not mark.exists()
     torch.load(tmp_path / "ckpt.pt", weights_only=False)

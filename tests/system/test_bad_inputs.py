@@ -280,9 +280,9 @@ BIN_FILES = [
 RESUMED = [
     ("a checkpoint that is not there", "none", "none does not exist", both()),
     ("a pickle", "ckpt.pt", "a pickle", write("ckpt.pt", b"\x80\x02}q\x00.")),
-    ("llm.c's checkpoint", "model.bin", "model.bin is a file",
+    ("llm.c's checkpoint", "model.bin", "model.bin is not a folder",
      write("model.bin", np.array([20240326, 3] + [0] * 254, "<i4").tobytes())),
-    ("a pipe", "pipe", "neither a file nor a folder", fifo("pipe")),
+    ("a pipe", "pipe", "pipe is not a folder", fifo("pipe")),
     ("a model without training state", "gpt2", "Only a checkpoint of train.py can be resumed", both()),
     ("one flipped bit", HERE, "model.safetensors does not have the manifest's sha256",
      change(WEIGHTS, lambda held: held[:-9] + bytes([held[-9] ^ 1]) + held[-8:])),
@@ -486,9 +486,9 @@ CONFIGS = [
 TENSOR_INDEX = "gpt2/model.safetensors.index.json"
 ONE_OF_THREE = "model-00002-of-00003.safetensors"
 SHARDED = [
-    ("an index that names a file elsewhere", "weight_map has '../out/checkpoint-2/model.safetensors', not the name of",
+    ("an index that names a file elsewhere", "not an object with the safetensors file of each",
      in_shards(change(TENSOR_INDEX, lambda held: held.replace(ONE_OF_THREE.encode(), f"../{WEIGHTS}".encode())))),
-    ("a file of several missing", f"{ONE_OF_THREE} is missing, which", in_shards(drop(f"gpt2/{ONE_OF_THREE}"))),
+    ("a file of several missing", f"{ONE_OF_THREE} cannot be read", in_shards(drop(f"gpt2/{ONE_OF_THREE}"))),
 ]
 PROMPTS = [
     ("a missing prompt file", "--prompt_file none.txt", "--prompt_file none.txt: No such file", both()),
@@ -500,7 +500,7 @@ def generate_rows() -> list[Row]:
     code = Exit.CHECKPOINT
     return [
         *(Row(f"generate.py: {what}", f"{GENERATE} gpt2", code, says, setup) for what, says, setup in SHARDED),
-        *(Row(f"{line.partition(' ')[0]}: a file of several missing", line, code, f"{ONE_OF_THREE} is missing, which",
+        *(Row(f"{line.partition(' ')[0]}: a file of several missing", line, code, f"{ONE_OF_THREE} cannot be read",
               in_shards(drop(f"gpt2/{ONE_OF_THREE}")))
           for line in ("train.py --data_dir corpus --output_dir new --init_from gpt2",
                        "evaluate.py --ckpt gpt2 --text text.txt --no-use_gpu",
@@ -572,9 +572,9 @@ LOCKS = [
     ("a folder", "cannot be written: Is a directory", folder("out/.lock")),
 ]
 BESTS = [
-    ("a run that never validated", "out has no best checkpoint: checkpoint-2 records no validation. Give out/last",
+    ("a run that never validated", "out has no best checkpoint: checkpoint-2 says nothing of a validation. Give out for",
      state("best_val_loss", None)),
-    ("the best was deleted", "the best checkpoint of out is not there any more: checkpoint-2 says it is checkpoint-1",
+    ("the best was deleted", "out has no best checkpoint: checkpoint-2 says it is checkpoint-1, which is not there",
      state("best_step", 1)),
     ("a record without its step", "checkpoint-2 says it is checkpoint-0", state("best_step", GONE)),
     ("a best of the future", "best_step is 3, not a whole number from 0 to 2", state("best_step", 3)),
@@ -583,7 +583,7 @@ BESTS = [
      sealed(write(STATE, "x"))),
     ("no checkpoint at all", "out holds no checkpoint. Train one first: python train.py", drop(HERE)),
     ("no folder", "out does not exist. Train one first: python train.py", drop("out")),
-    ("a file for a folder", "out is a file", write("out", "x")),
+    ("a file for a folder", "out is not a folder", write("out", "x")),
 ]
 MANIFESTS = [
 ]
