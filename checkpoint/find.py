@@ -15,7 +15,7 @@ from architectures.table import DEFAULT, ModelConfig, name_of
 from checkpoint.contents import WHAT_OPENS
 from checkpoint.recorded import numbered_in, steps_in
 from checkpoint.tensors import pickles_in
-from checkpoint.verify import is_as_told, read_state, verify
+from checkpoint.verify import manifest_sha256, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import BEST, named_in
 from common.names import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS
@@ -33,7 +33,7 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
     Raises UserError (exit 4) if it does not after so many seconds.
     """
     until = time.monotonic() + seconds
-    while not is_as_told(folder, sha256):
+    while not (folder / MANIFEST).is_file() or manifest_sha256(folder) != sha256:
         if time.monotonic() > until:
             raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} is not here as the first process sees it, "
                                              f"after {seconds:.0f} s. All machines need the same disk at this path.")
@@ -216,9 +216,7 @@ def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, to
 
     mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
     """
-    model, data = state.get("model"), state.get("data")
-    if not isinstance(model, dict) or not isinstance(data, dict):
-        raise _refusal(f"the checkpoint's {STATE} lacks model or data. Give another one.")
+    model, data = (state[key] if isinstance(state.get(key), dict) else {} for key in ("model", "data"))
     there = {**model, "arch": state.get("arch", DEFAULT)}  # older programs, which named none, had the default
     for key, value in {"arch": name_of(config), **asdict(config)}.items():
         if key != "dropout" and there.get(key) != value:

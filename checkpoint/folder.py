@@ -34,21 +34,21 @@ def owned(output_dir: Path) -> Iterator[None]:
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
     shown = f"--output_dir {printable(str(output_dir))}"
-    try:
+    with _writing(shown):
         is_new = not output_dir.exists()
         check_place("--output_dir", output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
         lock = _open_lock(output_dir / LOCK)
-    except OSError as error:
-        raise UserError(Exit.MACHINE, f"{shown[:MOST_SHOWN]} cannot be written: {error.strerror}. Choose a folder that "
-                                      "you may write to.") from error
     with lock:
         if not try_lock(lock.fileno()):
             lock.seek(0)
             raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200)).strip()}). Wait "
                                        "for it, or choose another folder.")
         try:
-            _sign(lock, shown)
+            with _writing(shown):
+                lock.truncate(0)  # then the line of who holds it, which also proves that the disk takes writes
+                # Past the buffer, which would keep the line if the disk is full, and fail again at the close.
+                os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
             sweep(output_dir)
             yield
         except UserError:
@@ -57,6 +57,16 @@ def owned(output_dir: Path) -> Iterator[None]:
                     (output_dir / LOCK).unlink()
                     output_dir.rmdir()
             raise
+
+
+@contextlib.contextmanager
+def _writing(shown: str) -> Iterator[None]:
+    """Turns an error of the system into a UserError (exit 5) that names the flag and its value."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(Exit.MACHINE, f"{shown[:MOST_SHOWN]} cannot be written: {error.strerror}. Free some space, or "
+                                      "choose a folder that you may write to.") from error
 
 
 def check_place(flag: str, folder: Path) -> None:
@@ -84,16 +94,6 @@ def _open_lock(path: Path) -> TextIO:
         os.close(handle)
     raise UserError(Exit.MACHINE, f"{printable(str(path))}, where a run says that it uses the folder, is a link or "
                                   "another file, and was left alone. Delete it, or choose another --output_dir.")
-
-
-def _sign(lock: TextIO, shown: str) -> None:
-    """Writes into the lock file who holds it, which is also the proof that the disk takes writes."""
-    try:
-        lock.truncate(0)
-        # Past the buffer, which would keep the line if the disk is full, and fail again when the file is closed.
-        os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-    except OSError as error:
-        raise UserError(Exit.MACHINE, f"{shown} cannot be written: {error.strerror}. Free some space.") from error
 
 
 def sweep(output_dir: Path) -> None:

@@ -18,8 +18,6 @@ from common.names import MANIFEST, MIRROR, RUN_CONFIG, STATE
 from common.words import printable
 
 CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
-# What --resume_from replaces: a resumed run does not begin at other weights.
-ONLY_AT_THE_START = ("init_from",)
 
 
 def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
@@ -44,8 +42,7 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
         layer = _first_readable(checkpoints)
     if layer is None:
         return None
-    for name in ONLY_AT_THE_START:
-        layer.given.pop(name, None)
+    layer.given.pop("init_from", None)  # a resumed run does not begin at other weights
     mark = read_mark(folder)
     if "output_dir" in mark:  # a mirror, whose run goes on in a folder like its own
         layer.decided.update(output_dir=mark["output_dir"], mirror_to=str(folder))

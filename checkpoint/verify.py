@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -42,15 +41,6 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
 def manifest_sha256(folder: Path) -> str:
     """By which a checkpoint is known: the manifest has the sha256 of every other file."""
     return sha256_of(folder / MANIFEST)
-
-
-def is_as_told(folder: Path, sha256: str) -> bool:
-    """True if the checkpoint is there with this manifest, and every file has the bytes that it says."""
-    with contextlib.suppress(InvalidCheckpoint, OSError):
-        for name, entry in manifest_entries(folder).items():
-            _check_file(folder, name, entry, with_hash=False)
-        return manifest_sha256(folder) == sha256
-    return False
 
 
 def read_state(folder: Path) -> dict[str, Any]:

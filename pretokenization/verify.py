@@ -59,8 +59,8 @@ def verify_split(folder: Path, split: str, stream: TokenStream, corpus: Corpus, 
         part = stream.parts[0]
         ends = document_ends(part.path, part.length)
         tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
-        if ends is None or len(ends) != number or (tokens[ends.astype(np.int64) - 1] != corpus.end_of_text_id).any():
-            raise _differs(folder / f"{split}.idx", f"it is missing, or has not the ends of {number} documents")
+        if len(ends) != number or (tokens[ends.astype(np.int64) - 1] != corpus.end_of_text_id).any():
+            raise _differs(folder / f"{split}.idx", f"it has not the ends of {number} documents")
     return number
 
 

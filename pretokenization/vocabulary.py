@@ -48,7 +48,7 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     with without_collector():
         tokenizer, _ = load_with_size(Path(path))
         ids = tokenizer.get_vocab(with_added_tokens=True)
-        vocabulary = vocabulary_of(tokenizer, ids)
+        vocabulary = vocabulary_of(tokenizer)
         refuse_uncertain_ids(tokenizer, f"--tokenizer_file {shown}", ids)
     if change := refuse_changes(vocabulary.tokenizer, f"--tokenizer_file {shown}", probes_of(vocabulary.tokenizer)):
         warn(f"--tokenizer_file {shown} {change}.")

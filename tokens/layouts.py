@@ -78,20 +78,16 @@ def _damaged(path: Path, why: str) -> UserError:
     return UserError(Exit.DATA, f"token file {printable(str(path))} {why}. Download or write it again.")
 
 
-def document_ends(path: Path, length: int) -> np.ndarray | None:
-    """Where the documents of one of our files end: cumulative uint64, in tokens; None without an .idx.
+def document_ends(path: Path, length: int) -> np.ndarray:
+    """Where the documents of one of our files end, by the .idx beside it: cumulative uint64, in tokens.
 
-    Raises UserError (exit 3) for an .idx that does not end with the tokens, or is not in order.
+    Raises UserError (exit 3) for an .idx that is missing, does not end with the tokens, or is not in order.
     """
     index = path.with_suffix(".idx")
-    if not index.is_file():
-        return None
     with _reading(index):
         ends = np.fromfile(index, "<u8")
-        num_bytes = index.stat().st_size
-    if num_bytes != ends.nbytes or ends[-1:].tolist() != [length] or (ends[1:] < ends[:-1]).any():
-        raise _damaged(index, f"has {num_bytes:,} bytes and ends at token {int(ends[-1]) if len(ends) else 0:,}, or "
-                              f"not in order. {printable(path.name)} has {length:,} tokens")
+    if index.stat().st_size != ends.nbytes or ends[-1:].tolist() != [length] or (ends[1:] < ends[:-1]).any():
+        raise _damaged(index, f"does not end at token {length:,}, or is not in order")
     return ends
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from common.errors import Exit, UserError
-from tokens.tokenizer import byte_alphabet, end_of_text_id, opening_ids
+from tokens.tokenizer import end_of_text_id, is_byte_level_bpe, opening_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,7 +78,7 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
         tokens[index], kinds[index] = token, "NORMAL"
     for token in fields["added_tokens"]:
         tokens[token["id"]], kinds[token["id"]] = token["content"], "CONTROL" if token["special"] else "USER_DEFINED"
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in fields["model"]["merges"]]
+    merges = [" ".join(merge) for merge in fields["model"]["merges"]]
     start_id = opening[0] if opening else end_id if end_of_text is None else end_of_text
     return GGUFVocabulary(splits_as, tokens, kinds, merges, start_id, end_id, bool(opening),
                           fields["normalizer"] is not None)
@@ -87,12 +87,7 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
 def rule_of(fields: Mapping[str, Any]) -> str | None:
     """llama.cpp's name for the way in which a tokenizer.json splits text; None if llama.cpp has no such way."""
     model, added = fields["model"], fields["added_tokens"]
-    unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
-    if model["type"] != "BPE" or any(model.get(name) for name in unusual):
-        return None
-    if not all(char in model["vocab"] for char in byte_alphabet()):
-        return None
-    if any(token[name] for token in added for name in ("single_word", "lstrip", "rstrip")):
+    if not is_byte_level_bpe(model) or any(token[name] for token in added for name in ("single_word", "lstrip", "rstrip")):
         return None
     pre = fields["pre_tokenizer"] or {}
     steps = [{key: value for key, value in step.items() if key != "trim_offsets"}  # which moves no word's end

@@ -131,6 +131,13 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
+def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:
+    """True for the model of a tokenizer.json that is a plain BPE over the 256 bytes."""
+    unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
+    return (model["type"] == "BPE" and not any(model.get(name) for name in unusual)
+            and all(char in model["vocab"] for char in byte_alphabet()))
+
+
 # ---------------------------------------------------------------- what pretokenize.py asks
 
 
@@ -147,11 +154,8 @@ class Vocabulary:
     tokenizer: Tokenizer = field(compare=False, repr=False)
 
 
-def vocabulary_of(tokenizer: Tokenizer, ids: Mapping[str, int] | None = None) -> Vocabulary:
-    """The facts about a tokenizer. Raises UserError (exit 3) for one without an end of text.
-
-    ids are those of its get_vocab(with_added_tokens=True), where they are known.
-    """
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """The facts about a tokenizer. Raises UserError (exit 3) for one without an end of text."""
     end_id = end_of_text_id(tokenizer)
     if end_id is None:
         raise UserError(Exit.DATA, "the tokenizer has no end-of-text token. Documents could not be told apart. Add "
@@ -159,10 +163,8 @@ def vocabulary_of(tokenizer: Tokenizer, ids: Mapping[str, int] | None = None) ->
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
     splits_as_gpt2 = _splits_as_gpt2(fields)
-    is_known_kind = splits_as_gpt2 and _merges_as_gpt2(fields["model"])
-    num_ids = vocab_size_of(tokenizer) if ids is None else max(ids.values(), default=-1) + 1
-    end = str(tokenizer.id_to_token(end_id))
-    return Vocabulary(content, num_ids, end_id, end, splits_as_gpt2, is_known_kind, tokenizer)
+    return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)), splits_as_gpt2,
+                      splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer)
 
 
 def _splits_as_gpt2(fields: dict[str, Any]) -> bool:
@@ -174,12 +176,7 @@ def _splits_as_gpt2(fields: dict[str, Any]) -> bool:
 
 def _merges_as_gpt2(model: dict[str, Any]) -> bool:
     """True for a plain BPE over the 256 bytes whose merges are in the order of the ids that they make."""
-    unusual = ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
-    if model["type"] != "BPE" or any(model.get(name) for name in unusual):
+    if not is_byte_level_bpe(model) or model.get("ignore_merges"):
         return False
-    vocabulary = model["vocab"]
-    merges, find = model["merges"], vocabulary.get
-    if merges and isinstance(merges[0], str):
-        merges = [merge.split(" ") for merge in merges]
-    results = [find(left + right, -1) for left, right in merges]
-    return all(map(operator.lt, results, results[1:])) and all(char in vocabulary for char in byte_alphabet())
+    results = [model["vocab"].get(left + right, -1) for left, right in model["merges"]]
+    return all(map(operator.lt, results, results[1:]))
