@@ -48,7 +48,8 @@ def owned(output_dir: Path) -> Iterator[None]:
             with _writing(shown):
                 lock.truncate(0)  # then the line of who holds it, which also proves that the disk takes writes
                 # Past the buffer, which would keep the line if the disk is full, and fail again at the close.
-                os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+                started = time.strftime("%Y-%m-%d %H:%M:%S")
+                os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
             sweep(output_dir)
             yield
         except UserError:

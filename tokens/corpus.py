@@ -91,9 +91,6 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     train_stream, val_stream, val_identity = training.stream, None, None
     if val_files:
         validation = _open(val_files, "val", metadata, known_size)
-        if validation.identity == training.identity:
-            notes.append(f"{validation.stream.name}: the validation tokens are the training tokens, so overfitting "
-                         "will not be seen")
         if validation.stream.length >= 2:
             val_stream, val_identity = validation.stream, validation.identity
         else:

@@ -45,7 +45,8 @@ def refuse_uncertain_ids(tokenizer: Tokenizer, what: str, ids: Mapping[str, int]
     if len({*ids.values()}) < len(ids):
         owner = {number: token for token, number in ids.items()}
         token, number = next((token, number) for token, number in ids.items() if owner[number] != token)
-        raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(token)} and for {_shown(owner[number])}. "
+        first, second = sorted((token, owner[number]))
+        raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(first)} and for {_shown(second)}. "
                                    "Give a tokenizer in which each token has its own id.")
 
 

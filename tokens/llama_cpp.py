@@ -87,7 +87,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
 def rule_of(fields: Mapping[str, Any]) -> str | None:
     """llama.cpp's name for the way in which a tokenizer.json splits text; None if llama.cpp has no such way."""
     model, added = fields["model"], fields["added_tokens"]
-    if not is_byte_level_bpe(model) or any(token[name] for token in added for name in ("single_word", "lstrip", "rstrip")):
+    strips = any(token[name] for token in added for name in ("single_word", "lstrip", "rstrip"))
+    if strips or not is_byte_level_bpe(model):
         return None
     pre = fields["pre_tokenizer"] or {}
     steps = [{key: value for key, value in step.items() if key != "trim_offsets"}  # which moves no word's end
