@@ -19,7 +19,7 @@ from checkpoint.verify import manifest_sha256, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import BEST, named_in
 from common.names import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS
-from common.words import is_utf8, printable, several, shell_word
+from common.words import printable, several, shell_word
 
 NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
 T = TypeVar("T")
@@ -87,9 +87,6 @@ def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> P
 def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
             ) -> tuple[Path, dict[str, Any] | None]:
     """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
-    if not is_utf8(str(path)):
-        raise _refusal(f"{printable(str(path))} is a name with bytes that are not UTF-8, under which safetensors opens "
-                       f"nothing. Rename it: mv {shell_word(str(path))} NAME")
     folder, name = named_in(path, home)
     shown = printable(str(folder))
     if folder.exists() and not folder.is_dir():

@@ -127,14 +127,10 @@ def load_weights(folder: Path, model: Network) -> None:
 
     Raises InvalidCheckpoint as weights_of does; the model is then unchanged.
     """
-    _copy(weights_of(model.config, stored_tensors(folder)), model)
-
-
-def _copy(weights: Mapping[str, torch.Tensor], model: Network) -> None:
-    """Copies weights into the model; the rows that pad its vocabulary become zero."""
+    weights = weights_of(model.config, stored_tensors(folder))
     with torch.no_grad():
         for name, target in model.state_dict().items():
-            fill(target, weights[name])
+            fill(target, weights[name])  # the rows that pad the vocabulary become zero
 
 
 def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
@@ -156,9 +152,10 @@ def opening(what: str) -> Iterator[None]:
 
 def load_model(folder: Path, device: torch.device) -> Network:
     """The model of a checkpoint or a Hugging Face folder, in fp32. Raises UserError (exit 4)."""
-    config, weights = open_model(folder)
-    model = architecture_of(config).build(config, Options())
-    _copy(weights, model)
+    with opening(f"checkpoint {printable(str(folder))}"):
+        config, _ = open_stored(folder)
+        model = architecture_of(config).build(config, Options())
+        load_weights(folder, model)
     return model.to(device)
 
 

@@ -668,7 +668,7 @@ def place_rows() -> list[Row]:
     return [
         Row("train.py: output_dir has a byte that is not UTF-8", f"{TRAIN} --output_dir {BAD_NAME}", flags,
             "bytes that are not UTF-8, under which the checkpoints could not be read again"),
-        Row("generate.py: a folder whose name is not UTF-8", f"{GENERATE} {BAD_NAME}", checkpoint, "Rename it: mv",
+        Row("generate.py: a folder whose name is not UTF-8", f"{GENERATE} {BAD_NAME}", checkpoint, "cannot be read",
             lambda place: (place / "gpt2").rename(place / BAD_NAME)),
         Row("export.py: a file that is no export", "export.py --ckpt gpt2 --output text.txt --overwrite", flags,
             "text.txt exists and is not an earlier export"),
