@@ -247,9 +247,8 @@ from planning.setup import answer_trial, choose_setup
 from training import recovery
 from training.checkpointing import Checkpointer
 from training.overfit_test import learn_by_heart
-from training.parts import FAST, Parts, build_run
 from training.starting import forget_best_on_other_tokens, open_output, settings_of, start
-from training.state import Run, Runtime, StepResult, TrainState
+from training.state import FAST, Parts, Run, Runtime, StepResult, TrainState, build_run
 from training.validation import Validator
 from watching.monitor import Monitor
 

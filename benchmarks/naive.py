@@ -18,7 +18,7 @@ from data import CorpusWindows
 from machine.processes import ALONE, Processes
 from ops.attention import Context
 from tokens.stream import DTYPES
-from training.parts import FAST
+from training.state import FAST
 
 # Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.
 _called: set[str] = set()

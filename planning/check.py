@@ -22,7 +22,7 @@ from planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_
 from planning.plan import attention_in_words, figure
 from planning.recipe import LOSS_CHUNK, choose_config, choose_options
 from training.optimizers import OPTIMIZERS
-from training.parts import FAST
+from training.state import FAST
 
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
 PRODUCT_SECONDS = 2.0  # for products of matrices

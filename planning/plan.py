@@ -168,7 +168,8 @@ def describe_plan(setup: Setup) -> list[str]:
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
           for name, value in decided.items() if name in recipe.reasons),
-        ("output", f"{size(plan.saving.disk_bytes)} at most, written {plan.saving.words}")]
+        ("output", f"{size(plan.saving.disk_bytes)} at most, written " + (
+            "in the background" if plan.saving.copies else "while training waits"))]
     return [*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 

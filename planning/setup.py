@@ -27,10 +27,9 @@ from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan, plan_saving
 from training.optimizers import OPTIMIZERS
 from training.parallel import sequences_at_a_time
-from training.parts import FAST, Parts
 from training.recovery import compile_run
 from training.starting import in_common
-from training.state import Run, Runtime, Setup, StepResult, TrainState
+from training.state import FAST, Parts, Run, Runtime, Setup, StepResult, TrainState
 
 
 def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadline, argv: Sequence[str],

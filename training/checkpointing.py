@@ -60,13 +60,6 @@ class SavingPlan:
     def disk_bytes(self) -> int:
         return self.num_checkpoints * self.checkpoint_bytes
 
-    @property
-    def words(self) -> str:
-        """How checkpoints are written, for the printed plan."""
-        if self.copies:
-            return f"in the background, from a copy of {size(self.checkpoint_bytes)} in RAM"
-        return f"while training waits: there is no RAM for a copy of {size(self.checkpoint_bytes)}"
-
 
 def plan_saving(args: FlagsOfGroup, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
                 ) -> SavingPlan:

@@ -128,13 +128,10 @@ class FullySharded(_Shared):
         super().__init__(model, processes, copies=groups)
         # The residual stream is returned by a block as it came, and nothing changes it in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        shape, names = (processes.world_size,), ("shard",)
-        if groups > 1:
-            shape, names = (groups, processes.world_size // groups), ("replicate", "shard")
-        mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=names)
-        policy = MixedPrecisionPolicy()
-        if machine.dtype != torch.float32:
-            policy = MixedPrecisionPolicy(machine.dtype, torch.float32)
+        shape = (groups, processes.world_size // groups)[groups == 1:]
+        mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=("replicate", "shard")[groups == 1:])
+        is_mixed = machine.dtype != torch.float32
+        policy = MixedPrecisionPolicy(machine.dtype, torch.float32) if is_mixed else MixedPrecisionPolicy()
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

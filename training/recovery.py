@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 import data
 from checkpoint.tensors import NotFinite
 from common.errors import Exit, UserError
-from common.words import duration, printable, several, size
+from common.words import duration, several, size
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
@@ -112,8 +111,7 @@ def compile_run(run: Run) -> None:
         with out.phase("compiling, a minute or two the first time"):
             compile_again_where_unfinished(lambda: _run_compiled(run, *batch), out.say)
         run.compile_seconds = time.perf_counter() - started
-        if run.setup.args.verbose:
-            out.say(f"compiled    in {duration(run.compile_seconds)}")
+        out.say(f"compiled    in {duration(run.compile_seconds)}")
     except Exception as error:
         if not is_out_of_memory(error):  # else the next step runs out of memory too, and takes fewer sequences
             _fall_back_to_eager(run, error)
@@ -143,10 +141,8 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
         run.optimizer.run_eagerly()  # type: ignore[attr-defined]
     for module in run.model.modules():
         module._compiled_call_impl = None  # what module.compile() set; there is no public way back
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
-    run.setup.out.warn(f"torch.compile failed, running eagerly: {device.compiler_complaint(error)}. Its kernels go to "
-                       f"{printable(folder)}; if that is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR "
-                       "to another folder.")
+    run.setup.out.warn(f"torch.compile failed, running eagerly: {device.compiler_complaint(error)}. If its folder is "
+                       "full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another one.")
 
 
 def compiles_in_parts(mode: str | None, machine: Machine) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,11 +150,10 @@ def resume(run: Run, settings: Settings) -> None:
 def forget_best_on_other_tokens(run: Run) -> None:
     """Forgets the best validation loss, and says so, if the resumed run measures other tokens."""
     setup, state, corpus, recipe = run.setup, run.state, run.setup.corpus, run.setup.recipe
-    if corpus.val is None or state.best_val_loss is None:
-        return
-    before = replace(recipe, eval_tokens=setup.stored.get("settings", {}).get("eval_tokens", recipe.eval_tokens))
-    is_same = setup.stored.get("data", {}).get("val_sha256", corpus.val_identity) == corpus.val_identity
-    if not is_same or before.eval_windows(setup.config) != recipe.eval_windows(setup.config):
+    settings, hashes = setup.stored.get("settings", {}), setup.stored.get("data", {})
+    is_same = (settings.get("eval_tokens", recipe.eval_tokens) == recipe.eval_tokens
+               and hashes.get("val_sha256", corpus.val_identity) == corpus.val_identity)
+    if corpus.val is not None and state.best_val_loss is not None and not is_same:
         setup.out.say(f"resume      validation measures other tokens than before: the best so far, {state.best}, does "
                       "not count any more")
         state.best_val_loss, state.best_step, state.validations_without_gain = None, 0, 0

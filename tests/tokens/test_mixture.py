@@ -14,7 +14,7 @@ from planning.inputs import find_corpus
 from tests.helpers.token_files import ids_in
 from tests.helpers.training import QUIET, TINY, metrics_of, same_tensors, trained
 from tokens.corpus import Corpus
-from training.parts import Parts
+from training.state import Parts
 from training.validation import LossSums, mean_by_weight
 
 

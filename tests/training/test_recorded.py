@@ -112,7 +112,6 @@ def test_the_file_holds_what_was_given_what_was_decided_and_nothing_of_one_call(
     text = (place / "out/config.toml").read_text()
     assert "python train.py --resume_from out" in text
     assert "\n# for " in text.partition("learning_rate")[0]  # the reason
-    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_the_file_makes_another_run_alike(place):

@@ -112,7 +112,7 @@ def test_a_resumed_run_keeps_its_validation_windows_whatever_its_batch_size(run)
 
 
 @pytest.mark.parametrize(("settings", "val_sha256", "forgotten"), [
-    ({"eval_tokens": 40}, "a", False), ({"eval_tokens": 47}, "a", False), ({"eval_tokens": 80}, "a", True),
+    ({"eval_tokens": 40}, "a", False), ({"eval_tokens": 47}, "a", True), ({"eval_tokens": 80}, "a", True),
     ({"eval_tokens": 40}, "b", True), ({}, None, False)])
 def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, val_sha256, forgotten):
     state = TrainState(step=9, best_val_loss=0.1, best_step=5, validations_without_gain=2)
