@@ -26,9 +26,6 @@ from hub.names import DATASET, check_package, is_on_hub, problems_with_name
 if TYPE_CHECKING:
     from argparse import Namespace
 
-MIN_FREQUENCY = 2
-TRAIN_SAMPLE_BYTES = 200_000_000
-
 
 # ---------------------------------------------------------------- flags
 
@@ -53,7 +50,6 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.switch("--strict_utf8", False,
                 "stop at bytes that are not UTF-8, naming their offset and line, instead of replacing them",
                 against="encoding")
-    text.switch("--dedup", False, "keep only the first of equal documents")
     text.flag("--val_fraction", flags.real(0, 1, below=True), None,
               "share of the text for validation: whole documents by their hash, or the end of a single document; "
               "0 writes no val.bin", "0.005; of a small text 64 KiB, at most a tenth; of a few files the end of each",
@@ -63,10 +59,10 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     tokenizer.flag("--vocab_size", flags.auto_or(flags.whole(257)), "auto",
                    "number of ids; auto: 32,000 from 100 MB of training text on, fewer for less",
                    called="vocab n_vocab", against="tokenizer_file")
-    tokenizer.flag("--min_frequency", flags.whole(1), MIN_FREQUENCY,
+    tokenizer.flag("--min_frequency", flags.whole(1), 2,
                    "a pair of tokens is merged only if it occurs at least this often",
                    against="tokenizer_file")
-    tokenizer.flag("--train_sample_bytes", flags.whole(1, 10**9, "BYTES"), TRAIN_SAMPLE_BYTES,
+    tokenizer.flag("--train_sample_bytes", flags.whole(1, 10**9, "BYTES"), 200_000_000,
                    "train the tokenizer on at most this much text, spread evenly; 200 MB take 1.5 GB of memory",
                    against="tokenizer_file")
     tokenizer.flag("--tokenizer_file", flags.text(), None,
@@ -138,10 +134,9 @@ from pretokenization.files import Source, refuse_changed, unpacked
 from pretokenization.passes import Job, encode_text, settle_split
 from pretokenization.report import Report, names_of
 from pretokenization.sources import demo_sources, find_sources
-from pretokenization.split import Split
 from pretokenization.store import Folder
 from pretokenization.verify import peek, verify_folder
-from pretokenization.vocabulary import given_vocabulary, new_vocabulary, refuse_on_this_text
+from pretokenization.vocabulary import given_vocabulary, new_vocabulary
 from tokens.layouts import native_dtype
 from tokens.tokenizer import Vocabulary
 
@@ -158,8 +153,6 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
 
     # How much text there is decides what is for validation, and how large a new vocabulary is.
     train_bytes = settle_split(job, needs_size=given is None)
-    if given is not None:
-        refuse_on_this_text(job, given)
     vocabulary = given or new_vocabulary(job, train_bytes)
     with folder.writing():
         write_whole(folder.work / "tokenizer.json", vocabulary.content)
@@ -222,16 +215,12 @@ def say_what_is_read(job: Job) -> None:
 
 
 def refuse_nothing(job: Job, report: Report) -> None:
-    """Raises UserError (exit 3) if nothing is left for training; without validation the rule of the split says so."""
+    """Raises UserError (exit 3) if nothing is left for training."""
     train, val = job.totals["train"], job.totals["val"]
-    is_sorted = bool(job.split.threshold)  # by the hashes of documents
-    has_documents = train["documents"] or (val["documents"] and is_sorted)
-    report.refuse_nothing((train["bytes"] + val["bytes"]) * bool(has_documents))
+    report.refuse_nothing(train["bytes"] + val["bytes"])
     if not train["documents"]:
         raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would be for validation. Give a "
                                    "smaller --val_fraction.")
-    if is_sorted and not val["documents"]:
-        job.split = Split(f"none, because there are not {job.split.rule}")
 
 
 # ---------------------------------------------------------------- main

@@ -24,6 +24,7 @@ GONE: dict[str, tuple[object, str]] = {
     "train tracker mlflow": (None, "Give --tracker wandb, trackio or tensorboard."),
     **{f"generate {name}": (None, _OF_TRANSFORMERS) for name in (
         "stop", "repetition_penalty", "no_repeat_ngram_size", "min_p", "prompt_lines", "special_tokens")},
+    "pretokenize dedup": (False, "Leave duplicates out before: datatrove, or sort -u for lines of JSON."),
     "pretokenize min_document_chars": (0, "Leave short documents out before: jq -c 'select(.text | length >= 100)'."),
     "generate cuda_graphs": (None, "With --compile a step is one CUDA graph."),
     "generate tokenizer_file": (None, _OWN_TOKENIZER),

@@ -49,7 +49,7 @@ def documents_in(source: Source, scorer: Scorer, encoder: TextEncoder, reading: 
     3) for what cannot be read, has changed since it was found, or is not UTF-8; Stopped at a signal.
     """
     found, start_ids, parts = Findings(), encoder.start_ids(), []
-    for block in blocks_of(0, source, reading):
+    for block in blocks_of(source, reading):
         scorer.signals.look()
         _, contents = documents_of(block, [source], reading, found)
         if found.first_replaced is not None:

@@ -66,7 +66,6 @@ class Reading:
 class TextBlock:
     """A run of bytes of a source's text, or of its rows: whole documents, or a part of one document."""
 
-    source: int  # the index of the source
     offset: int
     length: int
     rows: list[Any] | None = None  # of a table; None: the bytes lie in the file
@@ -74,6 +73,7 @@ class TextBlock:
     is_part: bool = False
     last: bool = True  # of a part: the document ends with it
     in_val: bool | None = None  # whether the document is for validation; None: its hash decides
+    source: int = 0  # the index of the source
 
 
 @dataclass
@@ -88,7 +88,6 @@ class Findings:
     first_replaced: tuple[int, int, str] | None = None  # byte, line, why
     bad_lines: int = 0
     first_bad_line: tuple[int, str] | None = None  # line, why
-    blank_documents: int = 0
     has_text: bool = False  # more than blanks
 
     def bad_line(self, number: int, why: str) -> None:
@@ -122,7 +121,7 @@ class Kind:
         """
         raise NotImplementedError
 
-    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
+    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """The blocks of a source; cut is for a single document: the byte from which on it is for validation."""
         raise NotImplementedError
 

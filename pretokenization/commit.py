@@ -66,15 +66,11 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     """The closing block: counts, seconds, and the command to type next."""
     say, splits = job.progress.say, metadata["splits"]
     sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
-    share, more = "", "; no val.bin is written"
-    if "val" in splits:
-        share = f"{100 * splits['val']['bytes'] / max(1, sums['bytes']):.2g}% of the text: "
-        more = "; --val_fraction sets another share" * (job.args.val_fraction is None)
-    say(f"validation: {share}{job.split.rule}{more}")
+    share = f"{100 * splits['val']['bytes'] / sums['bytes']:.2g}% of the text" if "val" in splits else "no val.bin"
+    say(f"validation: {share}: {job.split.rule}")
     for key, value in sums.items():
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
-        f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}")
-    say(f"seconds: {seconds:.1f}\noutput: {job.folder.shown}")
+        f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
     where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(str(job.folder.path))}"
     say(f"next: python train.py{where}")

@@ -16,17 +16,13 @@ MOST_CONTROLS = 0.05  # of a text's first bytes; of random bytes one in nine is 
 def refuse_encoding(shown: str, head: bytes, encoding: str) -> None:
     """Raises UserError (exit 3) if a text's first bytes are clearly in another encoding than this one ('': UTF-8)."""
     seen = next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
-    zeros = [half.count(0) / max(1, len(half)) for half in (head[::2], head[1::2])]
-    if not seen and len(head) >= 16 and max(zeros) > 0.5 > 0.1 > min(zeros):  # as of Latin script
-        seen = "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
     if seen and not encoding.startswith(("utf-16", "utf-32")):
-        raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as its mark or "
-                                   f"the zeros between its bytes show. Give --encoding {seen}.")
+        raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as its mark "
+                                   f"shows. Give --encoding {seen}.")
     text = head.decode(errors="ignore")
     is_utf8 = len(head) - len(text.encode()) < 4 and len(text) - len(text.encode("ascii", "ignore")) >= 4
     if encoding and not seen and (is_utf8 or head.startswith(MARK)):
-        raise UserError(Exit.DATA, f"{shown} is UTF-8, and --encoding {encoding} would garble it. Leave the flag out, "
-                                   "or give it files of one encoding.")
+        raise UserError(Exit.DATA, f"{shown} is UTF-8, and --encoding {encoding} would garble it. Leave the flag out.")
 
 
 def has_controls(content: bytes) -> bool:

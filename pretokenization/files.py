@@ -22,8 +22,7 @@ PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 PACKINGS = {  # the first bytes of a packed file
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
-    **{b"BZh%d" % level + magic: "bzip2"  # a text may begin with BZh
-       for level in range(1, 10) for magic in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")},
+    **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},  # a text may begin with BZh
     b"\xfd7zXZ\0": "xz",
 }
 BOMB_RATIO = 100  # how many times its size a packed file may unpack to: text grows 2 to 20 times, logs 50 times
@@ -68,13 +67,12 @@ def refuse_changed(sources: Iterable[Source]) -> None:
     for source in sources:
         try:
             stamp = stamp_of(source.path.stat())
+            how = f"it had {source.num_bytes:,} bytes and now has {stamp[0]:,}"
         except OSError as error:
-            raise UserError(Exit.DATA, f"{source.shown} was deleted or moved while it was read ({error.strerror}). Put "
-                                       "it back, and run the command again.") from error
+            stamp, how = (), f"{error.strerror}"
         if stamp != source.stamp:
-            raise UserError(Exit.DATA, f"{source.shown} changed while it was read: it had {source.num_bytes:,} bytes "
-                                       f"and now has {stamp[0]:,}. Run the command again when nothing writes to the "
-                                       "file, or on a copy of it.")
+            raise UserError(Exit.DATA, f"{source.shown} changed while it was read: {how}. Run the command again when "
+                                       "nothing writes to the file.")
 
 
 def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
@@ -92,13 +90,8 @@ def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
 
 
 def head_of(source: Source, num_bytes: int) -> bytes:
-    """The first bytes of the text in UTF-8."""
-    head = b""
-    for piece in pieces_of(source):
-        head += piece
-        if len(head) >= num_bytes:
-            break
-    return head[:num_bytes]
+    """The first bytes of the text in UTF-8, at most so many."""
+    return next(filter(None, pieces_of(source)), b"")[:num_bytes]
 
 
 def pieces_of(source: Source, bomb_bytes: int = BOMB_BYTES) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ class JsonLines(Kind):
         is_object = re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
         return name.endswith((*self.endings, ".json")) or (not name and is_object)
 
-    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
+    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of whole lines."""
         limits = reading.limits
         with source.text_path.open("rb") as file:
@@ -30,7 +30,7 @@ class JsonLines(Kind):
                 end = end_after(file, b"\n", at, at + limits.document_bytes, limits.window_bytes)
                 end = min(end, source.text_bytes)
                 refuse_long(source, start, end - at, reading)
-                yield TextBlock(index, start, end - start, None, end)
+                yield TextBlock(start, end - start, None, end)
                 start = end
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,

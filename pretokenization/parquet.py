@@ -26,7 +26,7 @@ class Parquet(Kind):
                                        "complete one.")
         return head.startswith(MAGIC)
 
-    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
+    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
         parquet = optional("pyarrow.parquet", source.shown)
         try:
@@ -35,7 +35,7 @@ class Parquet(Kind):
             if reading.text_field not in names:
                 raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
                                            f"{printable(', '.join(names))[:200]}. Give --text_field.")
-            yield from row_blocks(index, source, file, reading)
+            yield from row_blocks(source, file, reading)
         except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
             raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(str(error))[:120].rstrip('.')}. Give a "
                                        "complete copy.") from error
@@ -54,20 +54,16 @@ class Parquet(Kind):
         return texts, [text.encode(errors="replace") for text in texts]
 
 
-def row_blocks(index: int, source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:
+def row_blocks(source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:
     """The rows of an opened ParquetFile in blocks."""
     num_rows, held, held_bytes = 0, [], 0
     row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
-
-    def block() -> TextBlock:
-        return TextBlock(index, num_rows - len(held), len(held), held, int(num_rows * row_bytes))
-
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
         for value in batch.column(0).to_pylist():
             num_rows += 1
             held.append(value)
             held_bytes += len(value) if isinstance(value, str) else 0
             if held_bytes >= reading.limits.block_bytes:
-                yield block()
+                yield TextBlock(0, 0, held, int(num_rows * row_bytes))
                 held, held_bytes = [], 0
-    yield block()
+    yield TextBlock(0, 0, held, source.text_bytes)

@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import Exit, UserError
 from common.progress import Meter, Progress
 from common.signals import Signals
-from common.words import printable, several
+from common.words import printable
 from pretokenization.blocks import Reading, TextBlock
 from pretokenization.engines import Differs, choose_engine
 from pretokenization.files import Source, refuse_changed
@@ -60,23 +60,23 @@ class Job:
         """True if --text_field applies to a file."""
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
-    def blocks(self, reading: Reading | None = None) -> Iterator[TextBlock]:
+    def blocks(self) -> Iterator[TextBlock]:
         """All blocks, in order; done counts from the first byte of the first file."""
         before = 0
         for index, source in enumerate(self.sources):
             cut = self.split.cuts[index] if self.split.cuts else None
-            for block in blocks_of(index, source, reading or self.reading, cut):
-                yield replace(block, done=before + block.done)
+            for block in blocks_of(source, self.reading, cut):
+                yield replace(block, source=index, done=before + block.done)
             before += source.text_bytes
 
-    def answers(self, meter: Meter, report: Report, **setup: Any) -> Iterator[tuple[TextBlock, WorkerAnswer]]:
-        """One pass over the text: each block with what a worker says of it; its findings go into the report."""
+    def answers(self, meter: Meter, report: Report, **setup: Any) -> Iterator[WorkerAnswer]:
+        """One pass over the text: what workers say of its blocks, in order; the findings go into the report."""
         settings = WorkerSetup(self.sources, self.reading, self.split.threshold, **setup)
         with Workers(self.num_workers, Reader, settings, self.signals) as workers:
             for block, answer in workers.answers(self.blocks(), lambda block: block.rows is not None):
                 report.add(block, answer.found)
                 meter.at(block.done)
-                yield block, answer
+                yield answer
 
     @contextlib.contextmanager
     def reading_text(self, name: str) -> Iterator[None]:
@@ -107,7 +107,7 @@ def settle_split(job: Job, needs_size: bool) -> int:
     """
     fraction, reading = job.args.val_fraction, job.reading
     is_document_each = not job.has_fields and reading.separator is None
-    by_size = is_document_each and split_of_files(job.sources, fraction, fraction is not None or job.args.dedup)
+    by_size = is_document_each and split_of_files(job.sources, fraction)
     job.split = by_size or split_by_hash(VAL_FRACTION if fraction is None else fraction)
     if by_size:
         return sum(source.text_bytes if cut is None else cut
@@ -116,7 +116,7 @@ def settle_split(job: Job, needs_size: bool) -> int:
         return 0
     report, hashes, sizes = Report(job.sources, reading), [], []
     with job.reading_text("reading"):
-        for _, answer in job.answers(Meter(job.progress, "read", job.text_bytes), report):
+        for answer in job.answers(Meter(job.progress, "read", job.text_bytes), report):
             for part in answer.splits.values():
                 hashes.append(part.hashes)
                 sizes += part.sizes
@@ -138,7 +138,7 @@ def write_sample(job: Job, path: Path, share: float) -> int:
     """
     meter, report, num_bytes = Meter(job.progress, "sampled", job.text_bytes), Report(job.sources, job.reading), 0
     with path.open("wb", buffering=2**22) as file:
-        for _, answer in job.answers(meter, report, share=share):
+        for answer in job.answers(meter, report, share=share):
             num_bytes += file.write(answer.sample)
     report.refuse_nothing(job.text_bytes)
     return num_bytes
@@ -151,27 +151,19 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
     """Writes the ids of each split into the work folder. Raises Differs if the engine gives other ids than tokenizers.
     """
     meter = Meter(job.progress, "encoded", job.text_bytes, bar=True)
-    report, seen, num_duplicates = Report(job.sources, job.reading), set(), 0
+    report = Report(job.sources, job.reading)
     writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
     try:
-        for block, answer in job.answers(meter, report, vocabulary=vocabulary, engine=engine, dtype=dtype):
+        for answer in job.answers(meter, report, vocabulary=vocabulary, engine=engine, dtype=dtype):
             if answer.difference:
                 raise Differs(answer.difference)
             for split, part in answer.splits.items():
-                ids, ends, sizes = part.ids, part.ends, np.array(part.sizes, np.int64)
-                if job.args.dedup and not block.is_part:
-                    keep = np.array([not (number in seen or seen.add(number)) for number in part.hashes.tolist()], bool)
-                    num_duplicates += int((~keep).sum())
-                    lengths = np.diff(ends, prepend=0)
-                    ids, ends, sizes = ids[np.repeat(keep, lengths)], np.cumsum(lengths[keep]), sizes[keep]
-                writers[split].add(ids, ends, int(sizes.sum()))
+                writers[split].add(part.ids, part.ends, sum(part.sizes))
     finally:
         for writer in writers.values():
             writer.close()
         job.progress.end_bar()
     job.totals = {split: writer.totals for split, writer in writers.items()}
-    if job.args.dedup:
-        job.progress.say(f"duplicates left out: {several(num_duplicates, 'document')}")
     return report
 
 

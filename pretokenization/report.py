@@ -24,7 +24,6 @@ class Report:
     first_replaced: str = ""
     bad_lines: int = 0
     first_bad_line: str = ""
-    blank_documents: int = 0
     separators: int = 0
     now_source: int = -1
     now_lines: int = 0
@@ -53,7 +52,6 @@ class Report:
         self.has_text |= found.has_text
         self.replaced += found.replaced
         self.bad_lines += found.bad_lines
-        self.blank_documents += found.blank_documents
         self.separators += found.separators
         self.now_lines += found.newlines
         self.now_undecodable += found.undecodable
@@ -68,8 +66,6 @@ class Report:
         if self.bad_lines:
             progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
                           f"{self.first_bad_line}")
-        if self.blank_documents:
-            progress.say(f"skipped: {several(self.blank_documents, 'blank document')}")
         if self.reading.separator is not None and not self.separators:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 

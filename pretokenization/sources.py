@@ -31,13 +31,7 @@ KINDS: dict[str, Kind] = {
     "text": TextFile(),
 }
 HEAD_BYTES = 4096
-TOKENS = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens."
-NOT_TEXT = (  # where in the file, these bytes, what they begin, what to do; other files are told by their control bytes
-    (0, b"PK\x03\x04", "a zip archive or an office document", "Unpack it, or save it as plain text, first."),
-    (0, b"%PDF", "a PDF", "Extract its text first: pdftotext {}"),
-    (4, b'\0\0\0\0{"', "a model in safetensors", "Give the text, not the model."),
-)
-NO_DATASETS: Mapping[str, Sequence[Fetched]] = {}
+CURES = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens. If UTF-16: --encoding."
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
@@ -46,7 +40,7 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 
 
 def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path | None, encoding: str = "",
-                 fetched: Mapping[str, Sequence[Fetched]] = NO_DATASETS) -> list[Source]:
+                 fetched: Mapping[str, Sequence[Fetched]] | None = None) -> list[Source]:
     """Files, folders and globs as files in the order given, sorted within each, none twice; '-' is the file stdin.
 
     encoding is that of all text, UTF-8 if it is empty. fetched holds the files of the words that name datasets of the
@@ -54,7 +48,7 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path |
     """
     named: list[tuple[Path, str, str]] = []  # path, name in messages, origin
     for word in words:
-        if word in fetched:
+        if fetched and word in fetched:
             named += [(file.path, file.shown, file.origin) for file in fetched[word]]
         elif word == "-" and stdin is not None:
             named.append((stdin, "stdin", ""))
@@ -140,7 +134,7 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
     try:
         status = path.stat()  # before it is opened: opening a fifo waits for its writer
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(Exit.DATA, f"{shown} is not a regular file, and text is read several times. Pipe it in: "
+            raise UserError(Exit.DATA, f"{shown} is not a regular file. Pipe it in: "
                                        f"cat {shell_word(str(path))} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
@@ -151,37 +145,30 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         head = head_of(source, HEAD_BYTES)
         kinds = [kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(source, name, head)]
         if not kinds:
-            refuse_what_is_not_text(source, head)
+            if head.startswith(b"%PDF"):
+                raise UserError(Exit.DATA, f"{shown} is a PDF. Extract its text: pdftotext {shell_word(str(path))}")
             refuse_encoding(shown, head, encoding)
             source = replace(source, encoding=encoding)
             head = head_of(source, HEAD_BYTES)
             if has_controls(head):
                 raise UserError(Exit.DATA, f"{shown} is not text: its first {len(head):,} bytes are full of control "
-                                           f"characters. {TOKENS if raw == head else 'Give a text file.'}")
+                                           f"characters. {CURES}")
             kinds = [kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(source, name, head)]
         return replace(source, kind=kinds[0])
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
 
 
-def refuse_what_is_not_text(source: Source, head: bytes) -> None:
-    """Raises UserError (exit 3) for the first bytes, unpacked, of an archive, a model and the like."""
-    for at, magic, what, cure in NOT_TEXT:
-        if head.startswith(magic, at):
-            typed = shell_word(str(source.path))
-            raise UserError(Exit.DATA, f"{source.shown} is {what}, not text. {cure.format(typed)}")
-
-
 # ---------------------------------------------------------------- reading
 
 
-def blocks_of(index: int, source: Source, reading: Reading, cut: int | None = None) -> Iterator[TextBlock]:
+def blocks_of(source: Source, reading: Reading, cut: int | None = None) -> Iterator[TextBlock]:
     """The blocks of a source; cut is for a single document: the byte from which on it is kept for validation.
 
     Raises UserError (exit 3) for what cannot be read.
     """
     with readable(source):
-        yield from KINDS[source.kind].blocks(index, source, reading, cut)
+        yield from KINDS[source.kind].blocks(source, reading, cut)
 
 
 @contextlib.contextmanager

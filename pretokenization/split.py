@@ -70,11 +70,11 @@ def split_of_few(sizes: Sequence[int]) -> Split | None:
     return Split(f"the last {100 * fraction:.3g}% of each file", cuts=cuts)
 
 
-def split_of_files(sources: Sequence[Source], val_fraction: float | None, keeps_documents: bool) -> Split | None:
+def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Split | None:
     """The split of text files that are one document each; None where their hashes decide, as for other documents.
 
-    A few files are each cut: whole ones by hash would be far too much text for validation, or none. Not with
-    keeps_documents: where the flags name a share, or leave out whole documents.
+    A few files are each cut: whole ones by hash would be far too much text for validation, or none. Not where a share
+    is named.
     """
     if len(sources) == 1:
         with sources[0].text_path.open("rb") as file:
@@ -82,7 +82,7 @@ def split_of_files(sources: Sequence[Source], val_fraction: float | None, keeps_
             tail = window(file, max(0, sources[0].text_bytes - 4), 4)
         last_bytes = next((back for back in range(1, len(tail)) if tail[-back] & 0xC0 != 0x80), 1)
         return split_of_one(num_bytes, val_fraction, last_bytes)
-    if keeps_documents or len(sources) >= FEW_FILES:
+    if val_fraction is not None or len(sources) >= FEW_FILES:
         return None
     sizes = []
     for source in sources:

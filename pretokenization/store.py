@@ -16,7 +16,7 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
-from common.words import printable, size
+from common.words import printable
 
 WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
 LOCK = ".pretokenize.lock"
@@ -105,7 +105,7 @@ class Folder:
         there = [path.name for path in self.outputs()]
         if there and not overwrite:
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(there[:4])}. Give "
-                                       "--overwrite to replace all of them, or another --output_dir.")
+                                       "--overwrite to replace them, or another --output_dir.")
 
     def refuse_replaced(self, paths: Iterable[Path]) -> None:
         """Raises UserError (exit 3) if a file of the text lies where an output will be written."""
@@ -123,9 +123,8 @@ class Folder:
         except OSError as error:
             if error.errno == errno.EMFILE:  # which the command explains
                 raise
-            free = size(shutil.disk_usage(self.path).free) if self.path.exists() else "nothing"
-            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}, {free} free. Free some space, "
-                                          "or give another --output_dir.") from error
+            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}. Free some space, or give "
+                                          "another --output_dir.") from error
 
     def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Moves these files of the work folder to the output folder, metadata.json last.

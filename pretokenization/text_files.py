@@ -30,19 +30,19 @@ class TextFile(Kind):
     def recognises(self, source: Source, name: str, head: bytes) -> bool:
         return True  # whatever no other kind recognises
 
-    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
+    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
         with source.text_path.open("rb") as file:
             start, end = after_mark(file), source.text_bytes
             if reading.separator is not None:
-                yield from separated_blocks(index, source, file, reading, reading.separator.encode())
+                yield from separated_blocks(source, file, reading, reading.separator.encode())
             elif cut is None:
                 refuse_long(source, start, end - start, reading)
-                yield TextBlock(index, start, end - start, None, end)
+                yield TextBlock(start, end - start, None, end)
             else:
                 inside = window(file, start + cut, 2**16)  # forward to the next character
                 cut = min(end, start + cut + len(inside) - len(inside.lstrip(INSIDE_A_CHARACTER)))
-                yield from parts_between(index, file, reading, start, cut, in_val=False)
-                yield from parts_between(index, file, reading, cut, end, in_val=True)
+                yield from parts_between(file, reading, start, cut, in_val=False)
+                yield from parts_between(file, reading, cut, end, in_val=True)
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:
@@ -59,7 +59,7 @@ class TextFile(Kind):
         return texts, [text.encode(errors="replace") for text in texts]
 
 
-def separated_blocks(index: int, source: Source, file: BinaryIO, reading: Reading,
+def separated_blocks(source: Source, file: BinaryIO, reading: Reading,
                      separator: bytes) -> Iterator[TextBlock]:
     """Blocks of whole documents with the separators after them."""
     limits, start = reading.limits, after_mark(file)
@@ -70,11 +70,11 @@ def separated_blocks(index: int, source: Source, file: BinaryIO, reading: Readin
         if end == start:  # it is longer than a block
             end = end_after(file, separator, start, start + limits.document_bytes, limits.window_bytes)
             refuse_long(source, start, end - start - len(separator), reading)
-        yield TextBlock(index, start, end - start, None, end)
+        yield TextBlock(start, end - start, None, end)
         start = end
 
 
-def parts_between(index: int, file: BinaryIO, reading: Reading, start: int, end: int,
+def parts_between(file: BinaryIO, reading: Reading, start: int, end: int,
                   in_val: bool) -> Iterator[TextBlock]:
     """The bytes of a file from start to end as one document: parts of it."""
     part_bytes = reading.limits.part_bytes
@@ -82,5 +82,5 @@ def parts_between(index: int, file: BinaryIO, reading: Reading, start: int, end:
         stop = end
         if end - start > part_bytes:
             stop = start + part_end(window(file, start, part_bytes), reading.places)
-        yield TextBlock(index, start, stop - start, None, stop, True, stop == end, in_val)
+        yield TextBlock(start, stop - start, None, stop, True, stop == end, in_val)
         start = stop

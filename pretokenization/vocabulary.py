@@ -5,10 +5,8 @@ Two libraries train the same tokenizer: tokenizers, and gigatoken where that is 
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +14,15 @@ import numpy as np
 
 from common.memory import without_collector
 from common.words import printable
-from pretokenization.blocks import Findings
 from pretokenization.engines import Encoder, Fence, is_compared
 from pretokenization.passes import Job, write_sample
-from pretokenization.sources import documents_of
 from pretokenization.workers import SEPARATOR, in_child
-from tokens.faithful import NOT_NFC, probes_of, refuse_changes, refuse_uncertain_ids
-from tokens.tokenizer import (
-    END_OF_TEXT,
-    Vocabulary,
-    byte_alphabet,
-    load_with_size,
-    parse,
-    vocabulary_of,
-)
+from tokens.faithful import probes_of, refuse_changes, refuse_uncertain_ids
+from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_with_size, parse, vocabulary_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PROBE_BYTES = 2**14  # of the corpus, with which a tokenizer is tried
 FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
 NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 
@@ -44,41 +32,25 @@ NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
 
 def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """An existing tokenizer, with a warning of what it changes in text. Raises UserError (exit 3)."""
-    shown = printable(path)
+    what = f"--tokenizer_file {printable(path)}"
     with without_collector():
         tokenizer, _ = load_with_size(Path(path))
         ids = tokenizer.get_vocab(with_added_tokens=True)
         vocabulary = vocabulary_of(tokenizer)
-        refuse_uncertain_ids(tokenizer, f"--tokenizer_file {shown}", ids)
-    if change := refuse_changes(vocabulary.tokenizer, f"--tokenizer_file {shown}", probes_of(vocabulary.tokenizer)):
-        warn(f"--tokenizer_file {shown} {change}.")
+        refuse_uncertain_ids(tokenizer, what, ids)
+    if change := refuse_changes(vocabulary.tokenizer, what, probes_of(vocabulary.tokenizer)):
+        warn(f"{what} {change}.")
     return vocabulary
-
-
-def refuse_on_this_text(job: Job, vocabulary: Vocabulary) -> None:
-    """Raises UserError (exit 3) if the first text of the corpus does not come back from its ids."""
-    limits = replace(job.reading.limits, block_bytes=PROBE_BYTES, part_bytes=PROBE_BYTES)
-    reading = replace(job.reading, limits=limits)
-    for block in itertools.islice(job.blocks(reading), 1):
-        texts, _ = documents_of(block, job.sources, reading, Findings())
-        text = next((text for text in texts if not text.isspace()), "")[:PROBE_BYTES]
-        shown = job.sources[block.source].shown
-        where = f"--tokenizer_file {printable(job.args.tokenizer_file)}, on {shown}"
-        if refuse_changes(vocabulary.tokenizer, where, [text]) == NOT_NFC:
-            job.progress.warn(f"{shown} holds such characters: its text is changed.")
 
 
 def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     """A tokenizer trained on a sample of the training part, of which there are so many bytes."""
     args, progress = job.args, job.progress
     sample_bytes = min(train_bytes, args.train_sample_bytes)
-    requested = args.vocab_size
-    if requested == "auto":
-        requested = auto_vocab_size(train_bytes)
-        progress.say(f"vocabulary: {requested:,} ids, for {train_bytes / 1e6:,.1f} MB of training text "
-                     "(32,000 from 100 MB on)")
-    progress.say(f"training the tokenizer on {sample_bytes:,} bytes"
-                 f"{', spread evenly over the text' * (sample_bytes < train_bytes)}")
+    is_auto = args.vocab_size == "auto"
+    requested = auto_vocab_size(train_bytes) if is_auto else args.vocab_size
+    progress.say(f"training a tokenizer of {requested:,} ids{' (32,000 from 100 MB of text on)' * is_auto} on "
+                 f"{sample_bytes:,} of {train_bytes:,} bytes")
 
     path = job.folder.work / "sample"
     with job.folder.writing(), job.reading_text("sampling"):

@@ -58,12 +58,8 @@ class Workers:
         self.context = multiprocessing.get_context("spawn") if is_fresh else context()
         self.processes: dict[Any, Any] = {}  # by the pipe where its answers come out
         self.to: dict[Any, Any] = {}  # where the questions for the worker that answers there go in
-        try:
-            for _ in range(number if number > 1 or is_fresh else 0):
-                self._start()
-        except BaseException:
-            self.__exit__()
-            raise
+        for _ in range(number if number > 1 or is_fresh else 0):
+            self._start()
 
     def _start(self) -> None:
         their_questions, questions = self.context.Pipe(duplex=False)
@@ -247,7 +243,6 @@ class Reader:
             hashes, in_val = np.zeros(1, np.uint64), np.full(1, bool(block.in_val))
         else:
             contents = list(itertools.compress(contents, is_text))
-            answer.found.blank_documents = len(texts) - len(contents)
             digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
             hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
             in_val = hashes < np.uint64(setup.threshold)

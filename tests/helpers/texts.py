@@ -89,8 +89,8 @@ def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS) -
     report = Report(sources, reading)
     documents: list[str] = []
     for index, source in enumerate(sources):
-        for block in blocks_of(index, source, reading):
-            found = Findings()
+        for block in blocks_of(source, reading):
+            block, found = replace(block, source=index), Findings()
             texts, contents = documents_of(block, sources, reading, found)
             assert [content.decode() for content in contents] == texts
             report.add(block, found)

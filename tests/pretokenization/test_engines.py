@@ -279,4 +279,4 @@ def test_the_installed_versions_differ_in_the_characters_that_are_known():
     pytest.importorskip("gigatoken")
     if not is_compared():
         pytest.skip("other versions than those that were compared")
-    assert in_child(differing_code_points) == {*NEW_POINTS}
+    assert in_child(differing_code_points) <= {*NEW_POINTS}

@@ -25,7 +25,7 @@ SMALL = Limits(block_bytes=250, part_bytes=150, window_bytes=100, survey_bytes=0
 JOBS = {
     "many": ("many.jsonl",),
     "trained": ("many.jsonl", "--vocab_size", "400"),
-    "packed": ("many.jsonl.gz", "--dedup"),
+    "packed": ("many.jsonl.gz",),
     "separated": ("many.txt", "--document_separator", "<->"),
     "one": ("one.txt",),
     "one trained": ("one.txt.gz", "--vocab_size", "400"),

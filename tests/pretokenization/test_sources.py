@@ -62,13 +62,10 @@ def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, 
         ("a.txt", "text".encode("utf-16"), r"a\.txt is UTF-16, .* Give --encoding utf-16\."),
         ("a.txt", "text".encode("utf-32"), "--encoding utf-32"),
         ("a.txt", "text".encode("utf-16-be"), None),
-        ("a.txt", ("text " * 20).encode("utf-16-le"), "--encoding utf-16-le"),
-        ("a.txt", ("text " * 20).encode("utf-16-be"), "--encoding utf-16-be"),
+        ("a.txt", ("text " * 20).encode("utf-16-le"), "If UTF-16: --encoding"),
         ("a.txt.gz", gzip.compress("text".encode("utf-16")), r"--encoding utf-16\."),
-        ("a.jsonl.xz", lzma.compress(("text " * 20).encode("utf-16-le")), "--encoding utf-16-le"),
-        ("a.zip", b"PK\x03\x04", "zip archive"),
         ("two words.pdf", b"%PDF-1.4", r"pdftotext 'two words\.pdf'"),
-        ("a.gz", gzip.compress(b"PK\x03\x04"), "a zip archive"),
+        ("a.gz", gzip.compress(bytes(99)), "full of control characters"),
         ("a.parquet", b"text", r"a\.parquet is not a Parquet file"),
     ],
 )
@@ -99,7 +96,7 @@ def test_the_demo_takes_python_sources_without_tests():
 def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
     write("a.jsonl", spelt_lines(["one", "two"]))
     files = sources_of("a.jsonl")
-    [block] = blocks_of(0, files[0], Reading())
+    [block] = blocks_of(files[0], Reading())
     write("a.jsonl", "{}")
     with pytest.raises(UserError, match=r"a\.jsonl became shorter") as caught:
         documents_of(block, files, Reading(), Findings())
@@ -114,8 +111,8 @@ class Csv(Kind):
     def recognises(self, source: Source, name: str, head: bytes) -> bool:
         return name.endswith(".csv")
 
-    def blocks(self, index: int, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        yield TextBlock(index, 0, source.num_bytes, done=source.num_bytes)
+    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
+        yield TextBlock(0, source.num_bytes, done=source.num_bytes)
 
     def documents(self, block: TextBlock, content: bytes, reading: Reading,
                   found: Findings) -> tuple[list[str], list[bytes]]:

@@ -61,7 +61,7 @@ def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
 def test_a_disk_that_is_full_is_named_with_what_is_free():
     with Folder(Path("data")) as folder:
         with (
-            pytest.raises(UserError, match=r"writing to data: No space left on device, .* free") as caught,
+            pytest.raises(UserError, match=r"writing to data: No space left on device\. Free some space") as caught,
             folder.writing(),
         ):
             raise OSError(28, "No space left on device")

@@ -51,7 +51,7 @@ def test_a_text_file_is_the_same_in_parts_of_any_size_and_may_be_cut_once(named)
         near = min(length, limits.part_bytes), min(length, limits.part_bytes + 1)
         for cut in {1, length, rng.randint(1, length), *near}:
             halves = {False: "", True: ""}
-            blocks = list(blocks_of(0, sources[0], reading, cut=cut))
+            blocks = list(blocks_of(sources[0], reading, cut=cut))
             for number, block in enumerate(blocks):
                 halves[bool(block.in_val)] += documents_of(block, sources, reading, Findings())[0][0]
                 assert block.last == (number == len(blocks) - 1 or block.in_val != blocks[number + 1].in_val)

@@ -1,7 +1,6 @@
 """workers.py: answers come in order, errors come through, and no process outlives its work."""
 
 import contextlib
-import errno
 import multiprocessing
 import os
 import signal
@@ -182,21 +181,6 @@ def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
             with pytest.raises(Stopped):
                 wait(signals)
             assert time.monotonic() - began < 5
-
-
-def test_workers_that_cannot_all_be_started_are_all_ended(monkeypatch):
-    start, started = Workers._start, []
-
-    def limited(workers):
-        if started:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        start(workers)
-        started.extend(workers.processes.values())
-
-    monkeypatch.setattr(Workers, "_start", limited)
-    with pytest.raises(OSError, match="Too many open files"):
-        Workers(2, Doer, "", Signals())
-    assert [process.is_alive() for process in started] == [False]
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ CHANGES = {
     "appended to": (append, r"it had [\d,]+ bytes and now has"),
     "edited": (edit, "changed while it was read"),
     "replaced": (replace_it, "changed while it was read"),
-    "deleted": (Path.unlink, r"was deleted or moved while it was read \(No such file"),
+    "deleted": (Path.unlink, "changed while it was read: No such file"),
 }
 
 
