@@ -51,8 +51,8 @@ def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None, r
     memory map, which needs none. ram that does not fit becomes mmap. Refusing gpu without a GPU is the caller's job.
     """
     tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
-    if requested == "auto" and gpu_free_bytes is not None and num_bytes <= gpu_free_bytes // 10:
-        return "gpu", f"{tokens} fit in a tenth of the {size(gpu_free_bytes)} of free GPU memory"
+    if requested == "auto" and num_bytes <= (gpu_free_bytes or 0) // 10:
+        return "gpu", f"{tokens} fit in a tenth of the {size(gpu_free_bytes or 0)} of free GPU memory"
     if requested not in ("auto", "ram"):
         return requested, "as requested"
     if num_bytes <= ram_free_bytes // 2:
@@ -73,12 +73,12 @@ class Tokens:
         """where is 'gpu' (the device then holds them), 'ram' or 'mmap'."""
         self.length = stream.length
         self._stream = stream
-        self._numpy_dtype = DTYPES[stream.dtype]
+        self._kind = DTYPES[stream.dtype]
         self._bound = 2**32 if stream.vocab_size is None else bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu = _copied(stream, device) if where == "gpu" else None
         self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else [] if where == "gpu" else [
-            _copied(stream, torch.device("cpu")).numpy().view(self._numpy_dtype)]
+            _copied(stream, torch.device("cpu")).numpy().view(self._kind)]
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))  # of each piece
         self._every_row = np.empty(0, "V1")  # a view of the only piece: element i is the row that starts at token i
 
@@ -92,10 +92,10 @@ class Tokens:
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
         else:
-            piece, row_bytes = self._pieces[0], width * self._numpy_dtype.itemsize
+            piece, row_bytes = self._pieces[0], width * self._kind.itemsize
             if self._every_row.itemsize != row_bytes:
                 self._every_row = np.ndarray(len(piece) - width + 1, f"V{row_bytes}", piece, 0, piece.strides)
-            flat = self._every_row[starts].view(self._numpy_dtype)  # numpy copies such whole rows fastest
+            flat = self._every_row[starts].view(self._kind)  # numpy copies such whole rows fastest
         return self._checked(flat).reshape(len(starts), width)
 
     def read(self, start: int, length: int) -> np.ndarray:
@@ -175,7 +175,7 @@ def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
 
 def _became_shorter(part: Part) -> UserError:
     return UserError(Exit.DATA, f"token file {printable(str(part.path))} has become shorter: it had {part.length:,} "
-                                "tokens. Make sure that nothing writes to it, and run again.")
+                                "tokens. Run again when nothing writes to it.")
 
 
 # ---------------------------------------------------------------- the order of windows
@@ -300,9 +300,9 @@ class MixtureOrder:
                 continue
             # How many of the fork's samples before each go left: the left branch's share of them, rounded. The parts
             # times num must be below 2^61.
-            done, rest = divmod(2 * branch.left_parts * first + branch.parts, 2 * branch.parts)
-            counts = np.arange(len(places) + 1, dtype=np.int64)
-            num_left = done + (rest + 2 * branch.left_parts * counts) // (2 * branch.parts)
+            left, whole = 2 * branch.left_parts, 2 * branch.parts
+            done, rest = divmod(left * first + branch.parts, whole)
+            num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole
             goes_left, before = num_left[1:] > num_left[:-1], int(num_left[0])
             todo += [(branch.left, before, places[goes_left]), (branch.right, first - before, places[~goes_left])]
         return starts

@@ -167,7 +167,7 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
 
 
 def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
-                flag: str = "--resume_from") -> Found | None:
+                ) -> Found | None:
     """The verified checkpoint that --resume_from means, with its state; None if 'auto' finds no checkpoint.
 
     requested is a checkpoint, a folder of them (the newest sound one is taken), best or last, alone or after a folder,
@@ -182,8 +182,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         return found
     path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if state is None:
-        raise _refusal(f"{flag} {printable(str(path))}: {MANIFEST} is missing. Only a checkpoint of train.py can be "
-                       "resumed.")
+        raise _refusal(f"{printable(str(path))} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
     if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
         names = printable(", ".join(other.name for other in others[:3]))
         raise _refusal(f"--output_dir {printable(str(output_dir))} holds checkpoints that do not lead to "

@@ -47,9 +47,10 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         config = _config(weights, n_head or shape.get("n_head"), "gelu_new" if is_object else "gelu")
         stored = GPT2().to_hf_tensors(config, weights)
         weights_of(config, stored)
-    except InvalidCheckpoint as error:
-        cure = error.cure or "Give a ckpt.pt of nanoGPT, or save model.state_dict() alone with torch.save."
-        raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(str(path))}: {error}. {cure}") from error
+    except (InvalidCheckpoint, KeyError, IndexError) as error:
+        cure = getattr(error, "cure", "") or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save."
+        raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(str(path))} does not hold a GPT-2: "
+                                         f"{printable(str(error))}. {cure}") from error
 
     tokenizer_json = end_id = None
     if tokenizer_file is None:
@@ -91,10 +92,8 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
 
 
 def _config(weights: dict[str, torch.Tensor], n_head: int | None, activation: str) -> GPTConfig:
-    """The model's shape by its tensors, which do not tell the heads. Raises InvalidCheckpoint."""
-    embedding, positions = (weights.get(f"transformer.{name}.weight", torch.empty(0)) for name in ("wte", "wpe"))
-    if embedding.dim() != 2 or positions.dim() != 2:
-        raise InvalidCheckpoint("it has no transformer.wte.weight and transformer.wpe.weight, GPT-2's embeddings")
+    """The model's shape by its tensors, which do not tell the heads. Raises InvalidCheckpoint, KeyError, IndexError."""
+    embedding, positions = weights["transformer.wte.weight"], weights["transformer.wpe.weight"]
     width, head = embedding.shape[1], weights.get("lm_head.weight")
     if not n_head or width % n_head:
         raise InvalidCheckpoint(f"its tensors do not tell the number of heads of a width of {width}",

@@ -7,6 +7,7 @@ is enough where a checkpoint was copied away from its folder.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import TOML, Layer, read_toml
+from common.files import named_in, read_text, write_whole
 from common.names import MANIFEST, MIRROR, RUN_CONFIG, STATE
 from common.words import printable
 
@@ -55,10 +57,6 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
 
 def read_mark(folder: Path) -> dict[str, str]:
     """What mirror.json in a folder says; {} where there is none that can be read."""
-    import json
-
-    from common.files import read_text
-
     with contextlib.suppress(OSError, ValueError, RecursionError):
         mark = json.loads(read_text(folder / MIRROR))
         if isinstance(mark, dict) and all(isinstance(value, str) for value in mark.values()):
@@ -68,17 +66,11 @@ def read_mark(folder: Path) -> dict[str, str]:
 
 def write_mark(folder: Path, mark: Mapping[str, str]) -> None:
     """Writes mirror.json into a folder. Raises OSError."""
-    import json
-
-    from common.files import write_whole
-
     write_whole(folder / MIRROR, json.dumps(mark, indent=2) + "\n")
 
 
 def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
     """The folder of the run that is to be resumed, and the checkpoints that may be meant, newest first."""
-    from common.files import named_in  # its hashlib would slow --help down
-
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in (MANIFEST, STATE)):
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
@@ -109,10 +101,6 @@ def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
 
 def _first_readable(checkpoints: list[Path]) -> Layer | None:
     """The flags in the first checkpoint whose state can be read; a damaged one is named when it is verified."""
-    import json
-
-    from common.files import read_text
-
     for path in checkpoints:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             state = json.loads(read_text(path / STATE))

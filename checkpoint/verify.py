@@ -63,8 +63,6 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file. Raises InvalidCheckpoint."""
     try:
         fields = json.loads(read_text(path))
-    except FileNotFoundError:
-        raise InvalidCheckpoint(f"{path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
         why = printable(getattr(error, "strerror", None) or str(error))[:100]
         raise InvalidCheckpoint(f"{path.name} cannot be read ({why})") from error

@@ -135,8 +135,7 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
         tokenizer, num_ids = load_with_size(tokenizer_file)
         if known_size is not None and known_size < num_ids:
             raise UserError(Exit.DATA, f"tokenizer {printable(str(tokenizer_file))} has {num_ids:,} ids, metadata "
-                                       f"{where} says {known_size:,}. Give the tokenizer that the tokens were made "
-                                       "with.")
+                                       f"{where} says {known_size:,}. Give the tokenizer of these tokens.")
         known_size = known_size or num_ids
         end_id = end_of_text_id(tokenizer) if end_id is None else end_id
 

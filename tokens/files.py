@@ -8,9 +8,8 @@ from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.words import printable
-from tokens.layouts import LAYOUTS
 
-SUFFIXES = tuple(sorted({layout.suffix for layout in LAYOUTS.values()}))
+SUFFIXES = (".bin", ".ds", ".npy")
 _NAMED = re.compile(r"(.*_)?(train|val)(_.*)?(\.bin|\.npy)")
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation)(?![a-z])", re.IGNORECASE)
 
@@ -19,17 +18,17 @@ def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
     """The files for training and for validation that a file, a folder or a glob means, each list sorted by name.
 
     A single file is for training, whatever its name. A folder must hold one set of files: NAME_train_*.bin with
-    NAME_val_*.bin (train.bin and train_000000.bin count too), the same with .npy, all .ds, or all .bin with Megatron's
-    .idx. A glob takes what it matches. Files with val, valid, validation or eval as a word in their names are for
-    validation. Raises UserError (exit 3).
+    NAME_val_*.bin (train.bin and train_000000.bin count too), the same with .npy, or all .ds. A glob takes what it
+    matches. Files with val, valid, validation or eval as a word in their names are for validation. Raises UserError
+    (exit 3).
     """
     if place.is_dir():
         found = _only_set_in(place)
     elif not place.exists() and glob.has_magic(str(place)):
         found = [path for path in map(Path, glob.glob(str(place))) if path.suffix in SUFFIXES and not _is_idle(path)]
         if not found:
-            raise UserError(Exit.DATA, f"{printable(str(place))} matches 0 files that end in "
-                                       f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}. Check the pattern.")
+            raise UserError(Exit.DATA, f"{printable(str(place))} matches 0 files that end in {', '.join(SUFFIXES)}. "
+                                       "Check the pattern.")
     else:
         return [place], []
     validation = sorted(filter(_is_for_validation, found), key=str)
@@ -56,9 +55,7 @@ def _set_of(path: Path) -> str:
     """The name of the set that a file belongs to with its validation files, 'x_train_*.bin' or '*.ds'; '' for none."""
     if named := _NAMED.fullmatch(path.name):
         return f"{named[1] or ''}train{'_*' if named[3] else ''}{named[4]}"
-    if path.suffix == ".ds":
-        return "*.ds"
-    return "*.bin with .idx" if path.suffix == ".bin" and LAYOUTS["megatron"].recognises(path, b"") else ""
+    return "*.ds" if path.suffix == ".ds" else ""
 
 
 def _is_idle(path: Path) -> bool:

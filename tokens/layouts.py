@@ -4,7 +4,7 @@
     nanogpt    nanoGPT: the same, always uint16, without an .idx
     llmc       llm.c and modded-nanogpt: a header of 256 int32, then uint16 (uint32 for Llama 3's vocabulary)
     npy        numpy's .npy, as build-nanogpt writes it
-    megatron   Megatron-LM and NeMo: a raw .bin that the .idx beside it describes
+    megatron   Megatron-LM and NeMo: a raw .bin, uint16 or int32 by the vocabulary as nanoGPT's
     datatrove  datatrove and nanotron: a raw .ds that the .ds.metadata beside it describes
 
 A layout is a function that reads it and its entry in LAYOUTS; metadata.json uses the names of that table. All layouts
@@ -51,7 +51,6 @@ class Layout:
     """How one program lays out its token files. part takes a file, its bytes and a type in case it records none."""
 
     whose: str  # the program, in messages
-    suffix: str
     part: Callable[[Path, int, str], Part]
     recognises: Callable[[Path, bytes], bool] = lambda path, head: False  # by the name and the first bytes of a file
 
@@ -134,31 +133,6 @@ def _npy(path: Path, num_bytes: int, _: str) -> Part:
     return _sized(path, num_bytes, ids.dtype.name, len(ids), ids.offset)
 
 
-MEGATRON_MAGIC = b"MMIDIDX\0\0"
-MEGATRON_HEAD = struct.Struct("<9sQBQQ")  # magic, version, code of the type, sequences, document indices
-MEGATRON_TYPES = {8: "uint16", 4: "int32", 3: "int16"}
-
-
-def _megatron(path: Path, num_bytes: int, _: str) -> Part:
-    """NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py: ids in a .bin, their type and number in an .idx.
-    """
-    index = path.with_suffix(".idx")
-    content = index.read_bytes()
-    _magic, version, code, sequences, indices = MEGATRON_HEAD.unpack(content[:MEGATRON_HEAD.size].ljust(34, b"\0"))
-    expected = MEGATRON_HEAD.size + 12 * sequences + 8 * indices
-    if version != 1 or code not in MEGATRON_TYPES or expected != len(content):
-        raise _damaged(index, f"has version {version}, type {code} and {len(content):,} bytes, where version 1 with "
-                              f"type 3, 4 or 8 makes {expected:,}")
-    length = int(np.frombuffer(content, "<i4", sequences, MEGATRON_HEAD.size).sum(dtype=np.int64))
-    return _sized(path, num_bytes, MEGATRON_TYPES[code], length)
-
-
-def _is_megatron(path: Path, _: bytes) -> bool:
-    with contextlib.suppress(OSError), path.with_suffix(".idx").open("rb") as file:
-        return file.read(len(MEGATRON_MAGIC)) == MEGATRON_MAGIC
-    return False
-
-
 def _datatrove(path: Path, num_bytes: int, dtype: str) -> Part:
     """huggingface/datatrove, pipeline/tokens/tokenizer.py: ids in a .ds, the bytes of one and their number beside it.
     """
@@ -174,12 +148,12 @@ def _datatrove(path: Path, num_bytes: int, dtype: str) -> Part:
 # ---------------------------------------------------------------- the table
 
 LAYOUTS = {  # by the names in metadata.json, in the order in which they are recognised
-    "native": Layout("nanoGPT's", ".bin", _raw),
-    "nanogpt": Layout("nanoGPT's", ".bin", _raw),
-    "datatrove": Layout("datatrove's", ".ds", _datatrove, lambda path, head: path.suffix == ".ds"),
-    "npy": Layout("numpy's", ".npy", _npy, lambda path, head: head.startswith(b"\x93NUMPY")),
-    "llmc": Layout("llm.c's", ".bin", _llmc, lambda path, head: int.from_bytes(head[:4], "little") in LLMC_TYPES),
-    "megatron": Layout("Megatron's", ".bin", _megatron, _is_megatron),
+    "native": Layout("nanoGPT's", _raw),
+    "nanogpt": Layout("nanoGPT's", _raw),
+    "datatrove": Layout("datatrove's", _datatrove, lambda path, head: path.suffix == ".ds"),
+    "npy": Layout("numpy's", _npy, lambda path, head: head.startswith(b"\x93NUMPY")),
+    "llmc": Layout("llm.c's", _llmc, lambda path, head: int.from_bytes(head[:4], "little") in LLMC_TYPES),
+    "megatron": Layout("nanoGPT's", _raw),  # the .idx beside it says no more than the ids and the vocabulary do
 }
 
 

@@ -59,12 +59,9 @@ def read_metadata(path: Path) -> Fields:
     name = printable(str(path))
     try:
         fields = json.loads(read_text(path))
-    except OSError as error:
-        raise UserError(Exit.DATA, f"metadata {name}: {error.strerror}. "
-                                   "Run: python pretokenize.py corpus.txt") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(Exit.DATA, f"metadata {name} is not JSON ({printable(str(error))[:120]}). "
-                                   "Run pretokenize.py again.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or f"it is not JSON ({printable(str(error))[:120]})"
+        raise UserError(Exit.DATA, f"metadata {name}: {why}. Run: python pretokenize.py corpus.txt") from error
     if not isinstance(fields, dict):
         raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
     if fields.get("format") == METADATA_FORMAT:

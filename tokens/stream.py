@@ -30,8 +30,7 @@ class TokenStream:
         for part in self.parts:
             if part.dtype != first.dtype:
                 raise UserError(Exit.DATA, f"token files of two types: {printable(first.path.name)} holds "
-                                           f"{first.dtype}, {printable(part.path.name)} {part.dtype}. One stream has "
-                                           "one type. Give files that were written alike.")
+                                           f"{first.dtype}, {printable(part.path.name)} {part.dtype}. Name them apart.")
 
     @property
     def dtype(self) -> str:
@@ -104,6 +103,6 @@ def scan(part: Part, vocab_size: int) -> str:
             check_ids(ids, seen, part, vocab_size)
             seen += len(ids)
         if file.tell() != part.offset_bytes + part.length * part.item_bytes:
-            raise UserError(Exit.DATA, f"token file {printable(str(part.path))} changed while it was read: it has "
-                                       f"{file.tell():,} bytes now. Run the command again when nothing writes to it.")
+            raise UserError(Exit.DATA, f"token file {printable(str(part.path))} changed while it was read. Run the "
+                                       "command again when nothing writes to it.")
     return digest.hexdigest()

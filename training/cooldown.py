@@ -31,7 +31,7 @@ def choose_cooldown(args: FlagsOfGroup, requested: str, min_lr: float, out: Prog
         if args.resume_from != "auto" and not _is_same(requested, str(there[0])):
             out.say(f"resume      without {shown}")
             return there
-    found = find.find_resume(requested, output_dir, args.overwrite, out.warn, "--cooldown_from")
+    found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
     if found is None or (schedule := _recorded_schedule(found[1])) is None:
         raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with its learning rate. Give another one.")
 

@@ -6,7 +6,6 @@ import pytest
 
 from checkpoint import recorded
 from common.config import Layer, write_toml
-from common.errors import Exit, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +77,6 @@ def test_the_newest_checkpoint_whose_state_can_be_read_counts(place):
 def test_a_state_that_says_nothing_sets_nothing(place, state):
     checkpoint(place / "out", 5, **state)
     assert flags_for(resume_from="auto").values == {}
-
-
-def test_a_config_that_somebody_broke_is_an_error_with_its_line(place):
-    checkpoint(place / "out", 5)
-    (place / "out/config.toml").write_text("data_dir = data\n")
-    with pytest.raises(UserError) as caught:
-        flags_for(resume_from="auto")
-    assert caught.value.code == Exit.FLAGS
-    assert "out/config.toml is not TOML: Invalid value (at line 1" in str(caught.value)
-    assert str(caught.value).endswith("Correct it, or empty it: the checkpoints hold the run's flags too.")
 
 
 def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_and_the_run_in_its_folder(place):

@@ -10,7 +10,7 @@ from evaluation import token_files
 from evaluation.scoring import TextEncoder
 from evaluation.texts import measure_texts
 from evaluation.token_files import measure_tokens
-from tests.helpers.token_files import write_datatrove, write_llmc, write_megatron, write_npy, write_raw
+from tests.helpers.token_files import write_datatrove, write_llmc, write_npy, write_raw
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def assert_same(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize(("write", "name"), [(write_raw, "a.bin"), (write_llmc, "a.bin"), (write_npy, "a.npy"),
-                                             (write_megatron, "a.bin"), (write_datatrove, "a.ds")])
+                                             (write_datatrove, "a.ds")])
 def test_tokens_in_every_layout_have_the_figures_of_their_text(measure, documents, expected, tmp_path, write, name):
     ids = np.array([id for document in documents[0] for id in (*document, 0)])
-    more = {"ends": np.array([len(ids)])} if write in (write_megatron, write_datatrove) else {}
+    more = {"ends": np.array([len(ids)])} if write is write_datatrove else {}
     write(tmp_path / name, ids, **more)
     [found] = measure(tmp_path / name)
     assert found["bytes"] == documents[1]

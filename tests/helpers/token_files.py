@@ -1,7 +1,6 @@
 """Small token files in every layout, for tests that read them."""
 
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,24 +16,6 @@ def write_llmc(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path
     magic, version = (20240520, 1) if dtype == "uint16" else (20240801, 7)
     header = struct.pack("<3i", magic, version, len(ids)).ljust(1024, b"\0")
     path.write_bytes(header + ids.astype(DTYPES[dtype]).tobytes())
-    return path
-
-
-def megatron_index(lengths: Sequence[int], pointers: Sequence[int], indices: Sequence[int], code: int = 8,
-                   version: int = 1, counts: tuple[int, int] | None = None, tail: bytes = b"") -> bytes:
-    """A Megatron index as bytes, as its layout is described."""
-    counts = counts or (len(lengths), len(indices))
-    return (b"MMIDIDX\0\0" + struct.pack("<QBQQ", version, code, *counts) + struct.pack(f"<{len(lengths)}i", *lengths)
-            + struct.pack(f"<{len(pointers)}q", *pointers) + struct.pack(f"<{len(indices)}q", *indices) + tail)
-
-
-def write_megatron(path: Path, ids: np.ndarray = IDS, ends: np.ndarray = ENDS, dtype: str = "uint16") -> Path:
-    path.write_bytes(ids.astype(DTYPES[dtype]).tobytes())
-    starts = np.array([0, *ends[:-1]], np.int64)
-    code = {"int16": 3, "int32": 4, "uint16": 8}[dtype]
-    path.with_suffix(".idx").write_bytes(megatron_index(
-        (ends.astype(np.int64) - starts).tolist(), (starts * DTYPES[dtype].itemsize).tolist(), range(len(ends) + 1),
-        code))
     return path
 
 

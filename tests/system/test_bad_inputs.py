@@ -272,9 +272,6 @@ BIN_FILES = [
      write("x.bin", np.array([20240520, 1, 10**9, *[0] * 353], "<i4").tobytes())),
     ("a .npy of objects, which are pickles", "--bin_file x.npy --vocab_size 400", "is a .npy that numpy cannot read",
      lambda place: np.save(place / "x.npy", np.array([{}]))),
-    ("Megatron's index beside another file", "--bin_file x.bin --vocab_size 400", "type 3, 4 or 8 makes 62",
-     both(write("x.bin", bytes(200)), write("x.idx", b"MMIDIDX\0\0" + bytes([1] + [0] * 7 + [8, 1] + [0] * 7 + [2]
-                                                                            + [0] * 7)))),
 ]
 
 RESUMED = [
@@ -602,7 +599,7 @@ def checkpoint_rows() -> list[Row]:
         Row("train.py resumes: the best, where later ones are", f"{RESUME} best", code,
             "holds checkpoints that do not lead to checkpoint-2: checkpoint-3", later),
         Row("train.py cools down: a model without a schedule", f"{COOL} --output_dir new --cooldown_from gpt2", code,
-            "--cooldown_from gpt2: manifest.json is missing"),
+            "gpt2 has no manifest.json. Only a checkpoint"),
         Row("train.py: a checkpoint's name that is another program's", f"{start} --output_dir out --overwrite", code,
             "out/checkpoint-500 has a checkpoint's name but no manifest.json", copied(500, "config.json")),
         Row("train.py: the output folder is a checkpoint", f"{start} --output_dir {HERE}", code,

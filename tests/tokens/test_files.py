@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import Exit, UserError
-from tests.helpers.token_files import write_megatron, write_raw
+from tests.helpers.token_files import write_raw
 from tokens.files import find_splits
 
 
@@ -13,8 +13,6 @@ def folder_of(folder: Path, names: str) -> Path:
     folder.mkdir()
     for name in names.split():
         write_raw(folder / name)
-        if name == "megatron.bin":
-            write_megatron(folder / name)
     return folder
 
 
@@ -32,7 +30,7 @@ def folder_of(folder: Path, names: str) -> Path:
     ("00001_shuffled.ds 00000_shuffled.ds 00000_shuffled.ds.index medieval.ds", "00000_shuffled.ds 00001_shuffled.ds "
      "medieval.ds", ""),
     ("00000_validation.ds 00000_a.ds x-val.ds", "00000_a.ds", "00000_validation.ds x-val.ds"),
-    ("megatron.bin", "megatron.bin", ""), ("train.bin ._train.bin", "train.bin", "")])
+    ("train.bin ._train.bin", "train.bin", "")])
 def test_the_files_of_a_folder_are_found_by_the_names_others_give(tmp_path, names, for_training, for_validation):
     folder = folder_of(tmp_path / "a", names)
     found = find_splits(folder)
@@ -45,7 +43,7 @@ def test_the_files_of_a_folder_are_found_by_the_names_others_give(tmp_path, name
     ("a b c d e f", "Found a, b, c, d and 2 more"),
     ("a_train_0.bin b_train_0.bin", r"has 2 sets of token files, not one. Found a_train_\*.bin, b_train_\*.bin"),
     ("train.bin train_000000.bin", r"2 sets .* train.bin, train_\*.bin"),
-    ("train.bin megatron.bin", "2 sets"), ("train.bin a.ds", "2 sets"), ("a_train_0.bin a_train_0.npy", "2 sets"),
+    ("train.bin a.ds", "2 sets"), ("a_train_0.bin a_train_0.npy", "2 sets"),
     ("train.bin x_val_0.bin", "2 sets")])
 def test_a_folder_that_does_not_say_which_files_is_refused_with_what_is_there(tmp_path, names, reason):
     with pytest.raises(UserError, match=reason) as caught:

@@ -12,10 +12,8 @@ from tests.helpers.token_files import (
     ENDS,
     IDS,
     ids_in,
-    megatron_index,
     write_datatrove,
     write_llmc,
-    write_megatron,
     write_npy,
     write_raw,
 )
@@ -37,7 +35,6 @@ def ids_of(path: Path, dtype: str = "uint16") -> np.ndarray:
     *(("nanogpt", write_raw, "a.bin", dtype) for dtype in DTYPES),
     *(("npy", write_npy, "a.npy", dtype) for dtype in DTYPES),
     *(("llmc", write_llmc, "a.bin", dtype) for dtype in ("uint16", "uint32")),
-    *(("megatron", write_megatron, "a.bin", dtype) for dtype in ("int16", "uint16", "int32")),
     *(("datatrove", write_datatrove, "a.ds", dtype) for dtype in ("uint16", "uint32"))])
 def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, write, name, dtype):
     ids = IDS % 32_768 if dtype == "int16" else IDS
@@ -48,7 +45,7 @@ def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, 
 
 
 def test_a_new_layout_is_one_function_and_one_entry_of_the_table(tmp_path, monkeypatch):
-    toy = Layout("a toy's", ".bin", lambda path, num_bytes, dtype: Part(path, "uint16", (num_bytes - 4) // 2, 4),
+    toy = Layout("a toy's", lambda path, num_bytes, dtype: Part(path, "uint16", (num_bytes - 4) // 2, 4),
                  lambda path, head: head.startswith(b"TOY!"))
     monkeypatch.setitem(LAYOUTS, "toy", toy)
     (tmp_path / "train.bin").write_bytes(b"TOY!" + IDS.astype("<u2").tobytes())
@@ -104,10 +101,6 @@ def header(*numbers: int, tail: bytes = b"") -> bytes:
     return struct.pack(f"<{len(numbers)}i", *numbers).ljust(1024, b"\0") + tail
 
 
-def index(lengths=(3, 2), pointers=(0, 6), indices=(0, 1, 2), **more) -> bytes:
-    return megatron_index(lengths, pointers, indices, **more)
-
-
 LLMC, LLAMA = 20240520, 20240801
 FIVE = np.arange(5, dtype="<u2").tobytes()
 DAMAGED = {  # name: the files, the first is opened, and what is said of them
@@ -124,13 +117,6 @@ DAMAGED = {  # name: the files, the first is opened, and what is said of them
     "npy 2-d": ({"a.npy": npy("'<u2'", "(2, 2)")}, "shape \\(2, 2\\), not one row of"),
     "npy big-endian": ({"a.npy": npy("'>u2'")}, "is a .npy of >u2"),
     "npy misaligned": ({"a.npy": npy("'<u2'", offset=129)}, "not one row of"),
-    "megatron cut": ({"a.bin": FIVE, "a.idx": index()[:-1]}, "a.idx has .*81 bytes, where .* makes 82"),
-    "megatron header cut": ({"a.bin": FIVE, "a.idx": index()[:20]}, "a.idx has .* 20 bytes"),
-    "megatron none": ({"a.bin": FIVE, "a.idx": index((), (), (0,))}, "its 0 tokens"),
-    "megatron version": ({"a.bin": FIVE, "a.idx": index(version=2)}, "has version 2, type 8"),
-    "megatron float": ({"a.bin": FIVE, "a.idx": index(code=7)}, "version 1, type 7"),
-    "megatron short bin": ({"a.bin": FIVE[:-2], "a.idx": index()}, "a.bin has 8 bytes, where its 5 tokens .*make 10"),
-    "megatron's index itself": ({"a.idx": index()}, "has 82 bytes, where its 5 tokens of uint16 make 10"),
     "datatrove size": ({"a.ds": FIVE, "a.ds.metadata": b"gpt2|8\n5\n"}, "a.ds.metadata does not begin with the bytes"),
     "datatrove count": ({"a.ds": FIVE, "a.ds.metadata": b"gpt2|2\n6\n"}, "has 10 bytes, where its 6 tokens .*make 12"),
     "raw odd": ({"a.bin": FIVE + b"\0"}, "has 11 bytes, where its 5 tokens of uint16 make 10"),
