@@ -30,7 +30,7 @@ from machine.processes import ALONE, Processes
 from ops.loss import IGNORED
 from tokens.corpus import Share
 from tokens.layouts import Part
-from tokens.stream import DTYPES, TokenStream, as_unsigned, bound_of, check_ids
+from tokens.stream import DTYPES, TokenStream, bound_of, check_ids
 from tokens.watch import Watch
 
 PLANNED_WINDOWS = 16_384  # starts worked out in one call, which takes about four times as long as 64 of them would
@@ -74,6 +74,7 @@ class Tokens:
         self.length = stream.length
         self._stream = stream
         self._kind = DTYPES[stream.dtype]
+        self._unsigned = np.dtype(f"<u{self._kind.itemsize}")
         self._bound = 2**32 if stream.vocab_size is None else bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu = _copied(stream, device) if where == "gpu" else None
@@ -87,7 +88,7 @@ class Tokens:
         if self._on_gpu is not None:
             where = on_its_way(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, where)
-        if self._watch is not None:
+        if self._watch is not None and self._watch.is_due:
             self._watch.look(self._part_of(start + at) for start in starts.tolist() for at in (0, width - 1))
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
@@ -108,9 +109,9 @@ class Tokens:
         """The ids, which are copies by now that nothing changes any more. Raises UserError (exit 3) for invalid ones.
         """
         if self._watch is not None:
-            unsigned = as_unsigned(ids)
+            unsigned = ids.view(self._unsigned)
             if unsigned[unsigned.argmax()] >= self._bound:  # argmax has half the overhead of max
-                self._watch.look(range(len(self._pieces)), now=True)  # a file that has just changed is the reason
+                self._watch.look(range(len(self._pieces)))  # a file that has just changed is the reason
                 collections.deque(_blocks(self._stream), 0)  # raises, with the file and the position
                 raise AssertionError
         return ids

@@ -33,17 +33,17 @@ class Watch:
         self._look_at = 0.0  # by time.monotonic()
         bus_errors.add(self)
 
-    def look(self, which: Iterable[int], now: bool = False) -> None:
-        """Raises TokensChanged if one of these parts has changed; which are their numbers.
+    @property
+    def is_due(self) -> bool:
+        """True once SECONDS_BETWEEN_LOOKS have passed since the last look."""
+        return time.monotonic() >= self._look_at
 
-        Without now it does nothing, and takes none of them, until SECONDS_BETWEEN_LOOKS have passed since the last
-        look.
-        """
-        if now or time.monotonic() >= self._look_at:
-            for at in {*which}:
-                if change := self._change_of(at):
-                    raise TokensChanged(f"{change} while it was read. Its tokens are not those that were checked.")
-            self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
+    def look(self, which: Iterable[int]) -> None:
+        """Raises TokensChanged if one of these parts has changed; which are their numbers."""
+        for at in {*which}:
+            if change := self._change_of(at):
+                raise TokensChanged(f"{change} while it was read. Its tokens are not those that were checked.")
+        self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
     def _change_of(self, at: int) -> str:
         """What happened to a part's file, in words; '' if nothing did."""
