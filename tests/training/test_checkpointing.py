@@ -135,10 +135,6 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypa
     assert text.count("could not be saved: No space left on device") == 2
     assert list(steps_in(run.folder / "out")) == [6]
     assert not list((run.folder / "out").glob(".tmp*"))
-    monkeypatch.setattr("checkpoint.save.write_tensors", lambda *_, **__: full_always())
+    calls[:] = []
     code, _ = run("--max_steps", "2", out="full")
     assert code.code == Exit.MACHINE
-
-
-def full_always():
-    raise OSError(28, "No space left on device")
