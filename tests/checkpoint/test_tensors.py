@@ -48,21 +48,6 @@ def test_weights_in_several_files_are_those_in_one(arch, make_any, write_folder,
         assert torch.equal(load_model(folder, CPU).eval()(ids), model(ids))
 
 
-def test_the_shards_that_transformers_writes_open(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.Qwen3Config(vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-                                      num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-                                      max_position_embeddings=32)
-    theirs = transformers.Qwen3ForCausalLM(config).eval()
-    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    assert not (tmp_path / WEIGHTS).exists()
-    ids = torch.randint(0, 90, (2, 32))
-    with torch.no_grad():
-        expected = theirs(ids).logits
-        assert (load_model(tmp_path, CPU).eval()(ids) - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
 def test_nothing_of_the_weights_is_copied_before_it_is_asked_for(shards, monkeypatch):
     asked, concatenate = [], torch.cat
     monkeypatch.setattr(torch, "cat", lambda parts, *dim: asked.append(len(parts)) or concatenate(parts, *dim))

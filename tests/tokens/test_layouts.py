@@ -1,6 +1,5 @@
 """tokens/layouts.py: what others wrote is read with equal ids, damaged files are refused."""
 
-import itertools
 import struct
 from pathlib import Path
 
@@ -52,19 +51,6 @@ def test_a_new_layout_is_one_function_and_one_entry_of_the_table(tmp_path, monke
     corpus = open_corpus(tmp_path, None, None, None, vocab_size=50_257, val_fraction=0.2)
     assert ids_in(corpus.train) + ids_in(corpus.val) == IDS.tolist()
     assert corpus.notes[0] == "train.bin: a toy's layout, uint16, 5,000 tokens"
-
-
-def test_what_datatrove_itself_writes_is_read(tmp_path):
-    TokenizedFile = pytest.importorskip("datatrove.pipeline.tokens.tokenizer").TokenizedFile
-    documents = [[5, 50_000, 7], [1], [65_535, 2, 3, 4]]
-    for size, name in ((2, "narrow.ds"), (4, "wide.ds")):
-        file = TokenizedFile(str(tmp_path), name, save_final_metadata=True, tokenizer_name_or_path="x|y",
-                             token_size=size)
-        for document in documents:
-            file.write(document, None)
-        file.close()
-        assert ids_of(tmp_path / name).tolist() == list(itertools.chain(*documents))
-    assert LAYOUTS["datatrove"].read(tmp_path / "wide.ds", "uint16").dtype == "uint32"
 
 
 def test_our_own_index_gives_the_documents_and_is_checked(tmp_path):
