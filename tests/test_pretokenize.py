@@ -1,10 +1,8 @@
 """pretokenize.py: what comes out is what went in, split as promised, committed as a whole, refused with a reason."""
 
-import bz2
 import codecs
 import gzip
 import json
-import lzma
 import os
 import random
 import subprocess
@@ -33,7 +31,7 @@ from tests.helpers.pretokenize import (
     trained,
     written,
 )
-from tests.helpers.texts import STRINGS, in_language, lines, spelt_lines, words, write, zstandard
+from tests.helpers.texts import PACK, STRINGS, in_language, lines, spelt_lines, words, write
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from tokens.stream import DTYPES
 from tokens.tokenizer import load_tokenizer, parse, vocabulary_of
@@ -113,9 +111,11 @@ def in_forms(texts: list[str]) -> dict[str, list[str]]:
     separated, of_json = "<->".join(texts), lines(texts)
     for number, content in enumerate(texts):
         write(f"folder/{number:04}.txt", content)
-    for ending, pack in ((".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)):
-        write("a.jsonl" + ending, pack(of_json.encode()))
-        write("a.txt" + ending, pack(separated.encode()))
+    for ending, pack in PACK.items():
+        write(f"a.jsonl.{ending}", pack(of_json.encode()))
+        write(f"a.txt.{ending}", pack(separated.encode()))
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": texts}), "a.parquet", row_group_size=9)
     forms = {
         "separated": [write("a.txt", separated), "--document_separator", "<->"],
         "with a mark": [write("m.txt", "\ufeff" + separated + "<->"), "--document_separator", "<->"],
@@ -132,8 +132,10 @@ def in_forms(texts: list[str]) -> dict[str, list[str]]:
         "piped": ["-", "stdin:" + write("p.txt", separated), "--document_separator", "<->"],
         "piped lines": ["-", "stdin:a.jsonl"],
         "piped gzip": ["-", "stdin:a.json.gz"],
+        "table": ["a.parquet"],
+        "piped table": ["-", "stdin:a.parquet"],
     }
-    for ending in ("gz", "bz2", "xz"):
+    for ending in PACK:
         forms[ending] = ["a.jsonl." + ending]
         forms["separated " + ending] = ["a.txt." + ending, "--document_separator", "<->"]
     return forms
@@ -160,21 +162,6 @@ def test_the_same_documents_in_any_form_give_the_same_bytes(is_trained, monkeypa
     assert [form for form, files in made.items() if files != expected] == []
     assert documents("train") == [content for content in texts if hash_share(content) >= 0.2]
     assert documents("val") == [content for content in texts if hash_share(content) < 0.2]
-
-
-def test_zstandard_and_tables_give_the_same_bytes_too(monkeypatch, tokenizer_file):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    texts, more = corpus(), ("--tokenizer_file", str(tokenizer_file))
-    write("a.jsonl", lines(texts))
-    write("a.jsonl.zst", zstandard(lines(texts).encode()))
-    write("p.txt.zst", zstandard("<->".join(texts).encode()))
-    parquet.write_table(pyarrow.table({"text": texts}), "a.parquet", row_group_size=9)
-    expected = run_form(monkeypatch, ["a.jsonl"], *more)
-    for argv in (
-        ["a.jsonl.zst"], ["a.parquet"], ["-", "stdin:a.parquet"], ["-", "stdin:a.jsonl.zst"],
-        ["p.txt.zst", "--document_separator", "<->"],
-    ):
-        assert run_form(monkeypatch, argv, *more) == expected
 
 
 def test_any_number_of_workers_and_any_sizes_give_what_tokenizers_gives_for_each_document(tokenizer_file):
@@ -408,40 +395,6 @@ def test_bytes_that_are_not_utf8_are_replaced_and_said_or_stop_the_run(num_worke
     assert "3 places, the first: byte 12, line 2 of a.txt" in capsys.readouterr().err
     refused(*argv, "--strict_utf8", "--overwrite", match=r"byte 12, line 2 of a\.txt")
     assert documents("train")  # the old set is there
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("missing.txt", None, "No such file"),
-        ("blank.txt", b" \n\t\n", "nothing to train on"),
-        ("one.txt", b"x", "nothing to train on"),
-        ("utf16.txt", "text".encode("utf-16"), "--encoding utf-16"),
-        ("a.txt.gz", b"\x1f\x8b\x08", r"a\.txt\.gz is damaged"),
-        ("a.jsonl", b'{"body": "x"}', "--text_field"),
-        ("a.jsonl", b"[1, 2", "is not JSON"),
-        ("folder/a.png", b"x", "folder holds no"),
-        ("nul\x1b[31m.txt", b"", r"nul\\x1b"),
-    ],
-)
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_what_is_no_text_is_refused_by_name_and_leaves_nothing(name, content, reason, is_trained, tokenizer_file):
-    if content is not None:
-        write(name, content)
-    refused(name.split("/")[0], *(() if is_trained else ("--tokenizer_file", str(tokenizer_file))), match=reason)
-    assert not Path("data").exists()
-
-
-@pytest.mark.parametrize(("argv", "reasons"), [  # each problem alone: tests/system/test_bad_inputs.py
-    (["--vocab_size", "256"], ["at least 257"]),
-    (["--val_fraction", "nan", "--num_workers", "x"], ["--val_fraction 'nan'", "--num_workers 'x'"]),
-    (["--val_fraction", "1"], ["below 1"]),
-    (["--tokenizer_file", "t", "--vocab_size", "300", "--min_frequency", "3"],
-     ["--vocab_size: not with --tokenizer_file", "--min_frequency: not with"]),
-    (["--verify", "data"], ["takes no FILE"])])
-def test_wrong_flags_are_reported_together_before_anything_is_read(argv, reasons):
-    message = refused("a.txt", *argv, code=Exit.FLAGS)
-    assert all(reason in message for reason in reasons)
 
 
 # ---------------------------------------------------------------- the output folder

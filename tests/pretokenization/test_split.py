@@ -8,8 +8,6 @@ from pretokenization.split import (
     Split,
     default_fraction,
     split_by_hash,
-    split_of_few,
-    split_of_one,
 )
 
 SMALL_BYTES = int(LEAST_VAL_BYTES / VAL_FRACTION)  # a larger text has always the same share
@@ -21,22 +19,6 @@ def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
     assert default_fraction(SMALL_BYTES + 1) == default_fraction(10**12) == 0.005
     fractions = [default_fraction(num_bytes) for num_bytes in range(1, 2 * SMALL_BYTES, 99_999)]
     assert fractions == sorted(fractions, reverse=True)
-
-
-def test_a_share_that_is_given_means_what_it_says_whatever_the_size():
-    for num_bytes in (100, 10**6, 10**9):
-        assert split_of_one(num_bytes, 0.2).cuts == (int(num_bytes * 0.8),)
-        assert split_by_hash(0.2).threshold == int(0.2 * 2**64)
-
-
-def test_of_a_few_files_each_gives_its_end():
-    split = split_of_few([100_000, 300_000, 0, 40, 600_000])
-    assert split is not None
-    fraction = LEAST_VAL_BYTES / 1_000_040
-    assert split.cuts == (int(100_000 * (1 - fraction)), int(300_000 * (1 - fraction)), None, None,
-                          int(600_000 * (1 - fraction)))
-    assert split.rule == "the last 6.55% of each file"
-    assert split_of_few([100, 200]) is None
 
 
 def test_neither_part_is_empty_and_the_words_say_why():

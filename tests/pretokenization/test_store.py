@@ -41,10 +41,7 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     assert os.listdir("data") == ["notes.txt"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["metadata.json", "tokenizer.json", "train.bin", "val.idx", "val_000012.bin", "tokens_train_000001.bin"],
-)
+@pytest.mark.parametrize("name", ["metadata.json", "tokenizer.json", "val.idx", "tokens_train_000001.bin"])
 def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
     Path("data").mkdir()
     Path("data", name).write_text("x")
@@ -56,16 +53,6 @@ def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
     Path("data", name).rename("data/strange-" + name)
     with Folder(Path("data")) as folder:
         folder.refuse_old(False)
-
-
-def test_a_disk_that_is_full_is_named_with_what_is_free():
-    with Folder(Path("data")) as folder:
-        with (
-            pytest.raises(UserError, match=r"writing to data: No space left on device\. Free some space") as caught,
-            folder.writing(),
-        ):
-            raise OSError(28, "No space left on device")
-        assert caught.value.code == Exit.MACHINE
 
 
 def test_after_a_commit_that_is_killed_anywhere_the_old_set_is_there_or_none_or_the_new_one(monkeypatch):
