@@ -451,7 +451,7 @@ def test_a_run_whose_tokens_change_saves_and_can_be_resumed_and_a_replaced_file_
     else:
         os.truncate(path, 0 if change == "emptied" else 100)
     code, text = run.ended()
-    said = re.search(r"error: token file \S+train.bin was (cut from 2,000 to \d+ bytes|written to) while it was read.* "
+    said = re.search(r"error: token file \S+train.bin was (written to or cut) .*while it was read.* "
                      r"The last good checkpoint is checkpoint-(\d+)\. Resume", text.replace("\n", " "))
     if change == "replaced":
         assert (code, said) == (0, None), text
