@@ -24,7 +24,7 @@ from common.memory import without_collector
 from tokens.tokenizer import Vocabulary
 
 ENCODED_AT_ONCE = 2**20  # bytes; an encoding takes about 100 bytes of memory for each token
-CHECKED_BYTES = 2**10  # of each block, twice, are encoded by both engines
+CHECKED_BYTES = 2**9  # of each split of a block, twice, are encoded by both engines
 CACHE_BYTES = 2**27  # the memory that gigatoken may take to remember words before it is made again
 # Code points that gigatoken 0.10.0 (Unicode 17) takes for letters or numbers and tokenizers (Unicode 16) does not,
 # found by comparing both on every code point, with some between them; and the versions that were compared. Others are
@@ -38,8 +38,8 @@ HARD_TEXTS = (  # of kinds on which tokenizers are known to differ
     "<|endoftext|>a<|endoftext|> </s><s>[PAD] it's IT'S we'll they've 'tis ''re 's 'S d'\u00e9t\u00e9 it\u2019s",
     " a  b   c\n\n\n d \t\te\r\n\r\nf\u00a0g\u3000h\u2028i\u0085j\x1ck\u180el\u200bm \n \n  ",
     "".join(map(chr, range(128))) * 2 + "1 12 123 1234567890 \u0661\u0662\u0663 \u00bd\u00b2\u2168 1a2b 3.14e-10 0xFF",
-    "a\u0301\u200d\ufe0f\u202e\ufeffx" + "".join(text * 2000 for text in ("a", " ", "\n", "ab", "1", "=", "\u00e9")),
-    "".join(f"a{chr(point)}1 {chr(point)}.{chr(point)}\n" for point in range(0x80, 0x32000, 61)
+    "a\u0301\u200d\ufe0f\u202e\ufeffx" + "".join(text * 700 for text in ("a", " ", "\n", "ab", "1", "=", "\u00e9")),
+    "".join(f"a{chr(point)}1 {chr(point)}.{chr(point)}\n" for point in range(0x80, 0x32000, 173)
             if not 0xD800 <= point < 0xE000),
 )
 
