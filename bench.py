@@ -3,14 +3,12 @@
     python bench.py                                                     the ladder on a processor, some minutes
     python bench.py --shape B --use_gpu --json ladder.json              on a GPU
     python bench.py --rungs 0,4,6                                       three of its rungs
-    python bench.py --peer step --peer_dir ~/nanoGPT                    nanoGPT's model beside our best rung, in turns
+    python bench.py --peer step --peer_dir ~/nanoGPT                    nanoGPT's train.py beside ours, in turns
     python bench.py --peer decode                                       generating beside transformers
-    python bench.py --peer saving --shape B                             a checkpoint, and how long training waits for it
     python bench.py --quality --data_dir data --shape tiny,256,16       what a model learns, recipe by recipe
 
 The first rung is train.py with all that can be naive: Python loops for batches, plain attention, fp32, eager. Each rung
-above it adds one lever. All are timed by train.py itself, each in a process of its own (benchmarks/ladder.py). This
-process only starts the others: it never imports torch.
+above it adds one lever. All are timed by train.py itself, each in a process of its own (benchmarks/ladder.py).
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,21 +23,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
-from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Children, Facts, Shape, time_ladder
+from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
 from benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, VALIDATIONS, compare_recipes, recipes
 from common import flags
 from common.errors import Exit, UserError, guard, optional, require
 from common.outputs import Output
 from common.progress import Progress
-from common.signals import NOTHING, USUALLY_SECONDS, Signals
+from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
 from common.words import printable
 
 SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
-LIMIT_SECONDS = 900.0  # after which a rung is given up
-LOADER_TOKENS = 10_000_000
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
-CHILDREN = ("naive", "prepare", "step", "decode", "text", "tiktoken", "loader", "saving")
 
 
 # ---------------------------------------------------------------- flags
@@ -81,10 +74,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                           "compares what recipes learn.")
     g = parser.group("what is timed: the ladder, or")
     g.flag("--rungs", rung_numbers(), None, "rungs of the ladder", "all, the tuned one on a GPU only")
-    g.flag("--peer", one_of("step", "decode", "tokenize", "loader", "saving"), None, "one part beside another program: "
-           "a step beside nanoGPT's, decoding beside transformers, tokenizing the text of --data_dir beside tiktoken, "
-           "batches beside nanoGPT's, a checkpoint beside safetensors' save_file, in the current folder", "none")
-    g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, with its model.py, for --peer step", "none",
+    g.flag("--peer", one_of("step", "decode", "tokenize"), None, "one part beside another program: a step beside "
+           "nanoGPT's, decoding beside transformers, tokenizing the text of --data_dir beside tiktoken", "none")
+    g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, for --peer step", "none",
            needs="peer step")
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
              against="peer")
@@ -98,10 +90,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name, or new ones: 'ours; hot: ours "
            "--learning_rate 0.01'", "all", needs="quality")
     g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", needs="quality")
-    g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter",
-           needs="quality")
+    g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter", needs="quality")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
-           "was interrupted is resumed, and several commands may share it", needs="quality")
+           "was interrupted is resumed", needs="quality")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
     g.switch("--debug", False, "show the traceback of an error")
@@ -121,70 +112,73 @@ def check(args: argparse.Namespace) -> list[str]:
 # ---------------------------------------------------------------- the command, in the order of events
 
 
-def answer(name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What the child process of this name does; it imports torch, which the parent must not."""
-    if name == "naive":
-        from benchmarks.naive import train_naively
-
-        return train_naively(**request)
-    from benchmarks import parts
-
-    return {"prepare": parts.prepare, "step": parts.time_step, "decode": parts.time_decode, "text": parts.write_text,
-            "tiktoken": parts.by_tiktoken, "loader": parts.time_loader, "saving": parts.time_saving}[name](**request)
-
-
 def check_packages(args: argparse.Namespace) -> None:
     """Raises UserError (exit 5) for what the flags need and is not there, before any time is spent."""
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    for peer, package in (("tokenize", "tiktoken"), ("decode", "transformers")):
-        if args.peer == peer:
-            optional(package, f"--peer {peer}")
-    if args.peer == "step" and not (Path(args.peer_dir) / "model.py").is_file():
-        raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no model.py. Give nanoGPT's folder.")
+    if package := {"tokenize": "tiktoken", "decode": "transformers"}.get(args.peer):
+        optional(package, f"--peer {args.peer}")
+    if args.peer == "step" and not (Path(args.peer_dir) / "train.py").is_file():
+        raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no train.py. Give nanoGPT's folder.")
 
 
-def carry_out(args: argparse.Namespace, out: Progress, children: Children, found: dict[str, Any]) -> bool:
-    """What is asked for; False if something failed, or computed something else than it should."""
+def set_up(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
+    """The machine and the tokens, which are made up in the folder without --data_dir. Raises UserError (exit 3, 5)."""
+    from benchmarks import prepare
+
     shape = args.shape or SHAPES["mini"]
-    num_tokens = LOADER_TOKENS if args.peer == "loader" else ((args.steps or 50) + 22) * shape.tokens_per_step
     with out.phase("looking at the machine and the tokens"):
-        about = children.ask("prepare", folder=str(children.folder), data_dir=args.data_dir, shape=asdict(shape),
-                             num_tokens=num_tokens, use_gpu=args.use_gpu)
-    shape = replace(shape, vocab_size=about.pop("vocab_size"))
-    num_parameters, machine = about.pop("num_parameters"), Facts(**about)
-    steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
-    bench = Bench(out, children, shape, machine, args.data_dir or str(children.folder), args.steps or steps, warmup,
-                  found)
-    found.update(machine=about, shape=asdict(shape), steps=bench.steps, warmup=warmup)
+        machine = prepare.look_at_machine(args.use_gpu)
+        steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
+        steps = args.steps or steps
+        if args.data_dir:
+            shape = replace(shape, vocab_size=prepare.num_ids_in(args.data_dir, shape.seq_length))
+        else:
+            prepare.synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
     out.say(f"machine   {machine.name}, {machine.software}")
+    return Bench(out, signals, folder, shape, machine, args.data_dir or str(folder), steps, warmup,
+                 {"machine": asdict(machine), "shape": asdict(shape), "steps": steps, "warmup": warmup})
+
+
+def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
+    """What is asked for; False if something failed, or computed something else than it should. Raises Stopped."""
     if args.quality:
-        tokens = args.tokens or TOKENS_PER_PARAMETER * num_parameters
-        num_steps = VALIDATIONS * max(1, round(tokens / shape.tokens_per_step / VALIDATIONS))
+        from benchmarks.prepare import num_parameters
+
+        bench.signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
+        tokens = args.tokens or TOKENS_PER_PARAMETER * num_parameters(bench.shape)
+        num_steps = VALIDATIONS * max(1, round(tokens / bench.shape.tokens_per_step / VALIDATIONS))
         return compare_recipes(bench, args.recipes or RECIPES, args.seeds, num_steps, Path(args.quality_dir))
-    if args.peer is not None:
-        return peers.time_beside(bench, args.peer, args.peer_dir)
-    return time_ladder(bench, args.rungs)
+    if args.peer is None:
+        return time_ladder(bench, args.rungs)
+    from benchmarks import peers
+
+    if args.peer == "step":
+        peers.time_step(bench, args.peer_dir)
+    else:
+        {"decode": peers.time_decode, "tokenize": peers.time_tokenize}[args.peer](bench)
+    return True
 
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
-    if argv and argv[0] in CHILDREN:
-        print(json.dumps(answer(argv[0], json.loads(argv[1]))), flush=True)
-        return Exit.DONE
+    if argv[:1] == ["naive"]:  # a lower rung's process
+        from benchmarks.naive import train_naively
 
+        return train_naively(argv[1].split(","), argv[2:])
     args = read_flags(argv)
     check_packages(args)
     file = Output("--json", args.json) if args.json else None
-    found: dict[str, Any] = {"argv": list(argv), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
-        if args.quality:
-            signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
-        children = Children(signals, math.inf if args.quality else LIMIT_SECONDS, Path(folder))
+        bench = set_up(args, out, signals, Path(folder))
         try:
-            return Exit.DONE if carry_out(args, out, children, found) else SLOW_EXIT
+            return Exit.DONE if carry_out(args, bench) else SLOW_EXIT
+        except Stopped:
+            return 128 + (signals.number or 0)
         finally:
             if file is not None:  # what was found before a signal or an error too
+                found: dict[str, Any] = {
+                    "argv": list(argv), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **bench.found}
                 file.write(json.dumps(found, indent=1).encode() + b"\n")
 
 

@@ -8,7 +8,6 @@ runs with it.
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import statistics
 import sys
@@ -26,13 +25,12 @@ from watching.history import read_lines
 
 LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
-GPU_LOG_INTERVAL = 5  # steps, from rung 6 on: reading a loss waits for the GPU
+GPU_LOG_INTERVAL = 5  # steps, from rung 5 on: reading a loss waits for the GPU
 LOSS_STEPS = 20  # in which losses are compared: after them, rounding has grown into another run
+LIMIT_SECONDS = 900.0  # after which a rung is given up
 TUNED = 7  # the rung whose compiling takes minutes
 NUM_RUNGS = 8
-# Relative difference of losses that rounding explains: from the first rung of the same precision, and of any.
-SAME_PRECISION = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}
-ANY_PRECISION = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 2e-2, "fp16": 2e-2}
+TOLERANCES = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative to the first rung's
 ROW = "{:>4}  {:<30}{:>9}{:>10}{:>7}{:>11}{:>7}"  # 78 columns
 
 Losses = dict[int, float | None]  # by step; None is not a finite number
@@ -60,34 +58,45 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Children:
-    """Starts Python processes, one at a time; the limit or a signal ends the one that runs (SystemExit).
+class Facts:
+    """What the machine is; half is the 16-bit precision of the upper rungs."""
 
-    folder is where they may leave what is needed for the next one; it is deleted with the benchmark.
+    name: str
+    software: str
+    on_gpu: bool
+    half: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every benchmark works with: where it prints, a temporary folder, and what its figures are about.
+
+    So many steps are timed after those of the warm-up. found is what --json writes.
     """
 
+    out: Progress
     signals: Signals
-    limit_seconds: float
     folder: Path
+    shape: Shape
+    machine: Facts
+    data_dir: str
+    steps: int
+    warmup: int
+    found: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, words: Sequence[str], cache: str = "", grace_seconds: float = 0.0) -> Answer:
-        """Runs python with these words; the compiler keeps its kernels in the folder's subfolder of this name.
+    def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS, cache: str = "",
+            grace_seconds: float = 0.0) -> Answer:
+        """Runs python with these words; its kernels are kept in the folder's subfolder cache, '' where they always are.
 
-        '': where it keeps them anyway. A child that has to be ended is given the grace, in which train.py saves.
+        The limit or a signal (SystemExit) ends it; before, it has the grace, in which train.py saves. Raises UserError
+        (exit 3) for tokens that no run can train on.
         """
         kernels = self.folder / cache
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")} if cache else {}
-        return ask([sys.executable, *words], self.signals, self.limit_seconds, caches, grace_seconds)
-
-    def ask(self, name: str, **request: Any) -> Any:
-        """Has bench.py itself answer as the child of this name, with the request as its arguments.
-
-        Raises UserError with the child's problem: exit 3 if the child ended with that, else exit 5.
-        """
-        answer = self.run([str(PROGRAM / "bench.py"), name, json.dumps(request)], "cache")
-        if problem := problem_of(answer):
-            raise UserError(Exit.DATA if answer.code == Exit.DATA else Exit.MACHINE, problem)
-        return json.loads(answer.printed.splitlines()[-1])
+        answer = ask([sys.executable, *words], self.signals, seconds, caches, grace_seconds)
+        if answer.code == Exit.DATA:
+            raise UserError(Exit.DATA, problem_of(answer))
+        return answer
 
 
 def problem_of(answer: Answer) -> str:
@@ -99,97 +108,51 @@ def problem_of(answer: Answer) -> str:
     return printable(error.removeprefix("error: ")) or killed
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the machine is; half is the 16-bit precision of the upper rungs. The reasons are empty where it can."""
-
-    name: str
-    software: str
-    on_gpu: bool
-    half: str
-    why_no_half: str
-    why_no_compile: str
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What every benchmark works with: where it prints, how it starts children, and what its figures are about.
-
-    So many steps are timed after those of the warm-up. found is what --json writes.
-    """
-
-    out: Progress
-    children: Children
-    shape: Shape
-    machine: Facts
-    data_dir: str
-    steps: int
-    warmup: int
-    found: dict[str, Any] = field(default_factory=dict)
-
-
 # ---------------------------------------------------------------- rungs
 
 
 @dataclass(frozen=True)
 class Rung:
-    """Flags of train.py, and the parts of it that are replaced by naive ones.
-
-    why_not says why the rung means nothing on this machine; empty if it does.
-    """
+    """Flags of train.py, and the parts of it that are replaced by naive ones."""
 
     number: int
     name: str
     naive: tuple[str, ...]
     flags: dict[str, Any]
     precision: str
-    why_not: str = ""
 
 
 def ladder(shape: Shape, machine: Facts) -> list[Rung]:
     """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
-    every = GPU_LOG_INTERVAL if machine.on_gpu else 1
-    slow = {"preload": "mmap", "use_amp": False, "compile": False, "batch_size": shape.batch_size // 2,
-            "gradient_accumulation_steps": 2, "log_interval": 1}
-    whole = {"batch_size": shape.batch_size, "gradient_accumulation_steps": 1}
-    table: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-        # name, the naive part that goes, the flags that change, why the rung means nothing here
-        ("naive: Python loops, fp32", "", slow, ""),
-        ("tokens in memory, vectorised", "loader", {"preload": "auto"}, ""),
-        (machine.half, "", {"use_amp": True}, machine.why_no_half),
-        ("attention kernel", "attention", {}, ""),
-        ("compile", "", {"compile": True}, machine.why_no_compile),
-        ("fused AdamW, no waits", "optimizer", {"log_interval": every}, ""),
-        ("one micro-batch", "", whole, ""),
-        ("tuned compile", "", {"compile_mode": "max-autotune-no-cudagraphs"}, machine.why_no_compile),
+    table: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        # name, the naive part that goes, the flags that change
+        ("naive: Python loops, fp32", "", {
+            "preload": "mmap", "use_amp": False, "compile": False, "batch_size": shape.batch_size // 2,
+            "gradient_accumulation_steps": 2, "log_interval": 1}),
+        ("tokens in memory, vectorised", "loader", {"preload": "auto"}),
+        (machine.half, "", {"use_amp": True}),
+        ("attention kernel", "attention", {}),
+        ("compile", "", {"compile": True}),
+        ("fused AdamW, no waits", "optimizer", {"log_interval": GPU_LOG_INTERVAL if machine.on_gpu else 1}),
+        ("one micro-batch", "", {"batch_size": shape.batch_size, "gradient_accumulation_steps": 1}),
+        ("tuned compile", "", {"compile_mode": "max-autotune-no-cudagraphs"}),
     )
     rungs: list[Rung] = []
     flags: dict[str, Any] = {}
     naive = ("loader", "attention", "optimizer")
-    for number, (name, replaced, changes, why_not) in enumerate(table):
-        if not why_not:
-            flags = {**flags, **changes}
-            naive = tuple(part for part in naive if part != replaced)
+    for number, (name, replaced, changes) in enumerate(table):
+        flags = {**flags, **changes}
+        naive = tuple(part for part in naive if part != replaced)
         precision = machine.half if flags["use_amp"] else "tf32" if machine.on_gpu else "fp32"
-        rungs.append(Rung(number, name, naive, flags, precision, why_not))
+        rungs.append(Rung(number, name, naive, flags, precision))
     return rungs
 
 
-def chosen(bench: Bench, numbers: Sequence[int] | None) -> list[Rung]:
-    """The rungs that --rungs asks for; by default all, but without a GPU not the one that is minutes compiling."""
-    rungs = ladder(bench.shape, bench.machine)
-    wanted = numbers or [rung.number for rung in rungs if rung.number != TUNED or bench.machine.on_gpu]
-    return [rung for rung in rungs if rung.number in wanted]
-
-
 def as_flags(values: dict[str, Any]) -> list[str]:
-    """{'use_amp': True, 'compile': False, 'batch_size': 4} as flags of train.py; None leaves train.py's default."""
+    """{'use_amp': True, 'compile': False, 'batch_size': 4} as flags of train.py."""
     words: list[str] = []
     for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif value is not None:
-            words += [f"--{name}", str(value)]
+        words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return words
 
 
@@ -204,14 +167,8 @@ class Timed:
     tokens_per_second: float
     peak_memory_bytes: int
     losses: Losses
-    mfu: float | None = None
-    compile_seconds: float | None = None
-
-
-def timed_of(bench: Bench, seconds: Sequence[float], *others: Any) -> Timed:
-    """The figures of steps that took these seconds; others are the fields of Timed after the first two."""
-    median = statistics.median(seconds)
-    return Timed(1e3 * median, bench.shape.tokens_per_step / median, *others)
+    mfu: float | None
+    compile_seconds: float
 
 
 class RungFailed(UserError):
@@ -225,7 +182,7 @@ def flags_of(bench: Bench, rung: Rung) -> list[str]:
     """The whole command line of train.py for a rung."""
     shape = bench.shape
     return as_flags({
-        "data_dir": bench.data_dir, "output_dir": bench.children.folder / "out", "model_size": shape.model_size,
+        "data_dir": bench.data_dir, "output_dir": bench.folder / "out", "model_size": shape.model_size,
         "seq_length": shape.seq_length, "use_gpu": bench.machine.on_gpu,
         "max_steps": bench.warmup + bench.steps, "learning_rate": LEARNING_RATE, "lr_schedule": "constant",
         "optimizer": "adamw", "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1,
@@ -233,18 +190,12 @@ def flags_of(bench: Bench, rung: Rung) -> list[str]:
 
 
 def run_rung(bench: Bench, rung: Rung) -> Timed:
-    """Runs a rung, compiling from cold: its compile time is its own.
-
-    Raises RungFailed, and UserError (exit 3) for tokens that no rung can train on.
-    """
-    flags, folder = flags_of(bench, rung), bench.children.folder / "out"
-    words = [str(PROGRAM / "train.py"), *flags]
-    if rung.naive:
-        words = [str(PROGRAM / "bench.py"), "naive", json.dumps({"parts": rung.naive, "flags": flags})]
+    """Runs a rung, compiling from cold: its compile time is its own. Raises RungFailed."""
+    flags, folder = flags_of(bench, rung), bench.folder / "out"
+    naive = [str(PROGRAM / "bench.py"), "naive", ",".join(rung.naive)]
     try:
-        answer = bench.children.run(words, f"cache-{rung.number}")
-        if answer.code == Exit.DATA:
-            raise UserError(Exit.DATA, problem_of(answer))
+        answer = bench.run([*(naive if rung.naive else [str(PROGRAM / "train.py")]), *flags],
+                           cache=f"cache-{rung.number}")
         went_on_as_another = [line.removeprefix("warning: ") for line in answer.complaints.splitlines()
                               if "torch.compile failed" in line or "out of memory in step" in line]
         if problem := problem_of(answer) or "".join(went_on_as_another[:1]):
@@ -257,9 +208,11 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
     timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
     if not timed:
         raise RungFailed("no step was logged after the warm-up")
+    median = statistics.median(timed)
     closing = dict(line.split(": ", 1) for line in answer.printed.splitlines() if ": " in line)
-    return timed_of(bench, timed, int(closing["peak_memory_bytes"]), {row["step"]: row["loss"] for row in rows},
-                    rows[-1].get("mfu"), float(closing["compile_seconds"]) if rung.flags["compile"] else None)
+    return Timed(1e3 * median, bench.shape.tokens_per_step / median, int(closing["peak_memory_bytes"]),
+                 {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"),
+                 float(closing.get("compile_seconds", 0)))
 
 
 def loss_difference(losses: Losses, others: Losses) -> float:
@@ -273,46 +226,38 @@ def loss_difference(losses: Losses, others: Losses) -> float:
 
 
 def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
-    """Runs every rung in turn, with a line for each; False if one failed or computed something else."""
+    """Runs the rungs in turn, with a line for each; False if one failed or computed something else than the first.
+
+    By default all are run, but without a GPU not the one that is minutes compiling.
+    """
     shape, is_good = bench.shape, True
     bench.out.say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T "
                   f"{shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
     bench.out.say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
     results = bench.found.setdefault("rungs", [])
-    done: list[tuple[Rung, Timed]] = []
-    for rung in chosen(bench, numbers):
-        about = {"rung": rung.number, "name": rung.name, "precision": rung.precision, "naive": rung.naive}
+    first: Timed | None = None
+    for rung in ladder(shape, bench.machine):
+        if rung.number not in (numbers or range(NUM_RUNGS if bench.machine.on_gpu else TUNED)):
+            continue
         try:
-            if rung.why_not:
-                raise RungFailed(rung.why_not)
             with bench.out.phase(f"rung {rung.number}, {rung.name}"):
                 timed = run_rung(bench, rung)
         except RungFailed as error:
-            status = "skipped" if rung.why_not else "failed"
-            is_good = is_good and bool(rung.why_not)
-            bench.out.say(f"{rung.number:>4}  {rung.name:<30} {status}: {error}")
-            results.append({**about, "status": status, "reason": str(error)})
+            is_good = False
+            bench.out.say(f"{rung.number:>4}  {rung.name:<30} failed: {error}")
+            results.append({**asdict(rung), "failed": str(error)})
             continue
-        done.append((rung, timed))
-        compared = beside_first(done)
-        is_good = is_good and compared["loss_ok"]
-        results.append({**about, "status": "done", "flags": flags_of(bench, rung), **asdict(timed), **compared})
+        first = first or timed
+        difference, gain = loss_difference(timed.losses, first.losses), first.ms_median / timed.ms_median
+        is_same = difference <= TOLERANCES[rung.precision]
+        is_good = is_good and is_same
+        results.append({**asdict(rung), **asdict(timed), "speedup": gain, "loss_difference": difference,
+                        "loss_ok": is_same})
         bench.out.say(ROW.format(
             rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}", percent(timed.mfu),
-            size(timed.peak_memory_bytes), f"{compared['speedup']:.2f}x")
-            + f"  losses DIFFER, by {compared['loss_difference']:.1e}" * (not compared["loss_ok"]))
-
-    if done:
-        most = max(result["loss_difference"] for result in results if "loss_difference" in result)
+            size(timed.peak_memory_bytes), f"{gain:.2f}x") + f"  losses DIFFER, by {difference:.1e}" * (not is_same))
+    if first is not None:
+        most = max(result.get("loss_difference", 0.0) for result in results)
         bench.out.say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits "
-                      f"explain {ANY_PRECISION['bf16']:.0e}, {SAME_PRECISION['bf16']:.0e} in one precision")
+                      f"explain {TOLERANCES['bf16']:.0e}")
     return is_good
-
-
-def beside_first(done: Sequence[tuple[Rung, Timed]]) -> dict[str, Any]:
-    """The last rung beside the first one, and its losses beside those of the first one in the same precision."""
-    (rung, timed), first = done[-1], done[0][1]
-    alike = next(other for below, other in done if below.precision == rung.precision)
-    difference, among_alike = loss_difference(timed.losses, first.losses), loss_difference(timed.losses, alike.losses)
-    is_same = difference <= ANY_PRECISION[rung.precision] and among_alike <= SAME_PRECISION[rung.precision]
-    return {"speedup": first.ms_median / timed.ms_median, "loss_difference": difference, "loss_ok": is_same}

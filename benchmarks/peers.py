@@ -1,51 +1,41 @@
-"""Ours beside one named other, in turns: nanoGPT's step and batches, transformers' decoding, tiktoken, save_file.
-
-Nothing here imports torch: children time the parts (benchmarks/parts.py).
-"""
+"""Ours beside one named other, in turns: nanoGPT's train.py, transformers' generate, tiktoken."""
 
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks.ladder import (
-    ANY_PRECISION,
-    TUNED,
-    Bench,
-    Timed,
-    chosen,
-    loss_difference,
-    problem_of,
-    run_rung,
-    timed_of,
-)
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+import data
+import generate
+from benchmarks.ladder import LEARNING_RATE, TUNED, Bench, RungFailed, ladder, problem_of, run_rung
 from common.children import PROGRAM
-from common.errors import Exit, UserError
-from common.words import size
+from common.errors import optional
+from generation.continuation import Continuation, Sampling
+from generation.sampling import decode
+from model import SIZES
+from tokens.corpus import open_corpus
 
 TURNS = 3
-
-
-def time_beside(bench: Bench, peer: str, peer_dir: str | None) -> bool:
-    """Times ours and the peer's in turns, and prints it; False if their losses differ by more than rounding."""
-    if peer == "step":
-        return compare_steps(bench, str(peer_dir))
-    if peer == "tokenize":
-        say_figures(bench, "seconds", compare_tokenizing(bench))
-        return True
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=".") as here, bench.out.phase(f"{peer}, in turns"):
-        # The disk of the current folder is the one on which a run would save.
-        folder = here if peer == "saving" else str(bench.children.folder)
-        found = bench.children.ask(peer, folder=folder, data_dir=bench.data_dir, shape=asdict(bench.shape),
-                                   on_gpu=bench.machine.on_gpu)
-    say_figures(bench, "tokens/s" if peer == "decode" else "seconds", found)
-    return True
+PROMPT_TOKENS, NEW_TOKENS = 32, 256
+MOST_TOKENS = 20_000_000  # of a folder that another program is given
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, for tiktoken
+OUR_DECODING = {"ours fp32": ["--no-use_amp"], "ours bf16": ["--use_amp"], "ours int8": ["--quantize", "int8"],
+                "ours bf16, compiled": ["--use_amp", "--compile"]}
+# nanoGPT's train.py reads its configurator.py from the current folder, and all its arguments in there.
+IN_ITS_FOLDER = ("import os, runpy, sys; os.chdir(sys.argv.pop(1)); sys.path.insert(0, os.getcwd()); "
+                 "runpy.run_path('train.py', run_name='__main__')")
 
 
 def say_figures(bench: Bench, unit: str, found: Mapping[str, float]) -> None:
@@ -57,66 +47,136 @@ def say_figures(bench: Bench, unit: str, found: Mapping[str, float]) -> None:
         bench.out.say(f"{name:<40}{figure:>14,.6g} {unit}{ratio:>8.2f}x")
 
 
-def in_turns(ways: Mapping[str, Callable[[], object]], turns: int, settle: Callable[[], object] = lambda: None,
-             ) -> dict[str, float]:
-    """Seconds that each takes, the median of the turns after a first one, which warms up."""
+def in_turns(bench: Bench, ways: Mapping[str, Callable[[], float | None]]) -> dict[str, float]:
+    """Seconds that each takes, or that it returns: the median of the turns after a first one, which warms up.
+
+    Raises Stopped at a signal.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(turns + 1):
+    for turn in range(TURNS + 1):
         for name, way in ways.items():
-            settle()
-            started = time.perf_counter()
-            way()
-            settle()
-            seconds[name].append(time.perf_counter() - started)
+            bench.signals.look()
+            with bench.out.phase(f"turn {turn}, {name}"):
+                started = time.perf_counter()
+                told = way()
+                seconds[name].append(time.perf_counter() - started if told is None else told)
     return {name: statistics.median(found[1:]) for name, found in seconds.items()}
+
+
+def tokens_of(data_dir: str) -> np.ndarray:
+    """The first training tokens of a folder."""
+    stream = open_corpus(Path(data_dir), None, Path(data_dir) / "metadata.json", None).train
+    return data.Tokens(stream, "mmap", torch.device("cpu")).read(0, min(stream.length, MOST_TOKENS))
 
 
 # ---------------------------------------------------------------- a step, beside nanoGPT's
 
 
-def compare_steps(bench: Bench, peer_dir: str) -> bool:
-    """Our best rung and nanoGPT's model, each in its own process, on the same batches and from the same weights."""
-    best = [rung for rung in chosen(bench, None) if not rung.why_not and rung.number < TUNED][-1]
-    ours, theirs = f"ours, {best.precision}", "nanoGPT"
-    turns: dict[str, list[Timed]] = {theirs: [], ours: []}
-    for turn in range(1, TURNS + 1):
-        with bench.out.phase(f"turn {turn}, ours"):
-            turns[ours].append(run_rung(bench, best))
-        with bench.out.phase(f"turn {turn}, {theirs}"):
-            run = bench.children.ask(
-                "step", peer_dir=peer_dir, data_dir=bench.data_dir, shape=asdict(bench.shape),
-                num_steps=bench.warmup + bench.steps, every=best.flags["log_interval"], precision=best.precision,
-                on_gpu=bench.machine.on_gpu)
-        turns[theirs].append(timed_of(bench, run["seconds"][bench.warmup:], run["peak_memory_bytes"],
-                                      dict(enumerate(run["losses"], 1))))
+def time_step(bench: Bench, peer_dir: str) -> None:
+    """Seconds of a step of nanoGPT's train.py as it stands, and of our best rung, in the same precision."""
+    shape, on_gpu = bench.shape, bench.machine.on_gpu
+    best = ladder(shape, bench.machine)[TUNED - 1]
+    ours = replace(best, flags={**best.flags, "use_amp": on_gpu})  # on a CPU nanoGPT knows fp32 alone
+    folder = (bench.folder / "nanogpt").resolve()
+    folder.mkdir()
+    for name in ("train.bin", "val.bin"):
+        tokens_of(bench.data_dir).astype("<u2").tofile(folder / name)
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": shape.vocab_size}))
+    n_layer, n_head, n_embd = SIZES[shape.model_size]
+    precision = {"bf16": "bfloat16", "fp16": "float16"}[bench.machine.half] if on_gpu else "float32"
+    flags = {"dataset": folder, "out_dir": folder / "out", "eval_iters": 1, "eval_interval": 10**9, "log_interval": 1,
+             "gradient_accumulation_steps": 1, "batch_size": shape.batch_size, "block_size": shape.seq_length,
+             "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "bias": True, "decay_lr": False,
+             "learning_rate": LEARNING_RATE, "max_iters": bench.warmup + bench.steps - 1,
+             "device": "cuda" if on_gpu else "cpu", "dtype": precision}
 
-    say_figures(bench, "seconds", {name: statistics.median(one.ms_median for one in of) / 1e3
-                                   for name, of in turns.items()})
-    memory = {name: statistics.median(one.peak_memory_bytes for one in of) for name, of in turns.items()}
-    difference = loss_difference(turns[ours][0].losses, turns[theirs][0].losses)
-    bench.found.update(peak_memory_bytes=memory, loss_difference=difference)
-    bench.out.say(f"memory {' and '.join(map(size, memory.values()))}; losses of the same batches differ by "
-                  f"{difference:.0e} at most; medians of {TURNS} turns")
-    return difference <= ANY_PRECISION["bf16"]
+    def theirs() -> float:
+        answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir, *(f"--{name}={value}" for name, value in flags.items())],
+                           cache="cache-nanogpt")
+        steps = re.findall(r"iter (\d+): loss ([\d.]+), time ([\d.]+)ms", answer.printed)
+        if problem := problem_of(answer):
+            raise RungFailed(f"nanoGPT: {problem}")
+        bench.found["nanogpt_loss"] = float(steps[-1][1])
+        return statistics.median(float(ms) / 1e3 for step, _, ms in steps if int(step) >= bench.warmup)
+
+    say_figures(bench, "seconds", in_turns(bench, {
+        "nanoGPT": theirs, "ours": lambda: run_rung(bench, ours).ms_median / 1e3}))
+
+
+# ---------------------------------------------------------------- decoding, beside transformers'
+
+
+def time_decode(bench: Bench) -> None:
+    """New tokens a second of GPT-2 Small with random weights, by transformers' generate and as generate.py decodes.
+
+    Prompts have 32 ids, one and eight at once; the pass over the prompt is included.
+    """
+    transformers = optional("transformers", "--peer decode")
+    on_gpu, place = bench.machine.on_gpu, bench.folder / "gpt2"
+    where, sampling = "cuda" if on_gpu else "cpu", Sampling(temperature=0.8, top_k=200)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    model.save_pretrained(place)
+    prompts = torch.randint(model.config.vocab_size, (8, PROMPT_TOKENS)).tolist()
+    models = {"transformers fp32": model.to(where),
+              "transformers bf16": transformers.GPT2LMHeadModel.from_pretrained(place, dtype=torch.bfloat16).to(where)}
+
+    def theirs(model: Any, num: int) -> None:
+        ids = torch.tensor(prompts[:num], device=where)
+        model.generation_config.eos_token_id = None
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=0.8, top_k=200,
+                           max_new_tokens=NEW_TOKENS, pad_token_id=0).tolist()  # which waits for the GPU
+
+    def ours(decoder: Any, num: int) -> None:
+        texts = [Continuation(prompt, NEW_TOKENS, seed) for seed, prompt in enumerate(prompts[:num])]
+        for _ in decode(decoder, texts, sampling, ()):
+            pass
+
+    ways: dict[str, Callable[[], None]] = {}
+    for num in (1, 8):
+        for name, model in models.items():
+            ways[f"{name}, {num}"] = lambda model=model, num=num: theirs(model, num)
+        for name, flags in OUR_DECODING.items():
+            if num == 1 or on_gpu or "--compile" not in flags:  # on a CPU the compiled step serves one row
+                args = generate.read_flags(["--ckpt", str(place), "--use_gpu" if on_gpu else "--no-use_gpu", *flags])
+                decoder = generate.load_decoder(args, place, num)
+                ways[f"{name}, {num}"] = lambda decoder=decoder, num=num: ours(decoder, num)
+    say_figures(bench, "tokens/s", {name: int(name.rpartition(" ")[2]) * NEW_TOKENS / taken
+                                    for name, taken in in_turns(bench, ways).items()})
 
 
 # ---------------------------------------------------------------- tokenizing, beside nanoGPT's way with tiktoken
 
 
-def compare_tokenizing(bench: Bench) -> dict[str, float]:
-    """Seconds of whole commands, from a text file to a finished .bin, with the tokenizer and the text of --data_dir."""
-    tokenizer, text, out = (Path(bench.data_dir) / "tokenizer.json", bench.children.folder / "text.txt",
-                            bench.children.folder / "tokens")
-    bench.children.ask("text", data_dir=bench.data_dir, tokenizer=str(tokenizer), out=str(text))
-    request = json.dumps({"text": str(text), "tokenizer": str(tokenizer), "out": str(out)})
-    commands = {"nanoGPT's prepare.py, tiktoken": [PROGRAM / "bench.py", "tiktoken", request],
-                "ours": [PROGRAM / "pretokenize.py", text, "--tokenizer_file", tokenizer, "--output_dir", out]}
+def time_tokenize(bench: Bench) -> None:
+    """Seconds from a text file to a finished .bin, with the tokenizer and the text of --data_dir.
 
-    def run(name: str) -> None:
-        with bench.out.phase(name):
-            answer = bench.children.run(list(map(str, commands[name])))
-        if problem := problem_of(answer):
-            raise UserError(Exit.DATA if answer.code == Exit.DATA else Exit.MACHINE, f"{name}: {problem}")
+    Ours is the whole command, with the start of Python; nanoGPT's prepare.py runs in this process.
+    """
+    tokenizer, text, out = Path(bench.data_dir) / "tokenizer.json", bench.folder / "text.txt", bench.folder / "tokens"
+    text.write_text(Tokenizer.from_file(str(tokenizer)).decode(tokens_of(bench.data_dir).tolist()), encoding="utf-8")
+
+    def ours() -> None:
         shutil.rmtree(out, ignore_errors=True)
+        answer = bench.run([str(PROGRAM / "pretokenize.py"), str(text), "--tokenizer_file", str(tokenizer),
+                            "--output_dir", str(out)])
+        if problem := problem_of(answer):
+            raise RungFailed(problem)
 
-    return in_turns({name: lambda name=name: run(name) for name in commands}, TURNS)
+    say_figures(bench, "seconds", in_turns(bench, {
+        "nanoGPT's prepare.py, tiktoken": lambda: by_tiktoken(text, tokenizer, bench.folder / "theirs.bin"),
+        "ours": ours}))
+
+
+def by_tiktoken(text: Path, tokenizer: Path, out: Path) -> None:
+    """nanoGPT's data/shakespeare/prepare.py: the text in one string, its ids by tiktoken, uint16."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    byte_of = {chr(byte) if byte in plain else chr(next(others)): byte for byte in range(256)}
+    vocab = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
+    ranks = {bytes(byte_of[c] for c in token): rank for token, rank in vocab.items() if set(token) <= byte_of.keys()}
+    encoding = optional("tiktoken", "--peer tokenize").Encoding("ours", pat_str=PATTERN, mergeable_ranks=ranks,
+                                                                special_tokens={})
+    ids = encoding.encode_ordinary(text.read_text(encoding="utf-8"))
+    np.array(ids, dtype=np.uint16).tofile(out)

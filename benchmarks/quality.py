@@ -1,34 +1,32 @@
 """The quality ladder: the same model on the same tokens by recipe after recipe, and what each learns from them.
 
 Each run is a train.py of its own, in a folder of its own below --quality_dir: what is complete there is not repeated,
-what was interrupted is resumed, and what another command works on is left to it.
+and what was interrupted is resumed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.ladder import SEED, Bench, as_flags, problem_of
 from common.children import PROGRAM
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import ValueKind
-from common.words import count, duration, printable, shell_line
-from watching.history import Curve, numbers_of, read_lines, read_run
+from common.words import count, printable, shell_line
+from watching.history import Curve, LoggedRun, read_run
 
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
 EVAL_TOKENS = 2**18  # of a validation, or all there are
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 GRACE_SECONDS = 60.0  # in which a run that is asked to stop saves
-ROW = "{:<14}{:>6}{:>9}{:>9}{:>9}{:>10}{:>9}{:>10}"  # 76 columns
+ROW = "{:<14}{:>6}{:>9}{:>10}{:>9}{:>11}{:>9}"  # 68 columns
 
 Recipe = Callable[[int], list[str]]  # the flags of train.py for so many steps
 
@@ -75,63 +73,29 @@ def recipes() -> ValueKind:
 # ---------------------------------------------------------------- the runs
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What a recipe has come to: the validation of each seed whose run is complete, and the seconds of a step."""
-
-    curves: dict[int, Curve]
-    seconds_per_step: float
-
-    @property
-    def mean(self) -> Curve:
-        curves = list(self.curves.values())  # as far as the shortest goes
-        losses = [statistics.fmean(values) for values in zip(*(curve.ys for curve in curves), strict=False)]
-        return Curve(curves[0].xs[:len(losses)], losses)
-
-    def steps_to(self, loss: float) -> float | None:
-        """The first step at which the mean loss is this one or lower, on straight lines; None if it never is."""
-        steps, losses = self.mean.xs, self.mean.ys
-        index = next((index for index, found in enumerate(losses) if found <= loss), None)
-        if not index:
-            return None if index is None else steps[0]
-        share = (losses[index - 1] - loss) / (losses[index - 1] - losses[index])
-        return steps[index - 1] + share * (steps[index] - steps[index - 1])
-
-
-def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path,
-                    ) -> bool:
-    """Trains by every recipe with every seed, then prints what each learned; False if a run failed.
-    """
+def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path) -> bool:
+    """Trains by every recipe with every seed, then prints what each learned; False if a run failed."""
     bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
                   f"{steps:,} steps, {num_seeds} seeds of each recipe, in {printable(str(folder))}")
-    learned: dict[str, Learned] = {}
-    problems = []
+    runs: dict[str, list[LoggedRun]] = {}
+    problems = bench.found["problems"] = []
+    # Recipes take turns, so a machine whose speed changes does so for all of them.
     for seed in range(SEED, SEED + num_seeds):
         for name, recipe in chosen.items():
             place = folder / f"{name}-{seed}"
-            flags = [*run_flags(bench, steps, seed), *recipe(steps)]
-            if problem := train_one(bench, place, flags, steps):
-                problems.append(problem)
-                bench.out.say(f"{name}, seed {seed}: {problem}")
-                continue
-            run = read_run(str(place))
-            before = learned[name].curves if name in learned else {}
-            # Recipes take turns, so a machine whose speed changes does so for all of them.
-            learned[name] = Learned({**before, seed: run["val_loss"]}, statistics.median(
-                [row["seconds"] for of in (*before, seed)
-                 for row in numbers_of(read_lines(folder / f"{name}-{of}" / "metrics.jsonl")) if "seconds" in row]))
-            bench.out.say(f"{name}, seed {seed}: {run['val_loss'].ys[-1]:.4f}, {duration(run['seconds'].ys[-1])}")
-    if learned:
-        report(bench, learned, steps)
-        places = [(f"{folder}/{name}-{seed}", name) for name, one in learned.items() for seed in one.curves]
+            problem = train_one(bench, place, [*run_flags(bench, steps, seed), *recipe(steps)], steps)
+            if problem:
+                problems.append(f"{place.name}: {problem}")
+            else:
+                runs.setdefault(name, []).append(read_run(str(place)))
+            bench.out.say(f"{name}, seed {seed}: {problem or format(runs[name][-1]['val_loss'].ys[-1], '.4f')}")
+    if runs:
+        report(bench, runs)
         bench.out.say("to draw them: " + shell_line([
-            "python", "plot.py", *(place for place, _ in places), "--names", ",".join(name for _, name in places),
-            "--x", "tokens", "--output", "quality.png"]))
-    bench.found["problems"] = problems
-    return not any(problem != BUSY for problem in problems)
-
-
-BUSY = "under way in another command"
+            "python", "plot.py", *(f"{folder}/{name}-{SEED + i}" for name, of in runs.items() for i in range(len(of))),
+            "--names", ",".join(name for name, of in runs.items() for _ in of), "--x", "tokens",
+            "--output", "quality.png"]))
+    return not problems
 
 
 def run_flags(bench: Bench, steps: int, seed: int) -> list[str]:
@@ -159,12 +123,8 @@ def train_one(bench: Bench, folder: Path, flags: list[str], steps: int) -> str:
     if is_run_complete(folder, steps):
         return ""
     with bench.out.phase(folder.name):
-        answer = bench.children.run([str(PROGRAM / "train.py"), *flags, "--output_dir", str(folder), "--resume_from",
-                                    "auto"], grace_seconds=GRACE_SECONDS)
-    if answer.code == Exit.DATA:
-        raise UserError(Exit.DATA, problem_of(answer))
-    if answer.code == Exit.BUSY:
-        return BUSY
+        answer = bench.run([str(PROGRAM / "train.py"), *flags, "--output_dir", str(folder), "--resume_from", "auto"],
+                           math.inf, grace_seconds=GRACE_SECONDS)
     if is_run_complete(folder, steps):
         return ""
     return problem_of(answer) or "no validation after its last step: run pretokenize.py with --val_fraction 0.01"
@@ -175,25 +135,42 @@ def is_run_complete(folder: Path, steps: int) -> bool:
     return (folder / "metrics.jsonl").is_file() and read_run(str(folder))["val_loss"].last_x >= steps
 
 
-def report(bench: Bench, learned: Mapping[str, Learned], steps: int) -> None:
+# ---------------------------------------------------------------- what was learned
+
+
+def steps_to(curve: Curve, loss: float) -> float | None:
+    """The first step at which a curve is at this loss or lower, on straight lines; None if it never is."""
+    index = next((index for index, found in enumerate(curve.ys) if found <= loss), None)
+    if not index:
+        return None if index is None else curve.xs[0]
+    share = (curve.ys[index - 1] - loss) / (curve.ys[index - 1] - curve.ys[index])
+    return curve.xs[index - 1] + share * (curve.xs[index] - curve.xs[index - 1])
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """That of the mean of several values; None of a single one."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
     """A line for each recipe: its loss, and the tokens and the time in which it reaches the loss of the first one."""
-    first = next(iter(learned.values()))
-    until = min(one.seconds_per_step for one in learned.values()) * steps
-    bench.out.say(ROW.format("", "seeds", "nats", "spread", "ms/step", "tokens to", "time to", "at equal"))
-    for name, one in learned.items():
-        finals = [curve.ys[-1] for curve in one.curves.values()]
-        reached = one.steps_to(first.mean.ys[-1])
-        tokens = None if reached is None else reached / steps
-        speed = one.seconds_per_step / first.seconds_per_step
-        equal = float(np.interp(until / one.seconds_per_step, one.mean.xs, one.mean.ys))
+    bench.out.say(ROW.format("", "seeds", "nats", "+-", "ms/step", "tokens to", "time to"))
+    target, first_speed = math.nan, math.nan
+    for name, seeds in runs.items():
+        curves = [run["val_loss"] for run in seeds]
+        mean = Curve(curves[0].xs, [statistics.fmean(ys) for ys in zip(*(curve.ys for curve in curves), strict=False)])
+        error = standard_error([run["val_loss"].ys[-1] for run in seeds])
+        speed = statistics.fmean(run["seconds"].ys[-1] / run["seconds"].last_x for run in seeds)
+        if math.isnan(target):
+            target, first_speed = mean.ys[-1], speed
+        reached = steps_to(mean, target)
+        tokens = None if reached is None else reached / mean.last_x
         bench.out.say(ROW.format(
-            name[:13], len(finals), f"{statistics.fmean(finals):.4f}",
-            f"{max(finals) - min(finals):.4f}" if len(finals) > 1 else "-", f"{1e3 * one.seconds_per_step:,.1f}",
-            "never" if tokens is None else f"{tokens:.1%}", "never" if tokens is None else f"{tokens * speed:.1%}",
-            f"{equal:.4f}"))
+            name[:13], len(seeds), f"{mean.ys[-1]:.4f}", "-" if error is None else f"{error:.4f}",
+            f"{1e3 * speed:,.1f}",
+            *("never" if tokens is None else f"{share * tokens:.1%}" for share in (1, speed / first_speed))))
         bench.found.setdefault("recipes", {})[name] = {
-            "steps": one.mean.xs, "val_losses": {seed: curve.ys for seed, curve in one.curves.items()},
-            "seconds_per_step": one.seconds_per_step, "share_of_tokens": tokens, "loss_in_equal_time": equal}
-    bench.found["shape"] = asdict(bench.shape)
-    bench.out.say(f"spread: between seeds; tokens, time to: the final loss of {next(iter(learned))}, as a share of its "
-                  f"own; at equal: the loss after {duration(until)}, in which the quickest one ends")
+            "steps": mean.xs, "val_losses": [run["val_loss"].ys for run in seeds], "standard_error": error,
+            "seconds_per_step": speed, "share_of_tokens": tokens}
+    bench.out.say(f"+-: standard error over seeds; tokens, time to: the final loss of {next(iter(runs))}, as a share "
+                  "of its own")

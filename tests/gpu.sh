@@ -133,10 +133,7 @@ part() { # NAME
     local arch optimizer size mode flags number=0
     case $1 in
     tests) item tests "$python" -m pytest -v -v -rs -m gpu ${SMALL:+--collect-only -q} ;;
-    peers)
-        [ -z "${NANOGPT:-}" ] || bench peers --peer step --peer_dir "$NANOGPT"
-        item peers-loader "$python" bench.py "$where" --peer loader
-        ;;
+    peers) [ -z "${NANOGPT:-}" ] || bench peers --peer step --peer_dir "$NANOGPT" ;;
     ladder)
         bench ladder-low --rungs 0,1,2,3
         bench ladder-high --rungs 0,4,5,6
@@ -151,10 +148,7 @@ part() { # NAME
         trained "memory-$(echo "$flags" | tr -d ' -')" --verbose --dry_run $flags
     done ;;
     fp16) for mode in bf16 fp16; do stepped "fp16-$mode" --overwrite --use_amp --amp_dtype $mode; done ;;
-    saving)
-        item saving-stall "$python" bench.py "$where" --peer saving --shape "${shapes[0]}"
-        killed
-        ;;
+    saving) killed ;;
     run) # gpt2_small on CORPUS; the next call goes on where LIMIT stopped it
         [ -n "${CORPUS:-}" ] || { echo "run: give CORPUS=FOLDER, of pretokenize.py" && return; }
         item run "$python" train.py "$where" --data_dir "$CORPUS" "${model[@]:0:2}" --use_amp --max_minutes "$minutes" \

@@ -10,7 +10,7 @@ import pytest
 import bench
 from benchmarks.ladder import SHAPES, Shape
 from common.errors import Exit, UserError
-from tests.helpers.commands import ROOT, run_python
+from tests.helpers.commands import ROOT
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_the_whole_command_makes_tokens_and_climbs(tmp_path):
     assert last["naive"] == ["optimizer"]
     assert [first["precision"], last["precision"]] == ["fp32", "bf16"]
     for rung in (first, last):
-        assert f"{rung['ms_median']:,.1f}" in lines[str(rung["rung"])]
+        assert f"{rung['ms_median']:,.1f}" in lines[str(rung["number"])]
         assert len(rung["losses"]) == 7
         assert rung["tokens_per_second"] == pytest.approx(128e3 / rung["ms_median"])
         assert rung["loss_ok"] is True
@@ -36,10 +36,6 @@ def test_the_whole_command_makes_tokens_and_climbs(tmp_path):
     assert list(last["losses"].values()) == pytest.approx(list(first["losses"].values()), rel=1e-3)
     assert last["losses"] != first["losses"]
     assert first["losses"]["7"] < first["losses"]["1"] - 0.1
-
-
-def test_the_process_that_starts_the_others_never_imports_torch():
-    assert run_python("import sys, bench; print('torch' in sys.modules)").stdout == "False\n"
 
 
 def test_a_shape_has_a_name_or_is_written_out():
@@ -73,7 +69,7 @@ def test_what_is_not_there_is_said_before_anything_runs(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, package, None)
     for flags, said in ((["--peer", "decode"], "--peer decode needs the package transformers"),
                         (["--peer", "tokenize", "--data_dir", "x"], "needs the package tiktoken"),
-                        (["--peer", "step", "--peer_dir", str(tmp_path)], "has no model.py. Give nanoGPT's folder")):
+                        (["--peer", "step", "--peer_dir", str(tmp_path)], "has no train.py. Give nanoGPT's folder")):
         with pytest.raises(UserError) as caught:
             bench.main(flags)
         assert caught.value.code == Exit.MACHINE

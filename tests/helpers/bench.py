@@ -5,42 +5,30 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from benchmarks.ladder import SHAPES, Bench, Children, Facts
+from benchmarks.ladder import SHAPES, Bench, Facts
 from common.children import Answer
 from common.progress import Progress
 from common.signals import Signals
 
-CPU = Facts("a CPU", "torch", False, "bf16", "", "")
+CPU = Facts("a CPU", "torch", False, "bf16")
 GPU = replace(CPU, on_gpu=True)
 
 
-class Imagined(Children):
-    """Children that are never started: `answer` says what one with these words leaves behind."""
-
-    def __init__(self, folder: Path, answer: Callable[[Sequence[str]], Answer]):
-        super().__init__(Signals(), 60, folder)
-        object.__setattr__(self, "answer", answer)
-
-    def run(self, words: Sequence[str], cache: str = "", grace_seconds: float = 0.0) -> Answer:
-        return self.answer(words)  # type: ignore[attr-defined]
-
-
 def make_bench(folder: Path, answer: Callable[[Sequence[str]], Answer], out: TextIO | None = None) -> Bench:
-    """A benchmark on an imagined CPU: two steps are timed after one."""
-    return Bench(Progress(out or io.StringIO()), Imagined(folder, answer), SHAPES["mini"], CPU, "data", 2, 1)
+    """A benchmark on an imagined CPU, two steps timed after one; answer says what a child with these words leaves."""
 
+    class Imagined(Bench):
+        def run(self, words: Sequence[str], *_: Any, **__: Any) -> Answer:
+            return answer(words)
 
-def flags_of(words: Sequence[str]) -> list[str]:
-    """train.py's flags in a command line of train.py, or of bench.py in its place."""
-    return json.loads(words[2])["flags"] if words[1] == "naive" else list(words[1:])
+    return Imagined(Progress(out or io.StringIO()), Signals(), folder, SHAPES["mini"], CPU, "data", 2, 1)
 
 
 def leave_a_run(words: Sequence[str], lose: float = 0.0, complaint: str = "", code: int = 0) -> Answer:
     """Writes what a run of train.py with these words leaves, every loss a share `lose` too high."""
-    flags = flags_of(words)
-    folder = Path(flags[flags.index("--output_dir") + 1])
+    folder = Path(words[words.index("--output_dir") + 1])
     folder.mkdir()
     steps = [{"step": n, "loss": (5 - n) * (1 + lose), "seconds": 0.5, "mfu": None} for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))

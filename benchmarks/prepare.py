@@ -1,0 +1,58 @@
+"""What is known before anything is timed: the machine, and the tokens, which are made up where none are given."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import train
+from benchmarks.ladder import SEED, Facts, Shape
+from common.errors import Exit, UserError
+from common.files import write_whole
+from common.words import printable, several
+from machine import device
+from machine.backends import NVIDIA
+from model import SIZES, GPTConfig
+from planning.inputs import find_corpus
+from tokens.layouts import native_dtype
+from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
+
+
+def look_at_machine(use_gpu: bool | None) -> Facts:
+    """The machine; None takes a GPU where there is one. Raises UserError (exit 5) if use_gpu and there is none."""
+    if use_gpu and (reason := NVIDIA.why_not()):
+        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
+    machine = device.choose(use_gpu is not False and NVIDIA.why_not() is None, True, "auto", True)
+    threads = "" if machine.on_gpu else f", {several(torch.get_num_threads(), 'thread')}"
+    return Facts(f"{machine.name}{threads}", f"torch {torch.__version__}, Python {sys.version.split()[0]}",
+                 machine.on_gpu, machine.precision)
+
+
+def num_ids_in(data_dir: str, seq_length: int) -> int:
+    """The vocabulary of a folder of pretokenize.py. Raises UserError (exit 3) for tokens that no run could train on."""
+    corpus = find_corpus(train.read_flags(["--data_dir", data_dir]).data)
+    if corpus.train.length <= seq_length:
+        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: its {several(corpus.train.length, 'token')} "
+                                   f"are too few for a sequence of T {seq_length:,}. Give a --shape with fewer, "
+                                   "or more text to pretokenize.py.")
+    return corpus.vocab_size
+
+
+def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
+    """Writes train.bin with so many tokens, whose frequencies follow Zipf's law, and metadata.json."""
+    dtype = native_dtype(vocab_size)
+    # Log-uniform: the frequency of an id is as 1 / rank.
+    tokens = vocab_size ** np.random.default_rng(SEED).random(num_tokens) - 1
+    tokens.astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
+    fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
+              "splits": {"train": {"tokens": num_tokens}}}
+    write_whole(folder / "metadata.json", json.dumps(fields))
+
+
+def num_parameters(shape: Shape) -> int:
+    """The parameters of the shape's model."""
+    return GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size]).num_parameters

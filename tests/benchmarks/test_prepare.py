@@ -1,0 +1,34 @@
+"""Before anything is timed: tokens are made up or checked, and the machine is what it says."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.ladder import Shape
+from benchmarks.prepare import look_at_machine, num_ids_in, num_parameters, synthesise
+from common.errors import Exit, UserError
+from tokens.corpus import open_corpus
+
+
+def test_made_up_tokens_are_a_corpus_that_follows_zipfs_law_and_no_run_trains_on_too_few_or_damaged_ones(tmp_path):
+    synthesise(tmp_path, 300, 100_000)
+    assert num_parameters(Shape("tiny", 300, 16, 2)) == 4 * 12 * 128**2 + 4 * 13 * 128 + 256 + 316 * 128
+    corpus = open_corpus(tmp_path, None, tmp_path / "metadata.json", None)
+    assert (corpus.vocab_size, corpus.train.length) == (300, 100_000)
+    counts = np.bincount(np.fromfile(tmp_path / "train.bin", "<i2"), minlength=300)
+    assert counts[0] > 3 * counts[10]
+    assert num_ids_in(str(tmp_path), 16) == 300
+    with pytest.raises(UserError, match="its 100,000 tokens are too few for a sequence of T 200,000"):
+        num_ids_in(str(tmp_path), 200_000)
+    np.memmap(tmp_path / "train.bin", "<i2", "r+")[0] = -1
+    with pytest.raises(UserError, match=r"train\.bin: id -1 at position 0") as caught:
+        num_ids_in(str(tmp_path), 16)
+    assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named():
+    assert not look_at_machine(None).on_gpu
+    with pytest.raises(UserError, match="--use_gpu: ") as caught:
+        look_at_machine(True)
+    assert caught.value.code == Exit.MACHINE
