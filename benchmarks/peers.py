@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import shutil
 import statistics
@@ -81,7 +80,8 @@ def time_step(bench: Bench, peer_dir: str) -> None:
     folder.mkdir()
     for name in ("train.bin", "val.bin"):
         tokens_of(bench.data_dir).astype("<u2").tofile(folder / name)
-    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": shape.vocab_size}))
+    # The dict {"vocab_size": N} as nanoGPT's train.py reads it, in pickle's protocol 0.
+    (folder / "meta.pkl").write_text(f"(S'vocab_size'\nI{shape.vocab_size}\nd.")
     n_layer, n_head, n_embd = SIZES[shape.model_size]
     precision = {"bf16": "bfloat16", "fp16": "float16"}[bench.machine.half] if on_gpu else "float32"
     flags = {"dataset": folder, "out_dir": folder / "out", "eval_iters": 1, "eval_interval": 10**9, "log_interval": 1,
