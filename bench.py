@@ -121,7 +121,7 @@ def check_packages(args: argparse.Namespace) -> None:
         raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no train.py. Give nanoGPT's folder.")
 
 
-def set_up(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
+def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
     """The machine and the tokens, which are made up in the folder without --data_dir. Raises UserError (exit 3, 5)."""
     from benchmarks import prepare
 
@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
     file = Output("--json", args.json) if args.json else None
     with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
-        bench = set_up(args, out, signals, Path(folder))
+        bench = set_up_bench(args, out, signals, Path(folder))
         try:
             return Exit.DONE if carry_out(args, bench) else SLOW_EXIT
         except Stopped:
