@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import demo
+import train
 
 
 class Calls(list[list[str]]):
@@ -69,6 +70,13 @@ def test_only_where_there_is_no_torch_a_release_is_chosen(calls, monkeypatch, tm
     [install] = [words for words in calls if "install" in words]
     assert install == [sys.executable, "-m", "pip", "install", "-q", "-r", str(tmp_path / "requirements.txt"),
                        *[word.replace("constraints", str(tmp_path / "constraints")) for word in constraint]]
+
+
+def test_training_has_a_budget_of_time_and_none_of_steps():
+    [line] = [line for line in demo.THREE_COMMANDS.splitlines() if "train.py" in line]
+    args = train.read_flags(line.split()[2:])
+    assert 0 < args.max_minutes < 2
+    assert args.max_steps is None
 
 
 def test_without_pip_nothing_is_installed_and_a_failure_ends_the_demo_with_its_code(calls, monkeypatch):

@@ -581,8 +581,6 @@ BESTS = [
     ("no folder", "out does not exist. Train one first: python train.py", drop("out")),
     ("a file for a folder", "out is not a folder", write("out", "x")),
 ]
-MANIFESTS = [
-]
 
 
 def checkpoint_rows() -> list[Row]:
@@ -591,8 +589,6 @@ def checkpoint_rows() -> list[Row]:
         *(Row(f"train.py: the lock is {what}", f"{start} --output_dir out --overwrite", Exit.MACHINE, says, setup)
           for what, says, setup in LOCKS),
         *(Row(f"generate.py --ckpt out/best: {what}", BEST, code, says, setup) for what, says, setup in BESTS),
-        *(Row(f"train.py resumes: a manifest with {what}", f"{RESUME} {HERE}", code, says, setup)
-          for what, says, setup in MANIFESTS),
         Row("generate.py: a file of a checkpoint", f"{GENERATE} {WEIGHTS}", code, "is not a folder"),
         Row("generate.py: a folder with a newline in its name", "generate.py --ckpt 'a\nerror: b'", code,
             r"error: a\nerror: b does not exist. Train one first: python train.py --output_dir $'a\012error: b'"),
