@@ -91,7 +91,6 @@ if __name__ == "__main__":
     guard(answer_early)
 
 import contextlib
-import os
 import sys
 
 import torch
@@ -188,10 +187,7 @@ def why_no_compile(machine: Machine, num_rows: int) -> str | None:
 
 def compile_step(decoder: Decoder, machine: Machine) -> None:
     """Compiles the decoder's step, its kernels kept between runs; warns if that fails, and the step stays eager."""
-    kernels = cache_folder() / "compiled"
-    with contextlib.suppress(OSError):
-        kernels.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels))
+    device.keep_kernels_in(cache_folder() / "compiled")
     try:
         compile_again_where_unfinished(lambda: decoder.compile(in_graphs=machine.backend.compiles),
                                        lambda line: print(line, file=sys.stderr))

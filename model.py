@@ -80,12 +80,10 @@ class GPTConfig:
     @property
     def num_parameters(self) -> int:
         """Parameters without the padding of the vocabulary; a tied output layer counts once."""
-        C = self.n_embd
         vectors = 13 if self.bias else 2  # of a block: 2 norms; with biases 2 more, and c_attn 3, c_fc 4, two c_proj 2
-        blocks = self.num_block_weights + self.n_layer * vectors * C
-        final_norm = 2 * C if self.bias else C
         tables = self.vocab_size * (1 if self.tie_weights else 2) + self.seq_length
-        return blocks + final_norm + tables * C
+        rows = self.n_layer * vectors + (2 if self.bias else 1) + tables
+        return self.num_block_weights + rows * self.n_embd
 
     @property
     def flops_per_token(self) -> int:

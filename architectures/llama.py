@@ -69,8 +69,7 @@ class Llama(Architecture):
         "head_count_kv": "n_kv_head", "key_length": "head_dim", "value_length": "head_dim",
         "rope_dimension_count": "head_dim", "rope_freq_base": "rope_theta", "layer_norm_rms_eps": "rms_norm_epsilon"}
     HEAD_DIM: int | None = None  # of a config.json without it; None: the width of the model divided by the heads
-    # The values of other fields that are computed, and those that are written.
-    COMPUTED: ClassVar[dict[str, tuple[Any, ...]]] = {"mlp_bias": (False,)}
+    # Fields of its own; those that are False must be so in every config.json.
     OTHER_FIELDS: ClassVar[dict[str, Any]] = {"mlp_bias": False, "pretraining_tp": 1}
 
     def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
@@ -83,11 +82,9 @@ class Llama(Architecture):
         L, H, C = layers_heads_width
         KV = flags.get("n_kv_head") or next((H // group for group in (3, 2) if H % group == 0), H)
         K = C // H
-        if H % KV:
-            raise UserError(Exit.FLAGS, f"--n_kv_head {KV}: does not divide the {H} heads. Give a divisor of --n_head.")
-        if K % 2:
-            raise UserError(Exit.FLAGS, f"--n_head {H}: a head of {K} dimensions cannot be rotated in pairs. Give an "
-                                        f"--n_head that divides {C} into an even number.")
+        if H % KV or K % 2:
+            raise UserError(Exit.FLAGS, f"--n_head {H}, --n_kv_head {KV}: heads of {K} dimensions are rotated in "
+                                        "pairs, and shared by a divisor of their number. Give others.")
         multiple = 64 if C >= 256 else 16
         of_equal_size = (12 * C - 2 * K * (H + KV)) / 3
         F = flags.get("n_inner") or max(1, round(of_equal_size / multiple)) * multiple
@@ -129,7 +126,8 @@ class Llama(Architecture):
     def from_hf_config(self, fields: Mapping[str, Any]) -> RotaryConfig:
         numbers = _numbers(fields, self.HEAD_DIM)
         check_values(fields, {"hidden_act": ("silu", "swish"), "attention_bias": (False,),
-                              "quantization_config": (None,), **self.COMPUTED})
+                              "quantization_config": (None,),
+                              **{key: (False,) for key, value in self.OTHER_FIELDS.items() if value is False}})
         rope_theta, rope_scaling = _rope(fields)
         return self.Config(**{name: numbers[key] for key, (name, _) in NUMBERS.items()},
                            dropout=fraction_of(fields, "attention_dropout", 0.0),
@@ -222,7 +220,6 @@ class Qwen3(Llama):
     Config = Qwen3Config
     GGUF_ARCHITECTURE = "QWEN3"
     HEAD_DIM = 128
-    COMPUTED: ClassVar[dict[str, tuple[Any, ...]]] = {"use_sliding_window": (False,)}
     OTHER_FIELDS: ClassVar[dict[str, Any]] = {"use_sliding_window": False, "sliding_window": None}
 
     def from_hf_config(self, fields: Mapping[str, Any]) -> RotaryConfig:
@@ -236,8 +233,7 @@ class Qwen3(Llama):
     def why_no_gguf(self, config: RotaryConfig) -> str | None:
         if config.rope_scaling is None:
             return None
-        return ("the model's rope_type is llama3, and llama.cpp scales the rotary frequencies of a Llama but not of a "
-                "Qwen3")
+        return "the model's rope_type is llama3, and llama.cpp scales no rotary frequencies of a Qwen3"
 
 
 def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

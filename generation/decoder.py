@@ -81,17 +81,12 @@ class Decoder:
                 torch._dynamo.mark_dynamic(mask_B11S, 3)
             return run(ids_B, positions_B, mask_B11S)
 
-        self.compiled, self.in_graphs = True, in_graphs
-        self._compute_logits = compute_logits
-        try:
+        zeros_2B = torch.zeros(2, self.num_rows, dtype=torch.int64, device=self.device)
+        mask_B11S = self._mask(zeros_2B[1], _whole_slots(self.window if in_graphs else 1))
+        with torch.inference_mode():
             for _ in range(3 if in_graphs else 1):  # a graph is recorded in the second call
-                self.step([0] * self.num_rows)
-        except Exception:
-            self.compiled = self.in_graphs = False
-            self._compute_logits = self._logits
-            raise
-        finally:
-            self.lengths = [0] * self.num_rows
+                compute_logits(zeros_2B[0], zeros_2B[1], mask_B11S)
+        self.compiled, self.in_graphs, self._compute_logits = True, in_graphs, compute_logits
 
     # ---------------------------------------------------------------- rows
 
@@ -103,10 +98,10 @@ class Decoder:
         """
         ids = list(ids)
         self.lengths[row] = len(ids)
-        if ids and ids not in self.filled:
-            self._read(row, ids)
-        elif ids and ids != self.filled[row]:
+        if ids in self.filled:
             self._copy(self.filled.index(ids), row, len(ids))
+        elif ids:
+            self._read(row, ids)
         self.filled[row] = ids
 
     @torch.inference_mode()
@@ -141,13 +136,11 @@ class Decoder:
         """Adds one id to each of the rows 0 to len(ids) - 1; fp32 logits [B, V] of what follows."""
         B = self.num_rows if self.compiled else len(ids)
         for row in range(len(ids), B):  # rows that only fill the compiled shape
-            self.lengths[row] = 0
-            self.filled[row] = []
-        lengths = self.lengths[:B]
-        assert max(lengths) < self.window, "more tokens than positions"
+            self.lengths[row], self.filled[row] = 0, []
+        assert max(self.lengths[:B]) < self.window, "more tokens than positions"
 
-        S = _whole_slots(self.window if self.in_graphs else max(lengths) + 1)
-        ids_and_positions_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], lengths], device=self.device)
+        S = _whole_slots(self.window if self.in_graphs else max(self.lengths[:B]) + 1)
+        ids_and_positions_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], self.lengths[:B]], device=self.device)
         ids_B, positions_B = ids_and_positions_2B[0], ids_and_positions_2B[1]
         logits_BV = self._compute_logits(ids_B, positions_B, self._mask(positions_B, S))
         for row in range(len(ids)):
@@ -173,7 +166,7 @@ class Decoder:
         num_rows = max(B, PACKED_ROWS) if isinstance(self.head, Packed) else B
         from_R = torch.arange(num_rows).clamp_(max=B - 1) if num_rows > B else slice(None)
         num_sharing = self.config.n_head // self.config.n_kv_head  # heads of queries that share one of keys and values
-        least_queries = 1 if self.compiled or self.device.type != "cpu" else 2
+        least_queries = 1 if torch.compiler.is_compiling() or self.device.type != "cpu" else 2
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
             cache = self.caches[layer]

@@ -6,7 +6,6 @@ Shapes: B rows, V vocabulary, M candidates of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import TypeVar
 
 import torch
 
@@ -18,11 +17,10 @@ from machine.backends import backend_of
 from ops.shards import full_tensors
 
 CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
-AnyContinuation = TypeVar("AnyContinuation", bound=Continuation)
 
 
-def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling: Sampling, end_ids: Container[int],
-           ) -> Iterator[AnyContinuation]:
+def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling, end_ids: Container[int],
+           ) -> Iterator[Continuation]:
     """Makes the texts, several at a time in the decoder's rows; yields a text each time it got an id or ended.
 
     A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets finish. The
@@ -30,7 +28,7 @@ def decode(decoder: Decoder, continuations: Iterable[AnyContinuation], sampling:
     dropped and the newer half is read again. Raises UserError (exit 6) for logits that are not finite.
     """
     waiting = iter(continuations)
-    active: list[AnyContinuation] = []  # the text in each row
+    active: list[Continuation] = []  # the text in each row
     while True:
         for row in reversed(range(len(active))):
             if active[row].finish:  # the last row takes its place

@@ -87,17 +87,17 @@ class OrderedOutput:
         """
         while self._begun:
             sample = self._begun[0]
-            is_last = interrupted and not self._as_json
-            if sample.finish or interrupted:
+            is_over = interrupted or bool(sample.finish)
+            if is_over:
                 sample.end()
             if not self._as_json:
                 show(sample.pending)
                 sample.pending = ""
-            if not sample.finish and not interrupted:
+            if not is_over:
                 return
             show((json.dumps(sample.record()) if self._as_json else "") + "\n")
             self._begun.popleft()
-            if is_last:
+            if interrupted and not self._as_json:
                 return
 
 

@@ -174,10 +174,7 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropou
     that training uses: not every attention kernel draws it exactly.
     """
     if machine.compile:
-        with contextlib.suppress(OSError):  # else it keeps them in /tmp, which is lost when the machine restarts
-            compiled.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=compiled).close()
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        keep_kernels_in(compiled)
     if dropout:
         without_cudnn_attention()  # some of its kernels know a probability in sixteenths only (PyTorch's PR 174245)
     if deterministic:
@@ -194,6 +191,14 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropou
         torch.set_float32_matmul_precision("high")
     else:
         _keep_freed_memory()
+
+
+def keep_kernels_in(folder: Path) -> None:
+    """Lets the compiler keep its kernels in the folder; its own default, /tmp, is lost when the machine restarts."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def _keep_freed_memory() -> None:

@@ -18,7 +18,8 @@ from ops.linear import gelu, gelu_tanh
 
 Activation: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 # What oneDNN applies within the product.
-FUSED: dict[Activation, tuple[str, str]] = {gelu_tanh: ("gelu", "tanh"), gelu: ("gelu", "none")}
+FUSED: dict[Activation | None, tuple[str, str]] = {
+    None: ("none", ""), gelu_tanh: ("gelu", "tanh"), gelu: ("gelu", "none")}
 PACKED_ROWS = 4  # fewer rows are filled up to this number: oneDNN's product is faster with 4 rows than with 1, 2 or 3
 INT8_ROWS = 32  # up to this number of rows 8-bit weights are multiplied as they are; with more, they are widened first
 LAYOUT_ROWS = 64  # the number of rows that oneDNN is told to expect when it chooses the layout
@@ -91,8 +92,8 @@ class Packed(Dense):
                  ) -> torch.Tensor:
         if plus is not None:
             return torch.ops.mkldnn._linear_pointwise.binary(x, plus, self.weight, self.bias, "add")
-        fused = FUSED.get(activation, ("none", "")) if activation else ("none", "")
-        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, fused[0], [], fused[1])
+        name, algorithm = FUSED.get(activation, FUSED[None])
+        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
         return y if activation is None or activation in FUSED else activation(y)
 
 

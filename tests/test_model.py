@@ -33,18 +33,12 @@ def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 # ---------------------------------------------------------------- size
 
 
-def unpadded_parameters_of_a_real_model(config: GPTConfig) -> int:
-    with torch.device("meta"):
-        model = GPT(config)
-    padding = (config.padded_vocab_size - config.vocab_size) * config.n_embd * (1 if config.tie_weights else 2)
-    return sum(parameter.numel() for parameter in model.parameters()) - padding
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("changes", [{}, {"tie_weights": False}, {"bias": False}])
 def test_the_parameters_counted_are_those_there_are(size, changes):
     config = replace(GPTConfig(50257, 1024, *SIZES[size]), **changes)
-    assert config.num_parameters == unpadded_parameters_of_a_real_model(config)
+    shapes = GPT2().shapes(config).values()
+    assert config.num_parameters == sum(math.prod(shape) for shape in shapes)
     if size in GPT2_COUNTS and not changes:
         assert config.num_parameters == GPT2_COUNTS[size]
 
@@ -55,10 +49,8 @@ def test_the_flops_of_a_token_are_the_papers(config, mega_flops):
     assert round(config.flops_per_token / 1e6, 1) == mega_flops
 
 
-@pytest.mark.parametrize(("vocab_size", "padded"), [(1, 128), (128, 128), (129, 256), (32_000, 32_000),
-                                                    (50_257, 50_304)])
-def test_the_vocabulary_is_padded_to_the_next_multiple_of_128(vocab_size, padded):
-    assert GPTConfig(vocab_size).padded_vocab_size == padded
+def test_the_vocabulary_is_padded_to_the_next_multiple_of_128():
+    assert [GPTConfig(size).padded_vocab_size for size in (1, 128, 129, 50_257)] == [128, 128, 256, 50_304]
 
 
 # ---------------------------------------------------------------- Hugging Face agrees
@@ -185,17 +177,9 @@ def test_the_loss_is_the_cross_entropy_over_the_vocabulary_alone(make_model, lab
     ids, targets = random_ids(model), random_ids(model)
     logits = model(ids)
     assert logits.shape == (2, 16, 300)
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
+    targets[:, 5:] = IGNORED
+    expected = F.cross_entropy(logits[:, :5].flatten(0, 1), targets[:, :5].flatten(), label_smoothing=label_smoothing)
     torch.testing.assert_close(model(ids, targets, label_smoothing), expected, atol=1e-6, rtol=0)
-
-
-def test_ignored_targets_take_no_part(make_model):
-    model = make_model()
-    ids, targets = random_ids(model), random_ids(model)
-    kept = targets.clone()
-    kept[:, 5:] = IGNORED
-    expected = F.cross_entropy(model(ids)[:, :5].flatten(0, 1), targets[:, :5].flatten())
-    torch.testing.assert_close(model(ids, kept), expected, atol=1e-6, rtol=0)
 
 
 # ---------------------------------------------------------------- how training spends memory

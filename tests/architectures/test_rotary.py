@@ -90,23 +90,6 @@ def test_the_initial_weights_are_as_wide_as_said(deviation):
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
-@pytest.mark.parametrize("options", [Options(loss_chunk=24), Options(recompute=True)], ids=["chunks", "recomputed"])
-def test_what_saves_memory_changes_neither_loss_nor_gradients(arch, options):
-    model = make_rotary(arch, vocab_size=300).train()
-    other = create(model.config, "cpu", options).train()
-    other.load_state_dict(model.state_dict())
-    ids, targets = torch.randint(0, 300, (2, 3, 32))
-    loss, other_loss = model(ids, targets, 0.1), other(ids, targets, 0.1)
-    torch.testing.assert_close(loss, other_loss)
-    loss.backward()
-    other_loss.backward()
-    for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert ours.grad is not None
-        assert largest_difference(ours.grad, theirs.grad) < 1e-5, name
-        assert not name.startswith(("lm_head", "model.embed")) or not ours.grad[300:].any()
-
-
-@pytest.mark.parametrize("arch", ["qwen3", "llama"])
 @pytest.mark.parametrize(("dtype", "seq_length"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 600)])
 def test_a_blocks_activations_are_what_autograd_keeps_of_it(arch, dtype, seq_length):
     architecture = ARCHITECTURES[arch]
@@ -121,14 +104,12 @@ def test_a_blocks_activations_are_what_autograd_keeps_of_it(arch, dtype, seq_len
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
 def test_compiled_it_is_one_graph_with_the_same_loss_and_gradients(arch):
     model = make_rotary(arch).train()
-    ids, targets = torch.randint(0, 400, (2, 3, 32))
-    loss = model(ids, targets)
-    loss.backward()
-    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    model.zero_grad()
-    model.compile(dynamic=False, fullgraph=True)
-    compiled = model(ids, targets)
-    torch.testing.assert_close(compiled, loss)
-    compiled.backward()
-    for name, parameter in model.named_parameters():
-        assert largest_difference(parameter.grad, expected[name]) < 1e-4, name
+    ids, found = torch.randint(0, 400, (2, 32)), []
+    for compiles in (False, True):
+        model.zero_grad()
+        if compiles:
+            model.compile(dynamic=False, fullgraph=True)
+        loss = model(ids, ids)
+        loss.backward()
+        found.append([loss, *(parameter.grad for parameter in model.parameters())])
+    assert all(largest_difference(one, other) < 1e-4 for one, other in zip(*found, strict=True))

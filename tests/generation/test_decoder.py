@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 
-from architectures.table import ARCHITECTURES
 from checkpoint.load import open_model
 from generation.continuation import Continuation, Sampling
 from generation.decoder import Decoder
@@ -71,16 +70,6 @@ def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeyp
         torch.testing.assert_close(found, expected)
 
 
-def test_a_row_that_is_moved_goes_on_as_before(make_model):
-    decoder = decoder_of(make_model(), 3)
-    for row, ids in enumerate(([1, 2], [3], [5, 6, 7])):
-        decoder.fill(row, ids)
-    expected = decoder.step([1, 2, 8])[2]
-    decoder.fill(2, [5, 6, 7])
-    decoder.move(2, 0)
-    torch.testing.assert_close(decoder.step([8])[0], expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Dense), (torch.bfloat16, Dense), (torch.bfloat16, Int8)])
@@ -137,21 +126,6 @@ def test_on_a_gpu_a_step_gives_the_models_logits(make_model, compiled, dtype, ki
 
 
 # ---------------------------------------------------------------- the weights
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_decoding_lays_out_every_parameter_of_the_network(make_any, arch, tied):
-    model, asked = make_any(arch, tie_weights=tied), []
-
-    class Recorded(dict):
-        def __getitem__(self, name):
-            asked.append(name)
-            return super().__getitem__(name)
-
-    weights = model.state_dict()
-    Decoder(model.config, Recorded(weights), 1)
-    assert {*asked} == {*weights}
 
 
 @pytest.mark.parametrize(("dtype", "kind"), KINDS)

@@ -1,9 +1,8 @@
 """generation/prompts.py: a prompt from a file, and its ids."""
 
-import pytest
-
-from common.errors import Exit, UserError
+from common.errors import Exit
 from generation.prompts import Language, encode_prompt, read_prompt_file
+from tests.helpers.checkpoints import refused
 
 
 def test_a_prompt_file_is_utf8_and_a_byte_order_mark_no_part_of_it(tmp_path):
@@ -11,16 +10,14 @@ def test_a_prompt_file_is_utf8_and_a_byte_order_mark_no_part_of_it(tmp_path):
     assert read_prompt_file(str(tmp_path / "p.txt")) == "caf\u00e9"
     for content in (b"caf\xe9 noir", b"a\0b"):
         (tmp_path / "p.txt").write_bytes(content)
-        with pytest.raises(UserError, match="is not text in UTF-8") as caught:
+        with refused("is not text in UTF-8", Exit.DATA):
             read_prompt_file(str(tmp_path / "p.txt"))
-        assert caught.value.code == Exit.DATA
 
 
 def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
     assert encode_prompt("", Language.of(tokenizer, 400, ())) == [0]
-    with pytest.raises(UserError, match="an empty prompt") as caught:
+    with refused("an empty prompt", Exit.DATA):
         encode_prompt("", Language(tokenizer, 400, [], None, ()))
-    assert caught.value.code == Exit.DATA
 
 
 def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
@@ -45,6 +42,5 @@ def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
 
 def test_a_closed_standard_input_is_said(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UserError, match="--prompt_file -: standard input is closed") as caught:
+    with refused("--prompt_file -: standard input is closed", Exit.DATA):
         read_prompt_file("-")
-    assert caught.value.code == Exit.DATA

@@ -1,4 +1,4 @@
-"""Rotary positions: those of transformers, values and gradients; only the distance of two positions matters."""
+"""Rotary positions: those of transformers, values and gradients."""
 
 import pytest
 import torch
@@ -43,14 +43,3 @@ def test_scaled_frequencies_have_the_bits_of_transformers(head_dim, theta, scali
     cos, sin = theirs(torch.zeros(1), torch.arange(2000)[None])
     for table, reference in zip(rotary_tables(2000, head_dim, theta, scaling), (cos, sin), strict=True):
         torch.testing.assert_close(table, reference[0, :, :head_dim // 2], rtol=0, atol=1e-6)
-
-
-def test_the_product_of_a_query_and_a_key_depends_on_their_distance_alone():
-    q, k = torch.randn(2, 16)
-    q_TK, k_TK = (rotate(x.expand(1, 50, 1, 16), *rotary_tables(50, 16, 100.0))[0, :, 0] for x in (q, k))
-    products_TT = q_TK @ k_TK.T
-    for distance in (0, 1, 17):
-        diagonal = products_TT.diagonal(-distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(products_TT.diagonal(-1)[0], products_TT.diagonal(-17)[0])
-    torch.testing.assert_close(q_TK.norm(dim=1), q.norm().expand(50))
