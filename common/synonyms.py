@@ -31,6 +31,8 @@ GONE: dict[str, tuple[object, str]] = {
     "evaluate tokenizer_file": (None, _OWN_TOKENIZER),
     **{f"evaluate {name}": (None, _OF_HARNESS) for name in ("hellaswag", "lambada")},
     **{f"evaluate {name}": (None, _BY_PRETOKENIZE) for name in ("text_field", "document_separator", "encoding")},
+    **{f"evaluate {name}": (None, "The machine decides the batch and the dtype; a window moves on by half of T.")
+       for name in ("stride", "batch_size", "amp_dtype")},
     "pretokenize corpus": (None, "Name the dataset: hf://datasets/roneneldan/TinyStories."),
     "export activation": (None, "Change activation_function in the config.json of the folder that was written."),
     "plot panels": ("all", "The picture has the losses; trackers such as TensorBoard draw every figure."),

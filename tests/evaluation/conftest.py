@@ -9,8 +9,9 @@ import torch
 from checkpoint.load import load_model
 from common.progress import Progress
 from common.signals import Signals
-from evaluation.scoring import Scorer, TextEncoder
+from evaluation.scoring import Scorer
 from tests.helpers.scoring import T
+from tests.helpers.training import on_cpu
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +28,8 @@ def theirs(model_folder):
 
 
 @pytest.fixture
-def scorer(model_folder):
-    """The model, ready to score."""
+def scorer(model_folder, tokenizer):
+    """The model, ready to score; the id of the end of a text is 0."""
     model = load_model(model_folder, torch.device("cpu")).eval()
     with contextlib.closing(Progress(io.StringIO())) as out:
-        yield Scorer(model, contextlib.nullcontext, 4 * T, out, Signals())
-
-
-@pytest.fixture
-def encoder(tokenizer):
-    """The tokenizer, whose end-of-text id is 0."""
-    return TextEncoder(tokenizer, 0)
+        yield Scorer(model, tokenizer, 0, on_cpu(), out, Signals())

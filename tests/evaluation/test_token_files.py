@@ -1,23 +1,23 @@
 """evaluation/token_files.py: the figures of token files are those of the text that they were made from."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from common.errors import Exit, UserError
 from evaluation import token_files
-from evaluation.scoring import TextEncoder
-from evaluation.texts import measure_texts
-from evaluation.token_files import measure_tokens
+from evaluation.texts import texts_of
+from evaluation.token_files import token_files_of
 from tests.helpers.token_files import write_datatrove, write_llmc, write_npy, write_raw
 
 
 @pytest.fixture
-def measure(scorer, encoder):
+def measure(scorer):
     """A function: the fields of each measurement of the words of --tokens."""
-    return lambda *words, stride=8, by=encoder: [
-        found.fields for found in measure_tokens(scorer, by, [str(word) for word in words], stride)]
+    return lambda *words: [scorer.measure(documents, name).fields()
+                           for name, documents in token_files_of([str(word) for word in words], scorer)]
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def documents(texts, tokenizer):
 
 
 @pytest.fixture
-def expected(scorer, encoder, texts, tmp_path):
+def expected(scorer, texts, tmp_path):
     """The figures of the same documents as text."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    [found] = measure_texts(scorer, encoder, [str(tmp_path / "a.jsonl")], 8)
-    return found.fields
+    [(name, found)] = texts_of([str(tmp_path / "a.jsonl")], scorer)
+    return scorer.measure(found, name).fields()
 
 
 def figures(found: dict) -> list:
@@ -65,18 +65,17 @@ def test_blocks_cut_no_document_and_shards_are_one_stream(measure, documents, ex
 
 
 def test_a_folder_of_ours_means_its_validation_tokens(measure, corpus_folder):
-    [folder] = measure(corpus_folder)
-    [file] = measure(corpus_folder / "val.bin")
+    folder, file = measure(corpus_folder, corpus_folder / "val.bin")
     assert figures(folder) == figures(file)
     assert folder["tokens"] <= 100
-    val, train, both = measure(corpus_folder / "val.bin", corpus_folder / "train.bin")
-    assert both["tokens"] == val["tokens"] + train["tokens"] > 900
 
 
-def test_a_tokenizer_without_an_end_of_text_scores_all_but_the_first_token(measure, tokenizer, tmp_path):
+def test_a_tokenizer_without_an_end_of_text_scores_all_but_the_first_token(scorer, tmp_path):
     write_raw(tmp_path / "a.bin", np.array([5, 0, 7, 8] * 20))
-    [found] = measure(tmp_path / "a.bin", by=TextEncoder(tokenizer, None))
-    assert (found["documents"], found["tokens"]) == (1, 79)
+    scorer = replace(scorer, end_of_text_id=None)
+    [(name, documents)] = token_files_of([str(tmp_path / "a.bin")], scorer)
+    found = scorer.measure(documents, name)
+    assert (found.num_documents, found.num_tokens) == (1, 79)
 
 
 def swap(path) -> None:
