@@ -30,7 +30,7 @@ from training.optimizers import expected_state
 from training.state import Run, Settings, Setup
 from watching.monitor import Monitor
 from watching.starts import recorded_start
-from watching.trackers import Trackers, told_of_run
+from watching.trackers import Trackers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -180,7 +180,7 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
         take_mirror(args.output, checkpointer.mirror, folder, state.step, out)
     checkpointer.start(folder)
 
-    told = told_of_run(flags_now, settings["environment"], setup.config, recipe)
+    told = {**flags_now.values, **settings["environment"], "parameters": setup.config.num_parameters}
     trackers = Trackers(args.output, output_dir, state, out, told, is_silent=not is_first)
     checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte")) for row in trackers.rows
                                  if is_number(row.get("val_loss"))]

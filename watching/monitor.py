@@ -19,7 +19,7 @@ from training.state import Run, Runtime, StepResult
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
 from watching.history import BITS_OF, VAL_LOSS_OF
-from watching.overfitting import Overfit, OverfittingWatch
+from watching.overfitting import OverfittingWatch
 from watching.trackers import Fields, Trackers
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
@@ -68,7 +68,6 @@ class Monitor:
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
         self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.usual_learning_rate)
         self._overfitting = OverfittingWatch()
-        self._last_val_loss: float | None = None
         self._first_step = self._last_logged = run.state.step
         self._last_loss = math.nan
         self._results: list[StepResult] = []  # since the last logged step
@@ -178,14 +177,11 @@ class Monitor:
                                      "waiting for data. Give --preload ram, or put the tokens on a faster disk.")
 
         busy = gauge.utilisation
-        micro_seconds = step_seconds * batch_size / self._recipe.samples_per_step
-        is_short = micro_seconds < SHORT_MICRO_BATCH and gauge.trained > WATCHED_SECONDS
-        is_idle = is_short and gauge.host_is_late if busy is None else busy < 50
+        is_short = step_seconds * batch_size / self._recipe.samples_per_step < SHORT_MICRO_BATCH
+        is_idle = is_short and gauge.trained > WATCHED_SECONDS and gauge.host_is_late if busy is None else busy < 50
         if is_idle and self._machine.backend.runs_ahead:
-            sign = f"a micro-batch takes {1000 * micro_seconds:.1f} ms" if busy is None else (
-                f"it is busy {busy:.0f}% of the time")
-            self.warn_once("batch", f"the GPU waits for the host: {sign}. Give more than --batch_size {batch_size}, or "
-                                    "--batch_size auto.")
+            self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give more than "
+                                    f"--batch_size {batch_size}, or --batch_size auto.")
 
     def _recall(self, rows: Sequence[Fields]) -> None:
         """Takes in what a resumed run has recorded; what was said of it then is not said again."""
@@ -193,10 +189,8 @@ class Monitor:
             loss, val_loss = row.get("loss"), row.get("val_loss")
             if isinstance(loss, float):
                 self._overfitting.add_losses([loss])
-            if isinstance(val_loss, float):
-                self._last_val_loss = val_loss
-                if self._overfitting.add_validation(row["step"], val_loss):
-                    self._said.add("overfitting")
+            if isinstance(val_loss, float) and self._overfitting.add_validation(row["step"], val_loss):
+                self._said.add("overfitting")
 
     def _read_curve(self, losses: Sequence[float], last_step: int) -> None:
         """Says what the losses of the steps since the last logged one show."""
@@ -205,8 +199,7 @@ class Monitor:
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
         peak = self._recipe.learning_rate
-        advice = self._curve.advice(peak, learning_rate_at(last_step, self._recipe) / peak)
-        if advice:
+        if advice := self._curve.advice(peak, learning_rate_at(last_step, self._recipe) / peak):
             kind = advice.partition(":")[0]  # 'the loss explodes', for example
             self.warn_once(kind, f"advice at step {last_step:,}: {advice}")
 
@@ -223,20 +216,11 @@ class Monitor:
                       f"per byte {'n/a' if bits is None else f'{bits:.4f}'}"
                       + "".join(f" | {name} {share.nats:.4f}" for name, share in loss.shares.items())
                       + " | best so far" * is_best)
-        self._last_val_loss = loss.nats
         if found := self._overfitting.add_validation(step, loss.nats):
-            self.warn_once("overfitting", self._about_overfitting(found))
-
-    def _about_overfitting(self, found: Overfit) -> str:
-        is_kept = found.step == self.state.best_step
-        kept = f"The best checkpoint is kept: --ckpt {self._path('best')}. " if is_kept else ""
-        return (f"overfitting since step {found.step:,}: the validation loss rose from {found.best_val_loss:.4f} to "
+            self.warn_once("overfitting", (
+                f"overfitting since step {found.step:,}: the validation loss rose from {found.best_val_loss:.4f} to "
                 f"{found.val_loss:.4f} while the training loss fell from {found.loss_then:.4f} to {found.loss:.4f}. "
-                f"{kept}What helps the next run: more text, --dropout 0.2 or --patience 3.")
-
-    def _path(self, name: str) -> str:
-        """The checkpoint best or last of the output folder, as one types it."""
-        return shell_word(f"{self._args.output_dir}/{name}")
+                "What helps the next run: more text, --dropout 0.2 or --patience 3."))
 
     def show_sample(self, text: str | None) -> None:
         """Prints and records a sample of the model's text, if there is one."""
@@ -284,12 +268,8 @@ class Monitor:
             self._out.say(f"stopped by {signals.name} before the first step was done; nothing was lost")
         elif signals.number is not None:
             self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
-        elif state.best_val_loss is None or best_step in (0, state.step):
+        elif best_step in (0, state.step):
             self._out.say(f"next: python generate.py --ckpt {folder}")
         else:
-            is_validated = state.validated_step == state.step
-            last = f"validation loss {self._last_val_loss:.4f}" if is_validated else "not validated"
-            self._out.say(f"best: step {best_step:,}, validation loss {state.best_val_loss:.4f}; last: step "
-                          f"{state.step:,}, {last}\n"
-                          f"next: python generate.py --ckpt {self._path('best')}\n"
-                          f"or:   python generate.py --ckpt {self._path('last')}")
+            self._out.say(f"next: python generate.py --ckpt {shell_word(self._args.output_dir + '/best')}\n"
+                          f"      the best by validation, step {best_step:,}; {folder} alone is the last one")

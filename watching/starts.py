@@ -15,6 +15,7 @@ from typing import Any
 from common.errors import warn
 from common.files import append_line
 from common.names import STARTS
+from common.words import first_line
 from training.state import Run
 
 
@@ -25,25 +26,20 @@ def recorded_start(run: Run) -> Iterator[None]:
     Only the first of several processes writes.
     """
     setup, state = run.setup, run.state
-    args, signals = setup.args, setup.runtime.signals
+    signals, file = setup.runtime.signals, Path(setup.args.output_dir) / STARTS
     if not setup.processes.is_first:
         yield
         return
-    file = Path(args.output_dir) / STARTS
     if not (setup.resumed and state.step > 0 and setup.resumed[0].resolve().parent == file.parent.resolve()):
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
-    _append(file, event="start", step=state.step, total_steps=setup.recipe.total_steps)
-    how = "error"
+    _append(file, event="start", step=state.step)
+    how = ""
     try:
         yield
-        how = "--patience" if args.patience and state.validations_without_gain >= args.patience else "--max_minutes"
-        if signals.number is not None:
-            how = f"stopped by {signals.name}"
-        elif state.step >= setup.recipe.total_steps:
-            how = "finished"
+        how = "finished" if signals.number is None else f"stopped by {signals.name}"
     except BaseException as error:
-        how = (str(error).splitlines() or [""])[0] or type(error).__name__
+        how = first_line(error)
         raise
     finally:
         _append(file, event="end", step=state.step, how=how)

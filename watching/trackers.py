@@ -13,14 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from architectures.table import ModelConfig
-from common.config import Layer
 from common.errors import warn
 from common.files import append_line, read_text, sync, write_whole
 from common.flags import FlagsOfGroup
 from common.names import METRICS
 from common.progress import Progress
-from planning.recipe import Recipe
 from trackers.tracker import RecordedRun, Tracker, requested_trackers
 from training.state import TrainState
 from watching.history import Row, rows_in
@@ -68,14 +65,6 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
             write_whole(path, json.dumps({"id": new}) + "\n")
         return str(json.loads(read_text(path))["id"])
     return new
-
-
-def told_of_run(flags: Layer, environment: Fields, config: ModelConfig, recipe: Recipe) -> Fields:
-    """The configuration of a run as trackers show it: its flags, what it runs on, and what follows from both."""
-    tokens = recipe.samples_per_step * config.seq_length
-    derived = {"parameters": config.num_parameters, "flops_per_token": config.flops_per_token,
-               "total_steps": recipe.total_steps, "tokens_per_step": tokens, "tokens": tokens * recipe.total_steps}
-    return {**{name: flags.values[name] for name in sorted(flags.values)}, **environment, **derived}
 
 
 class Trackers:

@@ -61,8 +61,7 @@ def test_overfitting_is_said_once_with_the_step_the_figures_and_the_cures(overfi
     assert code == 0
     assert re.findall(r"warning: (overfitting.*)", text) == [
         "overfitting since step 8: the validation loss rose from 3.3000 to 4.2000 while the training loss fell from "
-        f"3.2500 to 2.4500. The best checkpoint is kept: --ckpt {overfitting.folder}/out/best. What helps the next "
-        "run: more text, --dropout 0.2 or --patience 3."]
+        "3.2500 to 2.4500. What helps the next run: more text, --dropout 0.2 or --patience 3."]
     assert resolve(overfitting.folder / "out/best", no_warning).name == "checkpoint-8"
     assert resolve(overfitting.folder / "out/last", no_warning).name == "checkpoint-20"
 
@@ -79,12 +78,11 @@ def test_the_closing_line_names_best_and_last_where_they_differ(overfitting, mon
     monkeypatch.chdir(overfitting.folder)
     _, text = overfitting("--max_steps", "20", out="my run")
     folder = f"'{overfitting.folder}/my run"
-    assert ("\nbest: step 8, validation loss 3.3000; last: step 20, validation loss 4.8000\n"
-            f"next: python generate.py --ckpt {folder}/best'\n"
-            f"or:   python generate.py --ckpt {folder}/last'\n") in text
+    assert (f"\nnext: python generate.py --ckpt {folder}/best'\n"
+            f"      the best by validation, step 8; {folder}' alone is the last one\n") in text
     _, text = overfitting("--max_steps", "8", out="rising")
     assert f"\nnext: python generate.py --ckpt {overfitting.folder}/rising\n" in text
-    assert "or:" not in text
+    assert "alone is the last" not in text
 
 
 def test_the_commands_to_type_next_are_one_printable_line_each_whatever_the_folder_is_called(run):
