@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import Exit, UserError, optional
-from common.words import first_line, printable, printable_text
+from common.words import first_line, is_utf8, printable, printable_text
 
 DECIDED = "decided"
 
@@ -156,7 +156,7 @@ def read_toml(path: Path, cure: str = "Give a file with name = value on each lin
 def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str, str]) -> None:
     """Writes a layer to a TOML file, whole or not at all. introduction and reasons, by flag, become comments.
 
-    A value that TOML cannot hold (text with bytes that are not UTF-8) becomes a comment that says so. Raises OSError.
+    A value that TOML cannot hold (text with bytes that are not UTF-8) is left out. Raises OSError.
     """
     from common.files import write_whole
 
@@ -164,11 +164,8 @@ def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str
     for heading, values in (("", layer.given), (f"\n[{DECIDED}]  # by the program", layer.decided)):
         lines += [heading] if values else []
         for name, value in values.items():
-            lines += _comment(reasons.get(name, ""))
-            try:
-                lines.append(f"{name} = {_toml_value(value)}")
-            except UnicodeEncodeError:
-                lines.append(f"# {name}: not written, its text {ascii(value)[:100]} is not UTF-8")
+            if is_utf8(str(value)):
+                lines += [*_comment(reasons.get(name, "")), f"{name} = {_toml_value(value)}"]
     write_whole(path, "\n".join([*lines, ""]))
 
 
@@ -177,9 +174,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _toml_value(value: Any) -> str:
-    """A value in TOML, which is as in JSON but for one character. Raises UnicodeEncodeError for what is not UTF-8."""
+    """A value in TOML, which is as in JSON but for one character."""
     import json
 
-    written = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    written.encode()
-    return written
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -230,12 +230,10 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     if isinstance(error, UserError):
         return error.code, str(error)
     if isinstance(error, MemoryError):
-        return Exit.MACHINE, ("out of memory on the host. End other programs, raise the limit (ulimit -v), or give "
-                              "this one less to do at a time.")
+        return Exit.MACHINE, "out of memory on the host. End other programs, or raise the limit (ulimit -v)."
     # PyTorch's class is known by its name: this module must not import torch.
     if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
-        return Exit.MACHINE, ("out of memory on the GPU. Check with nvidia-smi whether another process uses it, or use "
-                              "a smaller --batch_size or model.")
+        return Exit.MACHINE, "out of memory on the GPU. Check with nvidia-smi who uses it, or halve --batch_size."
     if isinstance(error, ImportError):  # numpy says the cause at the end of a page of advice
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, f"a package cannot be loaded: {why}. Run: {PIP} --force-reinstall -r requirements.txt"
@@ -252,11 +250,10 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
 
 def _write_crash_log(error: BaseException) -> str:
     """Writes the traceback to a file in the temporary folder and returns its path, or why there is no file."""
-    lines = traceback.format_exception(error)
     try:
         handle, path = tempfile.mkstemp(prefix="crash-", suffix=".log", text=True)
         with os.fdopen(handle, "w", errors="backslashreplace") as log:
-            log.write(f"python {sys.version}\nargv {sys.argv}\n\n{''.join(lines)}")
+            log.write(f"python {sys.version}\nargv {sys.argv}\n\n{''.join(traceback.format_exception(error))}")
     except OSError:
         return "(the crash log could not be written; run again with --debug)"
     return path

@@ -285,12 +285,9 @@ class Parser(argparse.ArgumentParser):
         self._in_new_words(asked)
         if path := asked.given.pop("config", None):
             asked = laid_over(self._checked(read_toml(Path(path))), asked, self.rows)
-        there = None if self.problems else recorded(asked.values)
-        settled, origin = asked, Origin(frozenset(asked.given), "", ())
-        if there is not None:
-            there = self._checked(there)
-            settled = laid_over(there, asked, self.rows)
-            origin = Origin(frozenset(settled.given), there.source, changes(there, asked))
+        there = self._checked((not self.problems and recorded(asked.values)) or Layer("", {}, {}))
+        settled = laid_over(there, asked, self.rows)
+        origin = Origin(frozenset(settled.given), there.source, changes(there, asked))
 
         rows = {name: row for name, row in self.rows.items() if name not in self.becomes}
         groups = {title: frozenset(names & rows.keys()) for title, names in self.groups.items()}

@@ -152,7 +152,9 @@ class Signals:
         if self._num_received == 1 and not at_once:
             self._answer(self._first_words)
         else:
-            self._answer(lambda: self._last_words(signal.Signals(number).name, at_once)).join(ANSWER_SECONDS)
+            thread = self._answer(lambda: self._last_words(signal.Signals(number).name, at_once))
+            for _ in range(10):  # on a busy machine all of the process may stand still during one of the waits
+                thread.join(ANSWER_SECONDS / 10)
             os._exit(128 + number)
 
     def _answer(self, words: Callable[[], str]) -> threading.Thread:

@@ -38,13 +38,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 # ---------------------------------------------------------------- RAM
 
 
-def total_ram() -> int | None:
-    """Bytes of RAM in the machine; None where the system does not tell."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _ram_of_windows()[0] or None
-
-
 def available_ram() -> int:
     """Bytes of RAM this process may still take: the system's, or less where a container (cgroup) allows less."""
     found = []
@@ -55,9 +48,13 @@ def available_ram() -> int:
     for limit, used in CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
             found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-    if available := _ram_of_windows()[1]:
-        found.append(available)
-    return max(0, min(found or [total_ram() or 2**62]))
+    if not found:  # macOS, where it is all of the RAM, or Windows
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX of sysinfoapi.h, its length in bytes first
+    if _asked_windows("GlobalMemoryStatusEx", ctypes.byref(status)):
+        found.append(status[2])
+    return max(0, min(found, default=2**62))
 
 
 def peak_resident() -> int:
@@ -80,9 +77,3 @@ def _asked_windows(function: str, *arguments: object) -> bool:
     """True if this is Windows, for whose memory Python has no functions, and its function succeeds."""
     libraries = getattr(ctypes, "windll", None)
     return libraries is not None and bool(getattr(libraries.kernel32, function)(*arguments))
-
-
-def _ram_of_windows() -> tuple[int, int]:
-    """Bytes of RAM, all and available; 0 on other systems, and where Windows does not say."""
-    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX of sysinfoapi.h, its length in bytes first
-    return (status[1], status[2]) if _asked_windows("GlobalMemoryStatusEx", ctypes.byref(status)) else (0, 0)

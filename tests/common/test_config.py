@@ -160,8 +160,7 @@ def test_what_is_written_is_read_back_exactly(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["c.toml"]
 
 
-def test_a_name_that_is_not_utf_8_becomes_a_comment(tmp_path):
+def test_a_name_that_is_not_utf_8_is_left_out(tmp_path):
     layer = Layer("", {"data_dir": "d\udcff", "epochs": 3}, {})
     config.write_toml(tmp_path / "c.toml", layer, "", {})
     assert config.read_toml(tmp_path / "c.toml").given == {"epochs": 3}
-    assert "# data_dir: not written, its text 'd\\udcff' is not UTF-8" in (tmp_path / "c.toml").read_text()

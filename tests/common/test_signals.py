@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.helpers.commands import ROOT, run_python
+from tests.helpers.commands import run_python
 
 
 def test_a_second_signal_leaves_at_once():
@@ -30,16 +30,6 @@ def test_what_nohup_ignores_stays_ignored():
                       "    os.kill(os.getpid(), signal.SIGHUP)\n    print(signals.number)\n"
                       "    os.kill(os.getpid(), signal.SIGINT)\n    print(signals.name)")
     assert done.stdout == "None\nSIGINT\n"
-
-
-@pytest.mark.skipif(os.name != "posix", reason="no exec")
-def test_these_tests_hold_too_where_the_shell_ignores_ctrl_c():
-    """As for a job in the background: what the suite starts must not inherit it."""
-    test = f"{ROOT / 'tests/common/test_signals.py'}::test_a_second_signal_leaves_at_once"
-    done = run_python("import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-                      "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
-                      "-m", "pytest", "-q", "-p", "no:cacheprovider", test)
-    assert done.returncode == 0, done.stdout
 
 
 PROMISE = ("import os, signal, sys, time\nfrom common.signals import Signals, Stake\n"
