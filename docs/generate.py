@@ -1,9 +1,9 @@
 """Writes the parts of the documents that follow from the code.
 
-    python docs/generate.py             rewrites docs/flags.md and the generated parts of docs/architecture.md
+    python docs/generate.py             rewrites docs/flags.md and the drawing in docs/architecture.md
     python docs/generate.py --check     writes nothing; exit code 1 and the names of the files that are out of date
 
-docs/flags.md holds every command's --help, docs/architecture.md what each folder holds and which imports which. Nothing
+docs/flags.md holds every command's --help, docs/architecture.md which folder imports which. Nothing
 of the program is imported: sources are parsed, --help is run.
 """
 
@@ -62,23 +62,6 @@ def room_graph(files: dict[str, ast.Module]) -> dict[str, set[str]]:
     return {room: graph[room] for room in sorted(graph, key=lambda room: (-len(below(room)), room))}
 
 
-def first_sentence(tree: ast.Module) -> str:
-    """The first sentence of a file's docstring as one line."""
-    paragraph = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
-    return re.split(r"(?<![ (]al)(?<=\.) (?=[A-Z])|(?<=\?) ", paragraph)[0]
-
-
-def file_lines(files: dict[str, ast.Module], rooms: list[str]) -> str:
-    """Every folder with its first sentence and its files, and every file at the top, in the order of the rooms."""
-    lines = []
-    for room in rooms:
-        names = [name.partition("/")[2] for name in files if name.startswith(f"{room}/") and "__init__" not in name]
-        shown = f"`{room}/` {first_sentence(files[f'{room}/__init__'])}" if names else (
-            f"`{room}.py` {first_sentence(files[room])}")
-        lines.append(f"- {shown}" + "".join(f"{',' * (number > 0)} `{name}`" for number, name in enumerate(names)))
-    return "\n".join(lines)
-
-
 def with_section(page: str, heading: str, body: str) -> str:
     """The page with what follows a heading's introduction (its first paragraph) replaced, up to the next heading."""
     before, rest = page.split(f"\n{heading}\n", 1)
@@ -88,11 +71,10 @@ def with_section(page: str, heading: str, body: str) -> str:
 
 
 def architecture() -> str:
-    """docs/architecture.md with its two generated sections as the code has them now."""
+    """docs/architecture.md with the import graph as the code has it now."""
     files = modules()
     graph = room_graph(files)
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    page = with_section(page, "## The files", file_lines(files, list(graph)))
     drawing = "\n".join(f"    {room} -> {', '.join(sorted(graph[room])) or 'nothing'}" for room in graph)
     return with_section(page, "## The import graph", drawing)
 

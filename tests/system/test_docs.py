@@ -101,13 +101,6 @@ def test_every_page_and_picture_is_linked_and_every_picture_is_small():
     assert all(path.stat().st_size < 150_000 for path in pictures)
 
 
-@pytest.mark.slow
-def test_the_picture_can_be_drawn_from_its_figures(tmp_path):
-    pytest.importorskip("matplotlib")
-    subprocess.run([sys.executable, str(ROOT / "docs/draw.py"), str(tmp_path)], check=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
-
-
 def test_every_entry_of_the_log_has_a_question_a_command_one_table_and_an_outcome():
     log = (ROOT / "LOG.md").read_text(encoding="utf-8")
     entries = re.split(r"\n## (?=\d{4}-\d\d-\d\d )", log)[1:]
