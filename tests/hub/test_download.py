@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from common.errors import UserError
-from hub.download import choose_files, fetch_model, with_models_here, with_tokenizer_here
+from hub.download import choose_files, fetch_model, with_tokenizer_here
 from hub.names import DATASET, check_package, parse_name
 from tests.helpers.hub import TOKEN, forbid, unplug
 
@@ -65,16 +65,6 @@ def test_a_repository_without_a_model_is_refused(hub, out, files):
     assert code == 4
     assert "no config.json and model.safetensors" in message
     assert "pytorch_model.bin" not in hub.sent
-
-
-def test_a_flag_that_names_the_hub_becomes_a_folder_and_others_stay(hub, out):
-    sha = hub.put("model", "openai-community/gpt2", GPT2)
-    args = argparse.Namespace(ckpt="hf://openai-community/gpt2", init_from=None, output="x")
-    found = with_models_here(args, ["ckpt", "init_from"], out)
-    assert found.ckpt.endswith(sha)
-    assert (found.init_from, found.output) == (None, "x")
-    args = argparse.Namespace(ckpt="out")
-    assert with_models_here(args, ["ckpt"], out) is args
 
 
 # ---------------------------------------------------------------- datasets
