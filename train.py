@@ -233,11 +233,13 @@ def answer_early(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     guard(answer_early)
 
+import math
 import time
 
 import torch
 
 from data import Batch
+from machine.device import rng_state
 from planning.check import check_machine
 from planning.inputs import choose_inputs, choose_machine, session
 from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
@@ -375,7 +377,7 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
 
     Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or others wait.
     """
-    rng = recovery.random_state(run)
+    rng = rng_state(run.setup.machine)
     while True:
         num = num_micro_batches or run.accumulation
         try:
@@ -439,7 +441,7 @@ def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor
     found = validator.measure()
     if found is None:  # without validation tokens; or after a signal, and a resumed run validates this step
         return False
-    is_best = found.is_finite and (state.best_val_loss is None or found.nats < state.best_val_loss)
+    is_best = math.isfinite(found.nats) and (state.best_val_loss is None or found.nats < state.best_val_loss)
     monitor.log_validation(found, is_best)
     checkpointer.validations.append((state.step, found.nats, found.bits_per_byte))
     state.validated_step = state.step

@@ -34,7 +34,7 @@ from planning.sizing import Sizing, choose_sizing
 from tokens.corpus import Corpus, open_corpus
 from tokens.mixture import check_lengths, in_words, mix
 from tokens.shares import folders_of
-from training.cooldown import choose_cooldown, warn_of_rise
+from training.cooldown import choose_cooldown
 from training.mirror import is_same_folder, prepare_mirror
 
 NOTHING_LOST = "before the first step; nothing was lost"
@@ -199,8 +199,8 @@ def choose_resume(args: Flags, writes: bool, out: Progress) -> find.Found | None
         with out.phase("verifying the checkpoint"):
             if args.cooldown_from is not None:
                 found = choose_cooldown(args.output, args.cooldown_from, args.min_lr or 0.0, out)
-            elif found := find.find_resume(asked or "auto", output_dir, args.overwrite, out.warn):
-                warn_of_rise(args.horizon, found, out)
+            else:
+                found = find.find_resume(asked or "auto", output_dir, args.overwrite, out.warn)
         if found is None:
             out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
         elif not find.is_inside(found[0], output_dir):

@@ -171,7 +171,7 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
     within = recipe_within(seconds, args, plan, pace, steps_done)
     recipe = replace(setup.recipe_until(within.total_steps), batch_size=within.batch_size,
                      accumulation=within.accumulation, eval_tokens=within.eval_tokens)
-    return replace(setup, plan=replace(plan, recipe=recipe, saving=plan.saving.for_recipe(args.output, recipe)))
+    return replace(setup, plan=replace(plan, recipe=recipe))
 
 
 # ---------------------------------------------------------------- --dry_run

@@ -19,7 +19,7 @@ from planning.memory import MemorySetting, describe_memory, predicted_peak
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
 from tokens.mixture import share_in_words
-from training.checkpointing import SavingPlan
+from training.checkpointing import SavingPlan, most_checkpoints
 from training.optimizers import OptimizerKind
 from training.state import Setup
 
@@ -107,8 +107,9 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs} epoch{'s' * (epochs != '1')}",
               *describe_sharing(setup)]
     if not args.dry_run:
-        lines.append(f"disk        {size(plan.saving.disk_bytes)} at most in {printable(args.output_dir)}, for "
-                     f"{several(plan.saving.num_checkpoints, 'checkpoint')}; "
+        most = most_checkpoints(args.output, recipe)
+        lines.append(f"disk        {size(most * plan.saving.checkpoint_bytes)} at most in "
+                     f"{printable(args.output_dir)}, for {several(most, 'checkpoint')}; "
                      f"{size(shutil.disk_usage(args.output_dir).free)} free")
     for line in lines:
         setup.out.say(line)
@@ -168,8 +169,7 @@ def describe_plan(setup: Setup) -> list[str]:
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
           for name, value in decided.items() if name in recipe.reasons),
-        ("output", f"{size(plan.saving.disk_bytes)} at most, written " + (
-            "in the background" if plan.saving.copies else "while training waits"))]
+        ("output", "written " + ("in the background" if plan.saving.copies else "while training waits"))]
     return [*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 
@@ -209,8 +209,9 @@ def doubts(setup: Setup) -> list[str]:
     if not 1 / UNUSUAL <= share <= UNUSUAL:
         found.append(f"--learning_rate {recipe.learning_rate:g} is {share:,.2g} times the default for this run, "
                      f"{recipe.usual_learning_rate:.2g}. Drop the flag unless that is what you want to see.")
-    if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < plan.saving.disk_bytes:
-        most = several(plan.saving.num_checkpoints, "checkpoint")
-        found.append(f"--output_dir has {size(free)} free, and up to {most} will take {size(plan.saving.disk_bytes)}. "
-                     "Free some space, or give a larger --checkpoint_interval.")
+    most = most_checkpoints(args.output, recipe)
+    needed = most * plan.saving.checkpoint_bytes
+    if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < needed:
+        found.append(f"--output_dir has {size(free)} free, and up to {several(most, 'checkpoint')} will take "
+                     f"{size(needed)}. Free some space, or give a larger --checkpoint_interval.")
     return found

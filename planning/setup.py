@@ -61,8 +61,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     optimizer_bytes = kind.memory_bytes(config)
     where, why_there = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = SavingPlan(**processes.agree(lambda: asdict(
-        plan_saving(args.output, config, recipe, optimizer_bytes, held_bytes))))
+    saving = SavingPlan(**processes.agree(lambda: asdict(plan_saving(config, optimizer_bytes, held_bytes))))
     memory = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, strategy, processes)
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(

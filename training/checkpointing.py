@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,35 +39,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """How a run will save, decided once: how many checkpoints there may be at once, of how many bytes.
+    """How a run will save, decided once; checkpoint_bytes are of each checkpoint.
 
     copies: training waits only for a copy in RAM, which a thread writes.
     """
 
-    num_checkpoints: int
     checkpoint_bytes: int
     copies: bool
 
-    def for_recipe(self, args: FlagsOfGroup, recipe: Recipe) -> SavingPlan:
-        """The same with as many checkpoints as the recipe's passes leave in the folder at once."""
-        # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
-        num_epochs = int(recipe.passes) // args.checkpoint_interval
-        is_copied = args.mirror_to is not None  # one stays until its copy is done
-        most = args.keep_checkpoints + 2 + (recipe.plateau_end is not None) + is_copied + num_epochs
-        return replace(self, num_checkpoints=min(most, max(1, recipe.total_steps)))  # one a step
 
-    @property
-    def disk_bytes(self) -> int:
-        return self.num_checkpoints * self.checkpoint_bytes
+def most_checkpoints(args: FlagsOfGroup, recipe: Recipe) -> int:
+    """How many checkpoints there may be in the folder at once."""
+    # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
+    num_epochs = int(recipe.passes) // args.checkpoint_interval
+    is_copied = args.mirror_to is not None  # one stays until its copy is done
+    most = args.keep_checkpoints + 2 + (recipe.plateau_end is not None) + is_copied + num_epochs
+    return min(most, max(1, recipe.total_steps))  # one a step
 
 
-def plan_saving(args: FlagsOfGroup, config: ModelConfig, recipe: Recipe, optimizer_bytes: float, held_bytes: int,
-                ) -> SavingPlan:
+def plan_saving(config: ModelConfig, optimizer_bytes: float, held_bytes: int) -> SavingPlan:
     """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
     checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
-    copies = available_ram() > held_bytes + 2 * checkpoint_bytes
-    return SavingPlan(0, checkpoint_bytes, copies).for_recipe(args, recipe)
+    return SavingPlan(checkpoint_bytes, copies=available_ram() > held_bytes + 2 * checkpoint_bytes)
 
 
 # ---------------------------------------------------------------- saving

@@ -95,8 +95,7 @@ class Mirror:
 
     def take(self) -> None:
         """Makes the folder this run's, and removes what a killed copy left. Raises OSError, also if it is away."""
-        if is_away(self.root, self.output_dir):
-            raise FileNotFoundError(errno.ENOENT, f"it has no {MIRROR}")
+        check_its_disk(self.root, self.output_dir)
         self.root.mkdir(parents=True, exist_ok=True)
         mark = {"output_dir": str(self.output_dir), "taken_by": f"{platform.node()}, pid {os.getpid()}, since "
                 f"{time.strftime('%Y-%m-%d %H:%M:%S')}"}
@@ -137,11 +136,11 @@ class Mirror:
                 if keeping is self._keeping:  # else another thread has been asked since
                     self._bring_in_line(keeping)
             except Exception as error:  # a thread that ends by a bug would end the mirror without a word
-                trouble = printable(getattr(error, "strerror", None) or str(error))[:200]
-                is_said, self._trouble = bool(self._trouble), trouble
+                is_said = bool(self._trouble)
+                self._trouble = printable(getattr(error, "strerror", None) or str(error))[:200]
                 if not is_said:
-                    self._out.warn(f"--mirror_to {self._shown}: {trouble}. Look at that disk. Training goes on, its "
-                                   f"checkpoints are in {printable(str(self.output_dir))}; each save tries again.")
+                    self._out.warn(f"--mirror_to {self._shown}: {self._trouble}. Look at that disk. Training goes on, "
+                                   "and each save tries again.")
             self.held = frozenset()
 
     def _bring_in_line(self, keeping: Keeping) -> None:
@@ -168,8 +167,6 @@ class Mirror:
                 return
         if damaged:
             raise OSError(damaged)
-        if self._trouble:
-            self._out.say(f"mirror      {self._shown} can be written again and has all that it lacked")
         self._trouble = ""
 
 
@@ -196,15 +193,14 @@ def prepare_mirror(args: FlagsOfGroup, asked: str | None, out: Progress) -> None
     check_place("--mirror_to", root)
     with out.phase("looking at the mirror"):
         try:
-            if goes_on and is_away(root, output_dir):
-                raise FileNotFoundError(errno.ENOENT, f"it has no {MIRROR}")
+            if goes_on:
+                check_its_disk(root, output_dir)
             try_to_write(root)
         except OSError as error:
             trouble = f"--mirror_to {printable(args.mirror_to)} cannot be written: {error.strerror}. Mount its disk"
             if not goes_on:
                 raise UserError(Exit.MACHINE, f"{trouble}, or choose a folder that you may write to.") from error
-            out.warn(f"{trouble}: the run goes on without it, and each save tries again. For a new mirror delete "
-                     f"{printable(str(output_dir / MIRROR))}.")
+            out.warn(f"{trouble}: the run goes on without it, and each save tries again.")
             return
         here, there = steps_in(output_dir), steps_in(root)
         is_ours = asked == "auto" or (asked and any(find.is_inside(Path(asked), of) for of in (output_dir, root)))
@@ -218,9 +214,10 @@ def prepare_mirror(args: FlagsOfGroup, asked: str | None, out: Progress) -> None
             bring_back(here, there, output_dir, out)
 
 
-def is_away(root: Path, output_dir: Path) -> bool:
-    """True if a run's mirror is not there, or only the place where its disk is mounted."""
-    return not read_mark(root) and is_same_folder(read_mark(output_dir).get("mirror_to", ""), root)
+def check_its_disk(root: Path, output_dir: Path) -> None:
+    """Raises OSError if a run's mirror is not there, or only the place where its disk is mounted."""
+    if not read_mark(root) and is_same_folder(read_mark(output_dir).get("mirror_to", ""), root):
+        raise FileNotFoundError(errno.ENOENT, f"it has no {MIRROR}")
 
 
 def try_to_write(root: Path) -> None:
@@ -243,7 +240,7 @@ def is_same_run(path: Path, other: Path) -> bool:
 def bring_back(here: Mapping[int, Path], there: Mapping[int, Path], output_dir: Path, out: Progress) -> None:
     """Copies the newest sound checkpoint of a mirror into the run's folder, unless one as new is there.
 
-    With it come the best by validation and the other files of the run. Raises OSError.
+    With it come the other files of the run. Raises OSError.
     """
     newest = max(here, default=-1)
     for step, path in there.items():
@@ -251,12 +248,8 @@ def bring_back(here: Mapping[int, Path], there: Mapping[int, Path], output_dir: 
             if step < newest or (step == newest and verify(here[step])):
                 return
         try:
-            best = read_state(path).get("best_step")
             with out.phase("copying from the mirror"):
                 copy_checkpoint(path, output_dir)
-                if best in there.keys() - here.keys() - {step}:
-                    with contextlib.suppress(InvalidCheckpoint):
-                        copy_checkpoint(there[best], output_dir)
                 for file in run_files(path.parent):
                     target = output_dir / file.name
                     if not target.exists() or target.stat().st_size < file.stat().st_size:

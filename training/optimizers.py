@@ -72,15 +72,11 @@ def parameter_groups(model: Any, kind: OptimizerKind, weight_decay: float, lr_sc
     parameters = dict(model.named_parameters())
     others = [parameter for name, parameter in parameters.items() if name not in hidden]
     other = {"rule": kind.other_rule, "lr_scale": lr_scale}
-    groups = [
+    return [
         {"params": [parameters[name] for name in hidden], "rows": list(hidden.values()), "rule": kind.hidden_rule,
          "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": [p for p in others if p.dim() >= 2], "weight_decay": weight_decay, **other},
         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, **other}]
-    grouped = [id(p) for group in groups for p in group["params"]]
-    assert len(grouped) == len(set(grouped)) == len(parameters), "each parameter is in exactly one group"
-    assert all(sum(rows) == len(parameters[name]) for name, rows in hidden.items()), "rows of the stacked matrices"
-    return groups
 
 
 # ---------------------------------------------------------------- what is kept
@@ -171,9 +167,8 @@ class HostDecides(torch.optim.AdamW):
         if found_inf is not None and found_inf.item():
             for parameter in parameters:  # a checkpoint holds the state even if no step has been applied
                 if not self.state[parameter]:
-                    self.state[parameter] = {"step": torch.zeros((), device=parameter.device),
-                                             "exp_avg": torch.zeros_like(parameter),
-                                             "exp_avg_sq": torch.zeros_like(parameter)}
+                    self.state[parameter] = {name: torch.zeros(kept.shape, device=parameter.device)
+                                             for name, kept in kept_by_adamw(parameter).items()}
         else:
             for parameter in parameters if grad_scale is not None else ():
                 parameter.grad.div_(grad_scale)

@@ -48,16 +48,14 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
         if state.step % look == 0 or state.step == most_steps:
             last = torch.stack([result.loss for result in results[-num:]]).mean().item()
             out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
-            if all(result.skipped.item() for result in results):
-                break
             results.clear()
     out.end_bar()
 
     if last > near or not math.isfinite(last):
-        what = "loss or gradient not finite" if results else f"the loss did not come near {near:.4f}, it is {last:.4f}"
-        raise UserError(Exit.DIVERGED, f"--overfit {num}: {what} after {several(state.step, 'step')}. Try another "
-                                       f"--learning_rate than {recipe.learning_rate:.2g}, then --no-use_amp, fewer "
-                                       "batches, and more --max_steps if it still falls.")
+        raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss did not come near {near:.4f}, it is {last:.4f} "
+                                       f"after {several(state.step, 'step')}. Try another --learning_rate than "
+                                       f"{recipe.learning_rate:.2g}, then --no-use_amp, fewer batches, and more "
+                                       "--max_steps if it still falls.")
     out.say(f"overfit     learned: loss {last:.4f} after {several(state.step, 'step')}, "
             f"{duration(time.monotonic() - began)}. The set-up can learn.")
     return Exit.DONE

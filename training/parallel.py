@@ -27,23 +27,21 @@ DELAY = 2  # asks after which an answer of several processes is read: it has arr
 BUCKET_MIB = 25  # of gradients that are averaged at a time
 
 
-def compiled_parts(model: Network) -> list[torch.nn.Module]:
-    """The blocks and the output layer with its loss, in which most of the time is spent."""
-    return [*model.blocks, model.output]
-
-
 class Alone:
     """One process, which shares nothing in a step; what several share is said by the classes below."""
 
     keeps_gradients = False  # from step to step, in the buckets that are averaged; they are set to zero
+    is_compiled_in_parts = False  # whatever is asked for
 
     def __init__(self, model: Network):
+        self._model = model
         self.forward: Any = model  # called to train
 
     def compile(self, in_parts: bool, **options: Any) -> None:
-        """Compiles the model in place, where there is a choice in parts: blocks are alike, and one is traced for all.
+        """Compiles the model in place, or its blocks and its output layer: blocks are alike, and one is traced for all.
         """
-        for part in compiled_parts(self.forward) if in_parts else [self.forward]:
+        model, in_parts = self._model, in_parts or self.is_compiled_in_parts
+        for part in [*model.blocks, model.output] if in_parts else [model]:
             part.compile(dynamic=False, **options)
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -81,13 +79,11 @@ class _Shared(Alone):
     its end. copies: so many processes hold the same gradients.
     """
 
+    is_compiled_in_parts = True
+
     def __init__(self, model: Network, processes: Processes, copies: int):
         super().__init__(model)
-        self._model, self._processes, self._copies = model, processes, copies
-
-    def compile(self, in_parts: bool, **options: Any) -> None:
-        for part in compiled_parts(self._model):
-            part.compile(dynamic=False, **options)
+        self._processes, self._copies = processes, copies
 
     def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
                       ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -38,11 +38,6 @@ class Abandoned(Exception):
 GIVEN_UP = (Abandoned, TokensChanged)  # a step that ends the run, once it is undone
 
 
-def random_state(run: Run) -> dict[str, torch.Tensor]:
-    """The state of the random-number generators, to which undo() and shrink() go back."""
-    return device.rng_state(run.setup.machine)
-
-
 def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
     """The first num micro-batches of the next step. Raises Abandoned between two of them where a signal would wait."""
     runtime, state, args = run.setup.runtime, run.state, run.setup.args

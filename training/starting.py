@@ -16,7 +16,7 @@ from architectures.fields import is_number
 from architectures.table import architecture_of, name_of
 from checkpoint import load
 from common.config import Layer, write_toml
-from common.errors import Exit, UserError, warn
+from common.errors import Exit, UserError
 from common.names import RUN_CONFIG
 from common.transcript import heading
 from common.words import printable, shell_line, shell_word
@@ -68,17 +68,15 @@ def flags_of_run(setup: Setup) -> Layer:
 def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:
     """Writes output_dir/config.toml."""
     folder, file = shell_word(str(output_dir)), shell_word(str(output_dir / RUN_CONFIG))
-    try:
+    with contextlib.suppress(OSError):  # the checkpoints hold the flags too
         write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
                    f"    python train.py --resume_from {folder}\n"
                    f"For another run like it:\n    python train.py --config {file} --output_dir OTHER", reasons)
-    except OSError as error:
-        warn(f"{RUN_CONFIG} could not be written: {error.strerror}. The checkpoints hold the flags too.")
 
 
 def settings_of(setup: Setup) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
-    args, machine, options = setup.args, setup.machine, setup.options
+    args, machine, options = setup.args, setup.machine, setup.plan.options
     flags = flags_of_run(setup)
     chosen = {name: getattr(args, name) for name in ("beta1", "label_smoothing", "dropout", "seed", "max_minutes")}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}

@@ -18,7 +18,6 @@ from common.signals import Signals
 from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
-from model import Options
 from ops.attention import Attention, causal_attention
 from training.optimizers import adamw_for, dtype_of_products, parameter_groups
 from training.parallel import Alone, Decisions, build
@@ -75,10 +74,6 @@ class Setup:
     @property
     def config(self) -> ModelConfig:
         return self.plan.config
-
-    @property
-    def options(self) -> Options:
-        return self.plan.options
 
     @property
     def machine(self) -> Machine:

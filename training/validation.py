@@ -40,10 +40,6 @@ class ValidationLoss:
     shares: Mapping[str, ValidationLoss] = field(default_factory=dict)
 
     @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.nats)
-
-    @property
     def perplexity(self) -> float:
         return math.exp(min(self.nats, LARGEST_EXPONENT))
 

@@ -3,7 +3,6 @@
 import re
 import time
 
-import train
 from checkpoint.contents import bytes_needed
 from checkpoint.find import steps_in
 from checkpoint.folder import prune
@@ -12,7 +11,7 @@ from checkpoint.tensors import write_tensors
 from checkpoint.verify import verify
 from common.errors import Exit
 from model import GPTConfig
-from tests.helpers.training import metrics_of, recipe, same_tensors
+from tests.helpers.training import metrics_of, same_tensors
 from training.checkpointing import plan_saving
 from training.validation import ValidationLoss
 
@@ -38,11 +37,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
 
 
 def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatch):
-    config, args = GPTConfig(300, 16, 2, 2, 16), train.read_flags([])
+    config = GPTConfig(300, 16, 2, 2, 16)
     size = bytes_needed(config)
     for free, copies in ((2 * size + 101, True), (2 * size + 100, False)):
         monkeypatch.setattr("training.checkpointing.available_ram", lambda free=free: free)
-        assert plan_saving(args.output, config, recipe(), 8, held_bytes=100).copies == copies
+        assert plan_saving(config, 8, held_bytes=100).copies == copies
 
 
 def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):

@@ -54,28 +54,9 @@ def test_the_checkpoint_of_the_plateau_stays_and_a_longer_run_equals_one_planned
     code, text = run(*flags, "--max_steps", "30", "--resume_from", str(out / "checkpoint-16"), "--overwrite")
     assert code == 0
     assert "resume      from checkpoint-16, step 16 of 30" in text
-    assert "rises again" not in text
     assert run(*flags, "--max_steps", "30", out="whole")[0] == 0
     assert metrics_of(out) == metrics_of(run.folder / "whole")
     assert same_tensors(out / "checkpoint-30", run.folder / "whole/checkpoint-30")
-
-
-def test_a_decayed_checkpoint_goes_on_with_a_warning_that_names_the_plateau(run):
-    assert run("--lr_schedule", "wsd", "--max_steps", "10", *EVERY)[0] == 0
-    code, text = run("--resume_from", "auto", "--max_steps", "20")
-    assert code == 0
-    assert "resume      from checkpoint-10, step 10 of 20" in text
-    assert "rises again now. To go on from its plateau: --resume_from" in text
-    assert "out/checkpoint-8 --overwrite, which deletes later checkpoints." in text
-
-
-@pytest.mark.parametrize(("schedule", "warns"), [
-    ("linear", True), pytest.param("cosine", True, marks=pytest.mark.slow), ("constant", False)])
-def test_a_rate_that_rises_again_is_said(run, schedule, warns):
-    assert run("--lr_schedule", schedule, "--max_steps", "4")[0] == 0
-    code, text = run("--resume_from", "auto", "--max_steps", "5")
-    assert code == 0
-    assert ("rises again now. A run that may be made longer is one with --lr_schedule wsd." in text) == warns
 
 
 # ---------------------------------------------------------------- a cooldown

@@ -74,7 +74,7 @@ def test_a_damaged_or_pruned_checkpoint_is_told_from_a_disk_that_changes_bytes(n
     with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors does not have the manifest's sha256"):
         copy_checkpoint(whole.with_name("checkpoint-2"), drive)
     monkeypatch.setattr(room, "copy_file", lambda path, _: shutil.rmtree(path.parent, ignore_errors=True))
-    with pytest.raises(InvalidCheckpoint, match="missing"):
+    with pytest.raises(InvalidCheckpoint, match=r"manifest\.json cannot be read"):
         copy_checkpoint(whole.with_name("checkpoint-2"), drive)
     monkeypatch.setattr(room, "copy_file", lambda path, copy: (real(path, copy), flip(copy)))
     with pytest.raises(OSError, match="what was written reads back differently"):
@@ -202,7 +202,6 @@ def test_a_folder_that_is_gone_is_said_once_not_made_anew_and_used_again_when_it
     numbered(2)
     mirror.wants(keeping(2))
     mirror.finish()
-    assert "can be written again and has all that it lacked" in printed.getvalue()
     assert f"checkpoint-2 is in {mirror.root}, verified" in printed.getvalue()
     assert list(steps_in(mirror.root)) == [2, 1]
 
@@ -216,7 +215,7 @@ def test_a_mirror_that_another_run_has_taken_is_left_to_it(mirror, numbered, cap
     assert read_mark(mirror.root)["taken_by"] == "elsewhere, pid 1"
 
 
-def test_a_damaged_checkpoint_is_named_and_passed_over(mirror, numbered, capsys, printed):
+def test_a_damaged_checkpoint_is_named_and_passed_over(mirror, numbered, capsys):
     out = numbered(1, 2, 3).parent
     (out / "checkpoint-3" / "model.safetensors").write_bytes(b"")
     for _ in range(2):
@@ -227,7 +226,6 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(mirror, numbered, capsys,
     numbered(3)  # saved anew
     copied(mirror, 3)
     assert list(steps_in(mirror.root)) == [3, 2, 1]
-    assert "has all that it lacked" in printed.getvalue()
 
 
 # ---------------------------------------------------------------- runs
