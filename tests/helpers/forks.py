@@ -25,8 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -36,10 +35,9 @@ from common import ranks
 
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "system" / "faulty.c"
-POLL_SECONDS = 0.002
 GRACE_SECONDS = 30  # as torchrun has it
 MONITOR_SECONDS = 0.3  # which torchrun may take to see that a process has ended
-ORPHANS_SECONDS = 60  # in which processes end that have lost the one that started them
+MOST_SECONDS = 300  # of several processes, before those are killed that have lost the one that started them
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,10 @@ class Job:
 
     words: list[str]
     cwd: str
-    stdin: str
     stdout: str
     stderr: str
     env: dict[str, str] = field(default_factory=dict)
-    kill_after: float | None = None  # seconds
+    kill_after: float = 1e6  # seconds
     alarm: int = 0  # seconds after which SIGALRM ends it; 0: never
     ignored: list[int] = field(default_factory=list)  # signals
     raised: list[dict[str, Any]] = field(default_factory=list)  # fields of Raised
@@ -111,10 +108,12 @@ def serve() -> None:
         child = os.fork()
         if not child:
             run_job(job, *commands[name])
-        _, status, usage = wait_for(child, started, job.kill_after if job.victim is None else None)
-        if job.world_size > 1:
-            wait_for_group(child, ORPHANS_SECONDS)
+        with killed_later([child] if job.victim is None else [], job.kill_after):
+            _, status, usage = os.wait4(child, 0)
         with contextlib.suppress(OSError):
+            while job.world_size > 1 and time.monotonic() < started + MOST_SECONDS:
+                os.killpg(child, 0)  # until all processes of the group have ended
+                time.sleep(0.002)
             os.killpg(child, signal.SIGKILL)  # what it started and left behind
         answer = {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started,
                   "peak_bytes": usage.ru_maxrss * 1024}
@@ -138,12 +137,8 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
     signal.alarm(job.alarm)
     os.environ.update(job.env)
     os.chdir(job.cwd)
-    os.dup2(os.open(job.stdin, os.O_RDONLY), 0)
-    os.dup2(os.open(job.stdout, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 1)
-    if job.stderr == job.stdout:
-        os.dup2(1, 2)
-    else:
-        os.dup2(os.open(job.stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+    for stream, path in enumerate((os.devnull, job.stdout, job.stderr)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if job.world_size > 1:
         become_one_of(job)
@@ -179,13 +174,11 @@ def become_one_of(job: Job) -> None:
             job.words.extend(job.own_words.get(str(rank), []))
             return
         children[child] = rank
-    if job.kill_after is not None and job.victim is not None:
-        threading.Timer(job.kill_after, end_all, [[[*children][job.victim]], signal.SIGKILL]).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: end_all(children, number))
     first = 0
-    while children:
-        with contextlib.suppress(InterruptedError):
+    with killed_later([] if job.victim is None else [[*children][job.victim]], job.kill_after):
+        while children:
             child, status = os.wait()
             children.pop(child)
             code = os.waitstatus_to_exitcode(status)
@@ -201,6 +194,16 @@ def end_all(children: Iterable[int], number: int) -> None:
     for child in [*children]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
+
+
+@contextlib.contextmanager
+def killed_later(children: list[int], seconds: float) -> Iterator[None]:
+    """Kills the children when that many seconds have passed, if this has not ended before."""
+    timer = threading.Timer(seconds, end_all, [children, signal.SIGKILL])
+    timer.start()
+    yield
+    timer.cancel()
+    timer.join()
 
 
 def leave(main: Callable[[], None]) -> NoReturn:
@@ -250,28 +253,6 @@ def raise_in(wanted: Raised) -> None:
     setattr(holder, name, wrapped)
 
 
-def wait_for(child: int, started: float, kill_after: float | None) -> tuple[int, int, Any]:
-    """os.wait4's answer; the child is killed when that many seconds have passed."""
-    if kill_after is None:
-        return os.wait4(child, 0)
-    while (ended := os.wait4(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() - started >= kill_after:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(POLL_SECONDS)
-    return ended
-
-
-def wait_for_group(leader: int, seconds: float) -> None:
-    """Waits until all processes that the leader started, and left behind, have ended."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        try:
-            os.killpg(leader, 0)
-        except OSError:
-            return
-        time.sleep(POLL_SECONDS)
-
-
 # ---------------------------------------------------------------- the test's side
 
 
@@ -289,9 +270,8 @@ class Forks:
         self.started: list[subprocess.Popen] = []
         self.lock = threading.Lock()
 
-    def run(self, line: str | list[str], *, cwd: Path | None = None, stdin: str | None = None, merged: bool = False,
-            printed_to: Path | None = None, env: dict[str, str] | None = None, raised: Iterable[Raised] = (),
-            **more: Any) -> Ended:
+    def run(self, line: str | list[str], *, cwd: Path | None = None, merged: bool = False,
+            printed_to: Path | None = None, raised: Iterable[Raised] = (), **more: Any) -> Ended:
         """Runs a command line ("train.py --max_steps 2"; a list of words where they hold spaces) and waits for its end.
 
         merged puts both streams, in the order written, into the result's stdout; printed_to is the file that holds it.
@@ -301,40 +281,25 @@ class Forks:
             self.count += 1
             streams = self.folder / str(self.count)
             if self.idle.empty() and len(self.started) < 2:
-                self.idle.put(self._start())
+                self.started.append(subprocess.Popen(
+                    [sys.executable, "-m", "tests.helpers.forks"], cwd=ROOT, env=self.env, text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+                self.idle.put(self.started[-1])
         stdout = printed_to or streams.with_suffix(".out")
         stderr = stdout if merged else streams.with_suffix(".err")
         for path in (stdout, stderr):
-            path.touch()  # a command killed at once leaves an empty one
-        words = shlex.split(line) if isinstance(line, str) else line
-        given = os.devnull
-        if stdin is not None:
-            streams.with_suffix(".in").write_text(stdin)
-            given = str(streams.with_suffix(".in"))
-        job = Job(words, str(cwd or self.folder), given, str(stdout), str(stderr), env or {},
-                  raised=[asdict(wanted) for wanted in raised], **more)
+            path.write_bytes(b"")
+        job = Job(shlex.split(line) if isinstance(line, str) else line, str(cwd or self.folder), str(stdout),
+                  str(stderr), raised=[asdict(wanted) for wanted in raised], **more)
         server = self.idle.get()
         try:
-            assert server.stdin
-            assert server.stdout
-            server.stdin.write(json.dumps(asdict(job)) + "\n")
-            server.stdin.flush()
+            assert server.stdin and server.stdout  # noqa: PT018
+            print(json.dumps(asdict(job)), file=server.stdin, flush=True)
             answer = json.loads(server.stdout.readline())
         finally:
             self.idle.put(server)
         printed = [path.read_text(errors="replace") for path in (stdout, stderr)]
-        return Ended(answer["code"], printed[0], "" if merged else printed[1], answer["seconds"], answer["peak_bytes"])
-
-    def _start(self) -> subprocess.Popen:
-        server = subprocess.Popen([sys.executable, "-m", "tests.helpers.forks"], cwd=ROOT, env=self.env, text=True,
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.started.append(server)
-        return server
-
-    def map(self, function: Callable[[Any], list[str]], cases: Iterable[Any]) -> list[str]:
-        """What the function finds wrong in all cases, two at a time."""
-        with ThreadPoolExecutor(2) as pool:
-            return [problem for problems in pool.map(function, cases) for problem in problems]
+        return Ended(stdout=printed[0], stderr="" if merged else printed[1], **answer)
 
     def close(self) -> None:
         """Ends the serving processes."""

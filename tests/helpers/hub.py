@@ -2,7 +2,7 @@
 
     with LocalHub() as hub:
         hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors": content})
-        run a command with hub.environment(cache_folder)
+        pretend(monkeypatch, hub, cache_folder)
 """
 
 import base64
@@ -31,20 +31,21 @@ def is_large(path: str) -> bool:
 
 @dataclass
 class Repo:
-    """A repository: its commits, newest last, and the branches that point to them."""
+    """A repository: its commits, newest last, which is the branch main."""
 
-    kind: str
     name: str
     is_private: bool = False
     is_gated: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    branches: dict[str, str] = field(default_factory=dict)
 
-    def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
-        sha = hashlib.sha1(f"{self.name} {branch} {len(self.commits)}".encode()).hexdigest()
+    def commit(self, files: dict[str, bytes]) -> str:
+        sha = hashlib.sha1(f"{self.name} {len(self.commits)}".encode()).hexdigest()
         self.commits[sha] = files
-        self.branches[branch] = sha
         return sha
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return [*self.commits.values()][-1]
 
 
 class QuietServer(ThreadingHTTPServer):
@@ -80,23 +81,12 @@ class LocalHub:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def environment(self, home: Path, token: str = "") -> dict[str, str]:
-        """What a process needs to take this for the hub. Xet, of which this server knows nothing, is off."""
-        return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1",
-                "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": "",
-                "HF_HUB_CACHE": str(home / "hub"), "NO_PROXY": "127.0.0.1,localhost"}
-
-    def put(self, kind: str, name: str, files: dict[str, bytes], branch: str = "main", **about: Any) -> str:
+    def put(self, kind: str, name: str, files: dict[str, bytes], **about: Any) -> str:
         """A new commit that holds these files alone; returns its hash."""
-        repo = self.repos.setdefault((kind, name), Repo(kind, name, **about))
-        return repo.commit(dict(files), branch)
-
-    def put_folder(self, kind: str, name: str, folder: Path) -> str:
-        return self.put(kind, name, {path.name: path.read_bytes() for path in folder.iterdir()})
+        return self.repos.setdefault((kind, name), Repo(name, **about)).commit(dict(files))
 
     def files(self, kind: str, name: str) -> dict[str, bytes]:
-        repo = self.repos[kind, name]
-        return repo.commits[repo.branches["main"]]
+        return self.repos[kind, name].files
 
 
 class Refused(Exception):
@@ -150,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         return repo
 
     def _sha(self, repo: Repo, revision: str) -> str:
-        sha = repo.branches.get(revision, revision)
+        sha = [*repo.commits][-1] if revision == "main" else revision
         if sha not in repo.commits:
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return sha
@@ -182,16 +172,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _about(self, kind: str, name: str, rest: list[str]) -> None:
         repo = self._repo(kind, name)
-        sha, _ = self._revision(repo, rest[1:] or ["main"])
+        sha = self._sha(repo, rest[1] if rest else "main")
         if rest[:1] == ["tree"]:  # all files, as snapshot_download asks for them
             self._json([self._entry(path, content) for path, content in repo.commits[sha].items()])
             return
         self._json({"_id": "0", "id": name, "sha": sha, "private": repo.is_private, "tags": [],
                     "siblings": [{"rfilename": path} for path in repo.commits[sha]]})
-
-    def _revision(self, repo: Repo, words: list[str]) -> tuple[str, list[str]]:
-        length = 3 if words[0] == "refs" else 1
-        return self._sha(repo, "/".join(words[:length])), words[length:]
 
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
         lfs = {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
@@ -201,8 +187,7 @@ class Handler(BaseHTTPRequestHandler):
     def _resolve(self, repo: Repo, words: list[str]) -> None:
         if repo.is_gated and not self._has_token:
             raise Refused(401, "GatedRepo", "Access to this repository is restricted")
-        sha, rest = self._revision(repo, words)
-        path = "/".join(rest)
+        sha, path = self._sha(repo, words[0]), "/".join(words[1:])
         content = repo.commits[sha].get(path)
         if content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
@@ -251,12 +236,10 @@ class Handler(BaseHTTPRequestHandler):
                               for file in fields["files"]]})
 
     def _batch(self, fields: dict[str, Any]) -> None:
-        objects = []
-        for wanted in fields["objects"]:
-            oid = wanted["oid"]
-            actions = {"upload": {"href": f"{self.hub.url}/lfs/{oid}", "header": {}}}
-            objects.append({**wanted, "authenticated": True, "actions": actions})
-        self._json({"transfer": "basic", "objects": objects})
+        self._json({"transfer": "basic", "objects": [
+            {**wanted, "authenticated": True,
+             "actions": {"upload": {"href": f"{self.hub.url}/lfs/{wanted['oid']}", "header": {}}}}
+            for wanted in fields["objects"]]})
 
     def _put(self, path: str) -> None:
         oid, content = path.rsplit("/", 1)[1], self._body()
@@ -266,7 +249,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200)
 
     def _commit(self, repo: Repo, body: bytes) -> None:
-        files = dict(repo.commits[repo.branches["main"]])
+        files = dict(repo.files)
         for line in body.splitlines():
             fields = json.loads(line)
             value = fields["value"]
@@ -280,11 +263,16 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def pretend(monkeypatch: Any, hub: LocalHub, home: Path) -> None:
-    """Lets this process take the server for the hub, with a cache of its own and no token; it never waits to retry."""
+    """Lets this process take the server for the hub, with a cache of its own and no token; it never waits to retry.
+
+    Xet, of which this server knows nothing, is off.
+    """
     _set_constants(monkeypatch, **_addresses(hub.url), HF_HUB_CACHE=str(home / "hub"),
                    HF_TOKEN_PATH=str(home / "token"), HF_HUB_OFFLINE=False, HF_HUB_DISABLE_XET=True)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    for name, value in hub.environment(home).items():
+    for name, value in {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_TOKEN": "",
+                        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "",
+                        "TRANSFORMERS_OFFLINE": "", "NO_PROXY": "127.0.0.1,localhost"}.items():
         monkeypatch.setenv(name, value)
 
 

@@ -4,13 +4,15 @@ A Trial is a command line, for one process or several. Four harnesses disturb it
 (Sweep), damaged checkpoints, signals. Each returns what is wrong in words, nothing if all is as it should be.
 """
 
+import os
 import random
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from checkpoint.find import newest_sound, steps_in
 from checkpoint.verify import verify
@@ -19,6 +21,8 @@ from planning.pace import WARM_STEPS
 from tests.helpers.forks import Ended, Forks, Raised
 from tests.helpers.training import metrics_of
 
+T = TypeVar("T")
+SHARE = float(os.environ.get("FAULTS_SHARE", "1"))  # of the cases of a proof, for a short try of it
 STEP = "train:take_step"
 MEASURED = 1 + WARM_STEPS  # steps that are measured, and undone, before the first one
 TENSORS = ("model.safetensors", "optimizer.safetensors")
@@ -27,6 +31,18 @@ TINY = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL, Exit.MACHINE)  # whichever of several processes notices first
 MOST_SECONDS = 60  # from a kill or a signal to the end of all processes
 FAILED = re.compile(r"warning: checkpoint-\d+ could not be saved: .*needs about [\d,]+ bytes, [\d,]+ are free")
+
+
+def some(cases: Sequence[T]) -> list[T]:
+    """All cases of a proof in random order, or the share of them that FAULTS_SHARE asks for, at least one."""
+    return random.Random(0).sample(cases, max(1, round(SHARE * len(cases))))
+
+
+def prove(check: Callable[[T], list[str]], cases: Sequence[T]) -> None:
+    """Tries the cases, two at a time, and fails with all that is wrong after any of them."""
+    with ThreadPoolExecutor(2) as pool:
+        wrong = [problem for problems in pool.map(check, some(cases)) for problem in problems]
+    assert not wrong, "\n".join(wrong)
 
 
 def tensors(path: Path) -> list[bytes]:

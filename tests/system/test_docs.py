@@ -1,5 +1,6 @@
 """The documents are true: their commands are understood and run, links lead somewhere, generated parts are current."""
 
+import importlib
 import json
 import re
 import shlex
@@ -9,25 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import bench
-import evaluate
-import export
-import generate
-import plot
-import pretokenize
-import train
 from common.errors import Exit
-from tests.helpers.commands import ROOT
+from tests.helpers.commands import COMMANDS, ROOT
 
-READ_FLAGS = {
-    "bench.py": bench.read_flags,
-    "evaluate.py": evaluate.read_flags,
-    "export.py": export.read_flags,
-    "generate.py": generate.read_flags,
-    "plot.py": plot.read_flags,
-    "pretokenize.py": pretokenize.read_flags,
-    "train.py": train.read_flags,
-}
+READ_FLAGS = {f"{command}.py": importlib.import_module(command).read_flags for command in COMMANDS}
 PAGES = (ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").glob("*.md")))
 TRUE_TODAY = [page for page in PAGES if page.name != "LOG.md"]  # whose commands are those of their day
 VERSE = "ROMEO:\nTake me to me, I'll think from the world.\n\nNurse:\nWhy, that is the book, I have:\n\n"

@@ -25,7 +25,7 @@ from checkpoint.folder import owned
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of
-from tests.helpers.trial import FAILED, MEASURED, STEP, TINY, Sweep, Trial, damage, tensors
+from tests.helpers.trial import FAILED, MEASURED, STEP, TINY, Sweep, Trial, damage, prove, some, tensors
 from training.optimizers import OPTIMIZERS
 
 EVERY_10 = "--checkpoint_every_steps 10 --eval_interval 10 --dropout 0.1"
@@ -73,20 +73,13 @@ def usual(forks, corpus, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=MATRIX)
-def mode(request, make_corpus, tmp_path_factory):
-    """The flags of a mode, and how many processes on how many machines."""
-    flags = request.param.split()
-    if request.param == MIXTURE:
-        folder = tmp_path_factory.mktemp("mixture")
-        flags += [f"{make_corpus(folder / name)}:{share}" for name, share in (("one", 0.7), ("two", 0.3))]
-    return flags, dict(zip(("world_size", "num_machines"), MATRIX[request.param], strict=True))
-
-
-@pytest.fixture(scope="module")
-def trial(forks, corpus, tmp_path_factory, mode):
+def trial(request, forks, corpus, make_corpus, tmp_path_factory):
     """A run of 40 steps in each mode."""
-    flags, team = mode
-    return Trial(forks, corpus, tmp_path_factory.mktemp("trial"), 40, *flags, **team)
+    folder, flags = tmp_path_factory.mktemp("trial"), request.param.split()
+    if request.param == MIXTURE:
+        flags += [f"{make_corpus(folder / name)}:{share}" for name, share in (("one", 0.7), ("two", 0.3))]
+    world_size, num_machines = MATRIX[request.param]
+    return Trial(forks, corpus, folder, 40, *flags, world_size=world_size, num_machines=num_machines)
 
 
 @pytest.fixture(scope="module", params=["new", "over a damaged one", "mirror"])
@@ -102,145 +95,100 @@ def sweep(request, disk, corpus, tmp_path_factory):
     return Sweep(trial, 6, 3, before=folder / "before", damaged="checkpoint-6: optimizer.safetensors has 100 bytes")
 
 
-def none(wrong: list[str]) -> None:
-    assert not wrong, "\n".join(wrong)
-
-
 # ---------------------------------------------------------------- a few cases of each harness
 
 
 def test_a_run_killed_at_random_moments_is_exact(usual):
-    none(usual.killed(3))
+    prove(usual.killed, range(3))
     assert usual.kills
 
 
 def test_what_a_save_writes_is_on_the_disk_before_it_is_seen(sweep):
-    none(sweep.unordered())
+    assert sweep.unordered() == []
 
 
 def test_a_save_that_fails_at_any_call_costs_nothing_but_itself(sweep):
-    none([problem for case in random.Random(0).sample(sweep.cases(), 4) for problem in sweep.wrong(case)])
+    prove(sweep.wrong, random.Random(0).sample(sweep.cases(), 4))
 
 
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(usual):
-    none(usual.damaged(0) + usual.damaged(1))
+    prove(usual.damaged, range(2))
 
 
 def test_a_signal_stops_the_run_and_loses_no_step(usual):
-    for phase, number in (("training", signal.SIGTERM), ("validating", signal.SIGINT), ("measuring a step",
-                                                                                      signal.SIGHUP)):
-        none(usual.signalled((PHASES[phase], number, 0.0, None)))
+    for phase, number in (("training", signal.SIGTERM), ("validating", signal.SIGINT),
+                          ("measuring a step", signal.SIGHUP)):
+        assert usual.signalled((PHASES[phase], number, 0.0, None)) == []
 
 
-# ---------------------------------------------------------------- the matrix
+# ---------------------------------------------------------------- the long proofs
 
 
-@pytest.mark.slow
-@pytest.mark.kills
-def test_runs_killed_at_random_moments_are_exact_in_every_mode(trial, tally):
-    seeds = tally.some(range(5))
-    wrong = trial.forks.map(trial.killed, seeds)
-    tally.add("kills", runs=len(seeds), kills=trial.kills, wrong=len(wrong))
-    none(wrong)
+def sweep_of(trial: Trial) -> Sweep:
+    """The save of a run's second checkpoint."""
+    least, step, *_ = trial.tensors
+    return Sweep(trial, step, least, "--keep_checkpoints", "1")
 
 
-@pytest.mark.slow
-@pytest.mark.damages
-def test_the_checkpoint_before_a_damaged_one_is_taken_in_every_mode(trial, tally):
-    if len(trial.tensors) < 2:
-        pytest.skip("one checkpoint alone")
-    seeds = tally.some(range(50, 56))
-    wrong = trial.forks.map(trial.damaged, seeds)
-    tally.add("damages", damages=len(seeds), wrong=len(wrong))
-    none(wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.signals
-def test_a_signal_loses_no_step_in_every_mode(trial, disk, tally):
-    cases = [(PHASES[phase], number, delay, rank) for phase, number, delay, rank in (
+LONG_PROOFS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {  # a harness, and its cases
+    "kills": lambda trial: (trial.killed, range(5)),
+    "damages": lambda trial: (trial.damaged, range(50, 56)),
+    "signals": lambda trial: (trial.signalled, [(PHASES[phase], number, delay, rank) for phase, number, delay, rank in (
         ("first step", signal.SIGTERM, 0.0, 0), ("training", signal.SIGINT, 0.01, None),
-        ("saving", signal.SIGTERM, 0.01, None), ("validating", signal.SIGTERM, 0.0, trial.team["world_size"] - 1))]
-    wrong = disk.map(trial.signalled, tally.some(cases))
-    tally.add("signals", runs=len(cases), wrong=len(wrong))
-    none(wrong)
+        ("saving", signal.SIGTERM, 0.01, None), ("validating", signal.SIGTERM, 0.0, trial.team["world_size"] - 1))]),
+    "sweeps": lambda trial: ((sweep := sweep_of(trial)).wrong, random.Random(2).sample(sweep.cases(), 10)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in LONG_PROOFS])
+def test_nothing_is_lost_in_any_mode(trial, disk, kind):
+    prove(*LONG_PROOFS[kind](trial))
 
 
 @pytest.mark.slow
 @pytest.mark.sweeps
-def test_a_save_that_fails_costs_nothing_but_itself_in_every_mode(mode, disk, corpus, tmp_path, tally):
-    flags, team = mode
-    trial = Trial(disk, corpus, tmp_path / "trial", 12, *flags, "--checkpoint_every_steps", "3", "--eval_interval",
-                  "1000", **team)
-    sweep = Sweep(trial, 6, 3, "--keep_checkpoints", "1")
-    cases = tally.some(random.Random(2).sample(sweep.cases(), 10))
-    wrong = disk.map(sweep.wrong, cases)
-    tally.add("sweeps", runs=len(cases), wrong=len(wrong))
-    none(wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.sweeps
-def test_a_save_that_fails_at_every_call_costs_nothing_but_itself(sweep, tally):
-    cases = tally.some(sweep.cases())
-    wrong = sweep.trial.forks.map(sweep.wrong, cases)
-    tally.add("sweeps", runs=len(cases), calls=len(sweep.calls), wrong=len(wrong))
-    none(wrong)
+def test_a_save_that_fails_at_every_call_costs_nothing_but_itself(sweep):
+    prove(sweep.wrong, sweep.cases())
 
 
 @pytest.mark.slow
 @pytest.mark.signals
-def test_every_signal_in_every_phase_loses_no_step(usual, disk, tally):
+def test_every_signal_in_every_phase_loses_no_step(usual, disk):
     """At the phase's first moment, and at random ones soon after."""
     rng = random.Random(0)
-    cases = tally.some([(phase, number, delay, None) for phase in PHASES.values() for number in SIGNALS
-                        for delay in (0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.06))])
-    wrong = disk.map(usual.signalled, cases)
-    tally.add("signals", runs=len(cases), wrong=len(wrong))
-    none(wrong)
+    prove(usual.signalled, [(phase, number, delay, None) for phase in PHASES.values() for number in SIGNALS
+                            for delay in (0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.06))])
 
 
-# ---------------------------------------------------------------- damage that no run is needed for
+def few_and_many(few: range, many: range) -> Any:
+    """The seeds of a test, once for every day and once for the long proofs."""
+    return pytest.mark.parametrize("seeds", [few, pytest.param(many, marks=[pytest.mark.slow, pytest.mark.damages])])
 
 
-def damages_found(seeds: Any, folder: Path, make_checkpoint: Callable[..., Any]) -> list[str]:
-    """What was accepted, or not named, where the newer of two checkpoints was damaged.
+@few_and_many(range(30), range(1000, 2000))
+def test_a_damaged_file_is_named_and_the_older_checkpoint_taken(tmp_path, make_checkpoint, seeds):
+    """Damage to manifest.json may be named by the file that it then describes wrongly, or no longer by its name."""
+    make_checkpoint(tmp_path / "sound", step=1)
+    make_checkpoint(tmp_path / "sound", step=2)
 
-    Damage to manifest.json may be named by the file that it then describes wrongly, or no longer by its name.
-    """
-    make_checkpoint(folder / "sound", step=1)
-    make_checkpoint(folder / "sound", step=2)
-    wrong = []
-    for seed in seeds:
-        tried = shutil.copytree(folder / "sound", folder / str(seed))
+    def wrong_after(seed: int) -> list[str]:
+        tried = shutil.copytree(tmp_path / "sound", tmp_path / str(seed))
         what, names = damage(random.Random(seed), tried / "checkpoint-2")
         warnings: list[str] = []
         found = newest_sound(tried, warnings.append)
-        if found is None or found[0].name != "checkpoint-1":
-            wrong.append(f"seed {seed}: {what} was accepted")
         names |= {"checkpoint-2"} if "manifest.json" in names else set()
-        if not any(name in message for name in names for message in warnings):
-            wrong.append(f"seed {seed}: {what} was not named: {warnings}")
+        is_named = any(name in message for name in names for message in warnings)
         shutil.rmtree(tried)
-    return wrong
+        if found and found[0].name == "checkpoint-1" and is_named:
+            return []
+        return [f"seed {seed}, {what}: {found} was taken, and said: {warnings}"]
+
+    prove(wrong_after, seeds)
 
 
-def test_a_damaged_file_is_named_and_the_older_checkpoint_taken(tmp_path, make_checkpoint):
-    none(damages_found(range(30), tmp_path, make_checkpoint))
-
-
-@pytest.mark.slow
-@pytest.mark.damages
-def test_every_one_of_many_damages_is_found(tmp_path, make_checkpoint, tally):
-    seeds = tally.some(range(1000, 2000))
-    wrong = damages_found(seeds, tmp_path, make_checkpoint)
-    tally.add("damages", damages=len(seeds), wrong=len(wrong))
-    none(wrong)
-
-
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(100, 300), marks=[pytest.mark.slow,
-                                                                                pytest.mark.damages])])
-def test_recorded_flags_that_are_damaged_are_named_or_taken(usual, forks, tally, seeds):
+@few_and_many(range(2), range(100, 300))
+def test_recorded_flags_that_are_damaged_are_named_or_taken(usual, forks, seeds):
     """Such a file may be edited, so a changed value is taken. What is no TOML, or no value of a flag, is named."""
 
     def wrong_after(seed: int) -> list[str]:
@@ -260,10 +208,7 @@ def test_recorded_flags_that_are_damaged_are_named_or_taken(usual, forks, tally,
         shutil.rmtree(out)
         return [f"seed {seed}, {what}: {problem}" for problem in wrong]
 
-    chosen = tally.some(seeds)
-    wrong = forks.map(wrong_after, chosen)
-    tally.add("damages", damages=len(chosen), wrong=len(wrong))
-    none(wrong)
+    prove(wrong_after, seeds)
 
 
 # ---------------------------------------------------------------- signals of other kinds
@@ -301,15 +246,15 @@ def test_a_second_signal_ends_a_slow_save_at_once(usual, disk, number):
                      rf"from which --resume_from {out} goes on\.$", done.stdout, re.MULTILINE)
     assert done.seconds < usual.seconds + 0.5 + 2
     assert (usual.newest(out), usual.unsound(out)) == (16, [])  # of the epoch's end
-    none(usual.ends_exactly(out))
+    assert usual.ends_exactly(out) == []
 
 
 @pytest.mark.slow
 @pytest.mark.signals
 @pytest.mark.parametrize("when", ["importing", "compiling"])
-def test_a_signal_while_importing_or_compiling_ends_quietly(usual, tally, when):
+def test_a_signal_while_importing_or_compiling_ends_quietly(usual, when):
     """In processes of their own. Before 0.3 s Python itself starts."""
-    for number, delay in tally.some([(number, delay) for number in SIGNALS for delay in (0.3, 1.0, 2.0)]):
+    for number, delay in some([(number, delay) for number in SIGNALS for delay in (0.3, 1.0, 2.0)]):
         out = usual.before(f"{when}-{number:d}-{delay}", 10)
         flags = ["--compile"] if when == "compiling" else []
         process = subprocess.Popen(
@@ -326,7 +271,7 @@ def test_a_signal_while_importing_or_compiling_ends_quietly(usual, tally, when):
         assert time.monotonic() - sent < 15
         assert process.returncode in (128 + number, -number), text
         assert "Traceback" not in text
-        none(usual.ends_exactly(out))
+        assert usual.ends_exactly(out) == []
 
 
 # ---------------------------------------------------------------- disks and folders
@@ -380,14 +325,14 @@ def test_a_full_disk_costs_saves_and_at_the_end_of_the_run_exit_5(forks, corpus,
     ballast = fill(small_disk)
     if is_freed:
         run.wait("could not be saved", 2)
-        none(trial.unsound(out))
+        assert trial.unsound(out) == []
         ballast.unlink()
     code, text = run.ended()
     assert code == (0 if is_freed else 5), text
     assert trial.newest(out) >= (150 if is_freed else 10)
     assert FAILED.search(text)
     ballast.unlink(missing_ok=True)
-    none(trial.unsound(out) + (trial.ends_exactly(out) if not is_freed else []))
+    assert not (trial.unsound(out) + (trial.ends_exactly(out) if not is_freed else []))
 
 
 def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
@@ -399,7 +344,7 @@ def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
     code, text = run.ended()
     assert code == 0, text
     assert trial.newest(tmp_path / "out") == 30
-    none(trial.unsound(tmp_path / "out"))
+    assert trial.unsound(tmp_path / "out") == []
     assert all(line in trial.losses for line in metrics_of(tmp_path / "out"))
 
 

@@ -1,7 +1,6 @@
 """The house itself: who imports whom, what importing does, what is nowhere, which flags and packages there are."""
 
 import ast
-import importlib.util
 import inspect
 import re
 import subprocess
@@ -11,7 +10,6 @@ from collections import Counter
 import pytest
 
 from architectures.architecture import Architecture
-from common.errors import PACKAGES
 from tests.helpers.commands import COMMANDS, ROOT
 from tests.helpers.house import import_graph, imported_names, nodes, sources
 
@@ -79,7 +77,6 @@ def test_common_needs_the_standard_library_alone_except_for_the_bar():
             assert packages <= ({"tqdm"} if file == "common/progress" else set()), file
 
 
-NEEDS: dict[str, str] = {}  # files that are imported only where an optional package is
 SILENT = """
 import importlib, pathlib, sys
 for file in sys.argv[1:]:
@@ -88,8 +85,7 @@ for file in sys.argv[1:]:
 
 
 def test_importing_any_file_prints_and_writes_nothing(tmp_path):
-    files = [file for file in sources() if file not in NEEDS or importlib.util.find_spec(NEEDS[file])]
-    done = subprocess.run([sys.executable, "-B", "-c", SILENT, *files], cwd=tmp_path, capture_output=True,
+    done = subprocess.run([sys.executable, "-B", "-c", SILENT, *sources()], cwd=tmp_path, capture_output=True,
                           text=True, check=False, env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not list(tmp_path.iterdir())
@@ -213,8 +209,3 @@ def test_flags_are_never_assigned_and_none_is_read_that_is_not_declared():
         read, assigned = used_flags(tree)
         assert not assigned, file
         assert read <= (of_all | set(declared_flags(tree)) if file in COMMANDS else declared), file
-
-
-def test_requirements_are_those_the_program_checks():
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    assert lines == [f"{name}>={oldest}" for name, oldest in PACKAGES.items()]

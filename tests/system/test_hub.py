@@ -84,7 +84,7 @@ def test_what_is_pushed_opens_in_transformers_with_equal_logits(hub, tmp_path, m
 def test_a_model_of_the_hub_is_trained_on_and_its_commit_recorded_for_good(hub, tmp_path, make_checkpoint, make_corpus,
                                                                            capsys):
     path = make_checkpoint(tmp_path / "theirs", 3)[0]
-    commit = hub.put_folder("model", "someone/cat", path)
+    commit = hub.put("model", "someone/cat", {file.name: file.read_bytes() for file in path.iterdir()})
     recorded = f"hf://someone/cat@{commit}"
     flags = ["--data_dir", str(make_corpus(tmp_path / "data")), "--batch_size", "2", "--max_steps", "2", *QUIET]
     code, printed = trained([*flags, "--init_from", "hf://someone/cat"], capsys)

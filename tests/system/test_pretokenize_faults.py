@@ -21,6 +21,7 @@ from pretokenization.workers import Reader
 from tests.helpers.commands import ROOT
 from tests.helpers.pretokenize import metadata_of, refused, run, written
 from tests.helpers.texts import STRINGS, lines, words, write
+from tests.helpers.trial import some
 from tokens.corpus import open_corpus
 
 SMALL = Limits(block_bytes=900, part_bytes=500, window_bytes=100, survey_bytes=0)
@@ -160,7 +161,7 @@ ENGINES = ["tokenizers"] + ["gigatoken"] * (importlib.util.find_spec("gigatoken"
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("engine_name", ENGINES)
 @pytest.mark.parametrize("what", ["mixed", "mixed trained", "one.txt", "one.txt trained"])
-def test_a_command_killed_at_any_instant_starts_again_with_the_same_result(what, engine_name, tokenizer_file, tally):
+def test_a_command_killed_at_any_instant_starts_again_with_the_same_result(what, engine_name, tokenizer_file):
     """Some 10 MB: lines, packed lines, a packed text, small texts; and a single text."""
     texts = [words(500 + 97 * (number % 90), number) + STRINGS[number % len(STRINGS)] for number in range(900)]
     write("mixed/a.jsonl", lines(texts * 2))
@@ -176,9 +177,8 @@ def test_a_command_killed_at_any_instant_starts_again_with_the_same_result(what,
     began = time.monotonic()
     assert start(*argv, "--output_dir", "whole", limits=limits).wait() == 0, Path("shown").read_text()
     seconds, expected = time.monotonic() - began, written("whole")
-    rng, kills, rounds = random.Random(f"{what} {engine_name}"), 0, 0
-    while kills < max(1, round(7 * tally.share)):
-        rounds += 1
+    rng, kills = random.Random(f"{what} {engine_name}"), 0
+    while kills < len(some(range(7))):
         for _ in range(rng.choice([1, 1, 2, 3])):
             process = start(*argv, limits=limits)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -196,4 +196,3 @@ def test_a_command_killed_at_any_instant_starts_again_with_the_same_result(what,
         assert written("data") == expected
         assert [entry for entry in os.listdir("data") if entry.startswith(".")] == []
         shutil.rmtree("data")
-    tally.add("kills of pretokenize.py", runs=rounds, kills=kills, wrong=0)

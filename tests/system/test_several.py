@@ -236,7 +236,7 @@ def test_a_process_that_stands_still_for_a_while_is_waited_for(train):
 
 @pytest.mark.slow
 @pytest.mark.kills
-def test_torchrun_restarts_a_killed_worker_stops_at_a_signal_and_the_run_is_exact(train, tally):
+def test_torchrun_restarts_a_killed_worker_stops_at_a_signal_and_the_run_is_exact(train):
     flags = ["--max_steps", "300", "--epochs", "99", "--checkpoint_every_steps", "20", "--eval_interval", "1000",
              "--resume_from", "auto", "--optimizer", "adamw"]
     out, printed = train.folder / "out", train.folder / "printed.txt"
@@ -267,4 +267,3 @@ def test_torchrun_restarts_a_killed_worker_stops_at_a_signal_and_the_run_is_exac
     assert done.code == 0, done.stderr
     assert figures(out) == figures(train.folder / "whole"), printed.read_text()
     assert tensors(out / "checkpoint-300") == tensors(train.folder / "whole/checkpoint-300")
-    tally.add("kills under torchrun", runs=1, kills=1, signals=1)
