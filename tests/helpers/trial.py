@@ -236,9 +236,10 @@ class Sweep:
         resumed = trial.run(out, *self.flags_of(out)) if self.mirror else None
         wrong += [f"resumed: exit {resumed.code}\n{resumed.stdout}"] if resumed and resumed.code else []
         wrong += trial.ends_exactly(out, self.least)
-        if self.mirror and (trial.unsound(self.disk_of(out)) or trial.last not in steps_in(self.disk_of(out))
-                            and action not in ("nospace", "full", "eio")):  # a finished run copies nothing again
-            wrong.append("the mirror lacks the last checkpoint in the end")
+        may_lack = action in ("nospace", "full", "eio")  # nothing is copied again when the run is done
+        if self.mirror and (trial.unsound(self.disk_of(out))
+                            or not (may_lack or trial.last in steps_in(self.disk_of(out)))):
+            wrong.append("the mirror is unsound or lacks the last checkpoint in the end")
         for folder in {out, self.disk_of(out)}:
             shutil.rmtree(folder)
         return [f"{action} at call {at}, {kind} {path}: {problem}" for problem in wrong]
