@@ -82,7 +82,6 @@ class Checkpointer:
         self._first_step, self._begun_at = run.state.step, time.monotonic()
         self._every, self._minutes = steps_and_minutes(self._args.checkpoint_every)
         self._is_waiting = False  # for a save, here or in the first process
-        self._is_reported = False  # the first save, to the user
         self._settings, self._tokenizer_json = settings, tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
@@ -144,8 +143,7 @@ class Checkpointer:
             self._written_step, keeping = step, self._keeping(step)
             prune(self.output_dir, *keeping)
             seconds = time.perf_counter() - started
-            if not self._is_reported:
-                self._is_reported = True
+            if not self.save_seconds:
                 self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
                                       f"s, of which training waited {waited if self._snapshot else seconds:.2f} s "
                                       "(later saves are not reported)")

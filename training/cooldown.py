@@ -29,14 +29,12 @@ def choose_cooldown(args: FlagsOfGroup, requested: str, min_lr: float, out: Prog
             out.say(f"resume      without {shown}")
             return there
     found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
-    lacks = UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with its learning rate. Give another one.")
-    if found is None:
-        raise lacks
-    folder, stored = found
+    folder, stored = found or (Path(requested), {})
     try:
         rate = learning_rate_at(stored["step"], schedule_of(stored["settings"]))
-    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:  # somebody has edited it
-        raise lacks from error
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:  # there is none, or somebody has edited it
+        raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with its learning rate. Give another one."
+                        ) from error
 
     # The cooldown that begins at it stands among its settings, as if it were recorded there.
     if rate <= min_lr:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import platform
 import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from common.files import read_bytes, rename
 from common.flags import FlagsOfGroup
 from common.names import MANIFEST, MIRROR
 from common.progress import Progress
-from common.words import duration, printable, shell_word
+from common.words import printable, shell_word
 
 PART = ".mirror-part"  # a file that is no checkpoint's, while it is copied
 LONGEST_WAIT_SECONDS = 1200.0  # for the last copy; other processes, if there are any, wait for 30 minutes at most
@@ -97,8 +97,7 @@ class Mirror:
         """Makes the folder this run's, and removes what a killed copy left. Raises OSError, also if it is away."""
         check_its_disk(self.root, self.output_dir)
         self.root.mkdir(parents=True, exist_ok=True)
-        mark = {"output_dir": str(self.output_dir), "taken_by": f"{platform.node()}, pid {os.getpid()}, since "
-                f"{time.strftime('%Y-%m-%d %H:%M:%S')}"}
+        mark = {"output_dir": str(self.output_dir), "taken_by": uuid.uuid4().hex}
         write_mark(self.root, mark)
         write_mark(self.output_dir, {"mirror_to": str(self.root.absolute())})
         sweep(self.root)
@@ -120,12 +119,11 @@ class Mirror:
             while self._thread.is_alive() and time.monotonic() < until:
                 self._thread.join(0.2)
         self._keeping = None
-        trouble = f"no end after {duration(LONGEST_WAIT_SECONDS)}" if self._thread.is_alive() else self._trouble
-        if not trouble and is_copied(last, self.root / last.name):
+        if not self._thread.is_alive() and is_copied(last, self.root / last.name):
             self._out.say(f"mirror      {last.name} is in {self._shown}, verified")
             return
-        self._out.warn(f"the mirror {self._shown} lacks {last.name}: {trouble or 'it was not copied'}. Copy it "
-                       f"by hand: cp -r {shell_word(str(last))} {shell_word(str(self.root))}/")
+        self._out.warn(f"the mirror {self._shown} lacks {last.name}: {self._trouble or 'too slow'}. Copy it by hand: "
+                       f"cp -r {shell_word(str(last))} {shell_word(str(self.root))}/")
 
     # ---- the thread
 

@@ -138,12 +138,11 @@ def choose_optimizer(args: argparse.Namespace, config: ModelConfig, samples_per_
     if args.init_from:
         return OPTIMIZERS["adamw"], "trained weights go on with AdamW, which most were trained with"
     if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
-        return OPTIMIZERS["adamw"], f"{', '.join(given)} given, as one does for AdamW; --optimizer muon takes Muon"
+        return OPTIMIZERS["adamw"], f"{', '.join(given)} given, as one does for AdamW"
     # Muon takes about 300 C^3 FLOP a layer and step: 4.2 C / tokens of the blocks' own.
     extra = 4.2 * config.n_embd / (samples_per_step * config.seq_length)
     return OPTIMIZERS["muon" if extra <= MOST_EXTRA else "adamw"], (
-        f"Muon adds {extra:.1%} to the FLOPs of the blocks (4.2 x width / tokens of a step), and up to "
-        f"{MOST_EXTRA:.0%} pays")
+        f"Muon adds {extra:.1%} to the FLOPs of the blocks, and up to {MOST_EXTRA:.0%} pays")
 
 
 # ---------------------------------------------------------------- the optimizers

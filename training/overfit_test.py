@@ -34,8 +34,7 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     # Windows that begin alike can be told apart only later: at most the logarithm of their number, once a window.
     near = NEAR + math.log(num * recipe.samples_per_step) / setup.config.seq_length
     out.say(f"overfit     {several(num, 'batch')} of {recipe.samples_per_step * setup.config.seq_length:,} tokens, at "
-            f"learning rate {recipe.learning_rate:.2e}, without dropout; at most {several(most_steps, 'step')}; near "
-            f"zero is {near:.3f}, by chance it is {math.log(setup.config.vocab_size):.3f}; nothing is written")
+            f"learning rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
 
     results: list[StepResult] = []  # since the last look
     out.bar(most_steps, 0, "step")

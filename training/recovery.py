@@ -47,7 +47,7 @@ def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
             rest = (num - micro) * (time.monotonic() - began) / micro
             if rest > REST_SECONDS:
                 runtime.out.say(f"step {state.step + 1:,} is given up after {micro:,} of {several(num, 'micro-batch')}"
-                                f": the rest would take {duration(rest)}. A resumed run does the whole step.")
+                                f": the rest would take {duration(rest)}")
                 raise Abandoned
         with runtime.gauge.waiting("data"):
             batch = run.batches.get(state.samples_seen, micro)

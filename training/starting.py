@@ -67,11 +67,9 @@ def flags_of_run(setup: Setup) -> Layer:
 
 def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:
     """Writes output_dir/config.toml."""
-    folder, file = shell_word(str(output_dir)), shell_word(str(output_dir / RUN_CONFIG))
     with contextlib.suppress(OSError):  # the checkpoints hold the flags too
         write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
-                   f"    python train.py --resume_from {folder}\n"
-                   f"For another run like it:\n    python train.py --config {file} --output_dir OTHER", reasons)
+                   f"    python train.py --resume_from {shell_word(str(output_dir))}", reasons)
 
 
 def settings_of(setup: Setup) -> Settings:
@@ -118,8 +116,8 @@ def start(run: Run, settings: Settings, tokenizer: Tokenizer | None) -> None:
 def _check_tokenizer(run: Run, folder: Path, tokenizer: Tokenizer | None) -> None:
     theirs = tokenizer_in(folder)
     if theirs is None or tokenizer is None:
-        run.setup.out.warn("--init_from: there is no tokenizer to compare that of the corpus with. If the weights were "
-                           "trained with another one, the ids mean other text to them.")
+        run.setup.out.warn("--init_from: there is no tokenizer to compare that of the corpus with. By another one the "
+                           "ids mean other text.")
     elif load_tokenizer(theirs).get_vocab() != tokenizer.get_vocab():
         raise UserError(Exit.DATA, "the corpus was made with another tokenizer than the weights of --init_from, so its "
                                    f"ids mean other text. Run pretokenize.py with --tokenizer_file "

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLE_TOKENS = 64
-LARGEST_EXPONENT = 700.0  # exp of more overflows
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ValidationLoss:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.nats, LARGEST_EXPONENT))
+        return math.exp(min(self.nats, 700.0))  # of more it overflows
 
 
 @dataclass

@@ -180,8 +180,7 @@ def test_the_last_copy_is_waited_for_so_long_and_no_longer(mirror, numbered, mon
     mirror.wants(keeping(7))
     mirror.finish()
     said = capsys.readouterr().err
-    assert "lacks checkpoint-7: no end after" in said
-    assert "Copy it by hand: cp -r " in said
+    assert "lacks checkpoint-7: too slow. Copy it by hand: cp -r " in said
     goes_on.set()
 
 
@@ -293,9 +292,6 @@ def test_a_damaged_checkpoint_comes_back_from_the_mirror(run, finished, tmp_path
 
 def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, finished, tmp_path):
     drive = finished(tmp_path)
-    error, _ = run(*SAVING, "--mirror_to", str(drive), out="another")
-    assert error.code == Exit.CHECKPOINT
-    assert "holds the checkpoints of another run, the last one of step 6. Give --resume_from auto to" in str(error)
     error, _ = run(*SAVING, "--mirror_to", str(drive), "--resume_from", str(tmp_path / "out/checkpoint-4"), out="again")
     assert error.code == Exit.CHECKPOINT
     assert "the last one of step 6" in str(error)
@@ -306,7 +302,7 @@ def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, 
     assert error.code == Exit.CHECKPOINT
     assert "holds the checkpoints of another run" in str(error)
     code, text = run(*SAVING, "--mirror_to", str(drive), "--overwrite", "--max_steps", "2")
-    assert (code, list(steps_in(drive))) == (0, [2])
+    assert (code, list(steps_in(drive)), list(steps_in(tmp_path / "out"))) == (0, [2], [2])
     assert f"overwrite   deleting {drive}/checkpoint-6" in text
 
 

@@ -58,12 +58,6 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
     assert num_bytes - scalars == pytest.approx(expected, rel=0.02)
 
 
-def test_muon_keeps_12_bytes_of_a_hidden_parameter_with_weight_and_gradient_where_adamw_keeps_16():
-    xl = GPTConfig(n_layer=48, n_head=25, n_embd=1600)
-    assert OPTIMIZERS["adamw"].memory_bytes(xl) == 8
-    assert 4.2 < OPTIMIZERS["muon"].memory_bytes(xl) < 4.3
-
-
 def stepped(run: Run, *seeds: int, grad_scale: float | None = None) -> list[torch.Tensor]:
     """The weights after steps on the batches of these seeds."""
     for seed in seeds:

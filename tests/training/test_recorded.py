@@ -93,7 +93,9 @@ def test_what_the_command_line_changes_is_said_in_one_line(stopped, capsys):
     rate = read_toml(Path("parts/config.toml")).decided["learning_rate"]
     capsys.readouterr()
     assert train.main(["--resume_from", "parts", "--learning_rate", "0.001", "--max_steps", "11"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("resume      with")]
+    out = capsys.readouterr().out
+    assert "total_steps 20 -> 11" in out.partition("resume      changed: ")[2].partition("\n")[0]
+    lines = [line for line in out.splitlines() if line.startswith("resume      with")]
     assert lines == [f"resume      with the flags in parts/config.toml; on the command line learning_rate {rate!r} -> "
                      "0.001, max_steps 20 -> 11"]
     there = read_toml(Path("parts/config.toml"))
@@ -124,10 +126,11 @@ def test_the_file_makes_another_run_alike(place):
     assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
 
 
-def test_a_run_from_weights_goes_on_without_them(place):
+def test_a_shorter_run_from_weights_goes_on_without_them(place):
     data = ["--data_dir", DATA, "--no-use_gpu"]
     assert train.main([*data, *FEW, "--max_steps", "2", "--output_dir", "first"]) == 0
-    tuning = [*data, "--init_from", "first", "--batch_size", "4", "--max_steps", "4", "--checkpoint_every_steps", "2"]
+    tuning = [*data, "--init_from", "first", "--seq_length", "4", "--batch_size", "4", "--max_steps", "4",
+              "--checkpoint_every_steps", "2"]
     assert train.main([*tuning, "--output_dir", "tuned"]) == 0
     shutil.copytree("tuned/checkpoint-4", "kept")
     shutil.rmtree("tuned/checkpoint-4")
