@@ -367,7 +367,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
             out.say(f"patience    {args.patience} validations without a new best: the run ends here")
             break
         if is_too_late and state.step < recipe.total_steps:
-            out.say(deadline.describe_end(state, recipe, monitor.seconds_per_step))
+            out.say(deadline.describe_end(state, recipe))
             break
     monitor.log(at_once=True)
 

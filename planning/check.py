@@ -27,7 +27,6 @@ from training.state import FAST
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
 PRODUCT_SECONDS = 2.0  # for products of matrices
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
-RECOMPUTING = 1.3  # times as long with --activation_checkpointing
 # Trainers of GPT-2 Small and larger ones report a third to a half of the data sheet's peak; the matrices of narrower
 # models are too small for that. Of the products measured here, the ladder of bench.py reached on 2 cores 0.76 compiled
 # and 0.55 eager.
@@ -50,11 +49,10 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     for warning in machine.warnings:
         out.warn(warning)
 
-    what = "prices" if args.gpu_cost_per_hour else "hours"
+    what = "price" if args.gpu_cost_per_hour else "hours"
     out.say(f"\nThe {what} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
-            f"{config.vocab_size:,} ids: here by the products above, on cards at\n{SHARE_OF_PEAK:.0%} of the data "
-            "sheet's peak, less for narrow models; no card was timed. *: needs\n--activation_checkpointing, -: does "
-            "not fit. With your tokens, --dry_run measures.")
+            f"{config.vocab_size:,} ids, by the products above and {SHARE_OF_PEAK:.0%} of a card's peak.\n"
+            "-: does not fit. With your tokens, --dry_run measures.")
     out.say("\n".join(table(args, machine, models, products)))
     return Exit.DONE
 
@@ -91,16 +89,14 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
         room = (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
         rows[f"{name}, {gigabytes} GB"] = setting, room, SHARE_OF_PEAK * 1e12 * card.half_tflops
     for label, (setting, room, flops) in rows.items():
-        yield line(label, (price_of(config, replace(setting, optimizer_bytes=kind.memory_bytes(config)), room, flops,
-                                    args.gpu_cost_per_hour or 1.0) for config in models.values()))
+        yield line(label, (price_of(config, replace(setting, optimizer_bytes=kind.memory_bytes(config)), room,
+                                    flops / (args.gpu_cost_per_hour or 1.0)) for config in models.values()))
 
 
-def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_second: float, price: float) -> str:
-    """The hours of a model's training times the price of one; with a star where activations have to be recomputed."""
-    if setting.has_own_memory:
-        flops_per_second *= min(1.0, config.n_embd / FULL_WIDTH)
-    cost = price * TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token / flops_per_second / 3600
-    if not setting.checkpointing and predicted_peak(config, 1, setting) <= room:
-        return figure(cost)
-    fits = predicted_peak(config, 1, replace(setting, checkpointing=True)) <= room
-    return f"{figure(cost * RECOMPUTING)}*" if fits else "-"
+def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_price: float) -> str:
+    """The hours of a model's training, or their price, by the FLOP/s of a card over its price; '-': does not fit."""
+    if predicted_peak(config, 1, setting) > room:
+        return "-"
+    share = min(1.0, config.n_embd / FULL_WIDTH) if setting.has_own_memory else 1.0
+    flops = TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
+    return figure(flops / (share * flops_per_price) / 3600)

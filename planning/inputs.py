@@ -23,7 +23,7 @@ from common.progress import Progress
 from common.ranks import speaks
 from common.signals import Signals
 from common.transcript import Transcript
-from common.words import printable, several
+from common.words import printable
 from hub.download import with_models_here
 from machine import device
 from machine.backends import NVIDIA
@@ -214,17 +214,15 @@ def choose_resume(args: Flags, writes: bool, out: Progress) -> find.Found | None
     if (there := find.steps_in(output_dir)) and not args.overwrite:
         raise UserError(Exit.CHECKPOINT, f"--output_dir {shown} holds the checkpoints of another run, the last one of "
                                          f"step {max(there):,}. Give --resume_from auto to continue that run, another "
-                                         "--output_dir, or --overwrite, which deletes its "
-                                         f"{several(len(there), 'checkpoint')}.")
+                                         "--output_dir, or --overwrite, which deletes them.")
     return None
 
 
 def _check_no_stranger(output_dir: Path) -> None:
     """Raises UserError (exit 4) for a folder that this run would replace and that no run of train.py has finished."""
     if strangers := find.unfinished_in(output_dir):
-        raise UserError(Exit.CHECKPOINT, f"{printable(str(strangers[0]))} has a checkpoint's name but no manifest.json:"
-                                         " another program wrote it, or it was copied in part. A run would replace it "
-                                         "at that step. Move it away, or give another --output_dir.")
+        raise UserError(Exit.CHECKPOINT, f"{printable(str(strangers[0]))} has a checkpoint's name but no manifest.json,"
+                                         " and a run would replace it. Move it away, or give another --output_dir.")
 
 
 # ---------------------------------------------------------------- the tokens
@@ -253,8 +251,7 @@ def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corp
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. Run: python pretokenize.py TEXT; or give another "
-                                   "--data_dir, several with blanks between them: a:0.7 b:0.3")
+        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. Run: python pretokenize.py TEXT")
 
     def part(given: str | None, name: str) -> Path | None:
         if given is None and flags.bin_file is None and (folder / name).exists():
@@ -269,9 +266,8 @@ def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corp
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
     if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
-        raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json: pretokenize.py did not finish, or "
-                                   "another program wrote the tokens. Run: python pretokenize.py TEXT, or give "
-                                   "--tokenizer_file or --vocab_size, which say what the vocabulary is.")
+        raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json. Run: python pretokenize.py TEXT, or give "
+                                   "--tokenizer_file or --vocab_size for tokens of another program.")
     corpus = open_corpus(Path(flags.bin_file or folder), Path(flags.val_bin_file) if flags.val_bin_file else None,
                          metadata, tokenizer, vocab_size)
     return replace(corpus, notes=(*corpus.notes, *notes))

@@ -231,12 +231,7 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
 
 
 def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting) -> str:
-    """'4.1 GiB predicted at the peak; weights 0.5, optimizer 1.0, activations 1.2, ...'; in MiB below 1 GiB.
-
-    Without accumulation, gradients and activations are not there at the same time.
-    """
+    """'4.1 GiB predicted at the peak; weights 0.5 GiB, optimizer 1.0 GiB, activations 1.2 GiB, ...'."""
     parts = memory_parts(config, batch_size, setting)
-    total = peak_bytes(parts, setting)
-    unit, scale = ("GiB", GIB) if total >= GIB else ("MiB", GIB / 1024)
-    each = ", ".join(f"{name} {num_bytes / scale:.1f}" for name, num_bytes in parts.items())
-    return f"{total / scale:.1f} {unit} predicted at the peak; {each}"
+    each = ", ".join(f"{name} {size(num_bytes)}" for name, num_bytes in parts.items())
+    return f"{size(peak_bytes(parts, setting))} predicted at the peak; {each}"

@@ -40,21 +40,16 @@ def divisors(number: int, most: int) -> list[int]:
 
 
 def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest candidate that fits, None if none does; found from the first guess by doubling, then by bisection.
+    """The largest candidate that fits, None if none does; found from the first guess, which is a good one, one by one.
 
     Candidates ascend, and whatever is smaller than one that fits fits too.
     """
-    good, bad, at, stride = -1, len(candidates), candidates.index(first), 1
-    while bad - good > 1:
-        good, bad = (at, bad) if fits(candidates[at]) else (good, at)
-        if bad == len(candidates):
-            at = min(good + stride, bad - 1)
-        elif good == -1:
-            at = max(bad - stride, 0)
-        else:
-            at = (good + bad) // 2
-        stride *= 2
-    return candidates[good] if good >= 0 else None
+    at = candidates.index(first)
+    if not fits(first):
+        return next(filter(fits, reversed(candidates[:at])), None)
+    while at + 1 < len(candidates) and fits(candidates[at + 1]):
+        at += 1
+    return candidates[at]
 
 
 def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe: Recipe, runtime: Runtime,
@@ -114,8 +109,7 @@ def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> floa
     last = (answer.printed.split() or [""])[-1]
     if answer.code == 0 and last.isdigit():
         return int(last)
-    raise UserError(Exit.MACHINE, f"--batch_size auto: the trial with {batch_size} failed: {answer.reason}. Give a "
-                                  "number.")
+    raise UserError(Exit.MACHINE, f"--batch_size auto: trying {batch_size} failed: {answer.reason}. Give a number.")
 
 
 # ---------------------------------------------------------------- after memory ran out in one of several processes
@@ -141,7 +135,6 @@ def what_fits(output_dir: Path, recipe: Recipe, out: Progress) -> int:
     if too_many > recipe.batch_size:
         return recipe.batch_size
     found = divisors(recipe.samples_per_step, too_many // 2)[-1]
-    out.say(f"batch_size  {found} x {several(recipe.samples_per_step // found, 'micro-batch')}: with "
-            f"{several(too_many, 'sequence')} at a time the run was out of memory (delete {FILE} in "
-            f"{printable(str(output_dir))} to try again)")
+    out.say(f"batch_size  {found} x {several(recipe.samples_per_step // found, 'micro-batch')}: {too_many} were out of "
+            f"memory (delete {FILE} in {printable(str(output_dir))} to try again)")
     return found

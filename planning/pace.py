@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +10,12 @@ from typing import Any
 
 import torch
 
-from common.errors import Exit, UserError
+from common.errors import Exit
 from common.flags import Flags
 from common.words import percent, size
 from machine import device
 from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
-from tokens.watch import TokensChanged
 from training.state import Run, Setup, StepResult, TrainState
 from watching.monitor import mfu
 
@@ -41,10 +39,7 @@ def measure_pace(run: Run, take_step: TakeStep, deadline: Deadline) -> Pace:
     plan, corpus = setup.plan, setup.corpus
     minutes = deadline.minutes if deadline.is_open else None
     at_least = min(MEASURING_SHARE * 60 * (minutes or 0.0), MEASURING_SECONDS)
-    try:
-        seconds, loss = _measure_step(run, take_step, setup.args.dry_run, at_least)
-    except TokensChanged as error:
-        raise UserError(error.code, f"{error} Start again when the file is as pretokenize.py wrote it.") from error
+    seconds, loss = _measure_step(run, take_step, setup.args.dry_run, at_least)
     written = plan.saving.checkpoint_bytes / WRITTEN_BYTES
     copied = plan.saving.checkpoint_bytes / COPIED_BYTES if plan.saving.copies else written
     val_token = VALIDATION_SHARE * seconds / (plan.recipe.samples_per_step * plan.config.seq_length)
@@ -154,12 +149,11 @@ class Deadline:
         """True if the seconds would go beyond the end."""
         return self.minutes is not None and self.used + seconds > 60 * self.minutes
 
-    def describe_end(self, state: TrainState, recipe: Recipe, step_seconds: float) -> str:
-        """Why the run ends before its schedule does, and what would finish it, by the seconds that steps took."""
-        more = math.ceil((self.used + 1.1 * step_seconds * (recipe.total_steps - state.step)) / 60) + 1
+    def describe_end(self, state: TrainState, recipe: Recipe) -> str:
+        """Why the run ends before its schedule does, and what would finish it."""
         return (f"time        {self.minutes:g} minutes are over at step {state.step:,} of {recipe.total_steps:,}: "
-                "steps took longer than those measured. To finish the schedule: --resume_from auto --max_minutes "
-                f"{more}")
+                "steps took longer than those measured. To finish the schedule: --resume_from auto and a larger "
+                "--max_minutes")
 
 
 def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:

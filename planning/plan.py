@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import sys
 from dataclasses import dataclass
 
 import data
@@ -24,7 +22,6 @@ from training.optimizers import OptimizerKind
 from training.state import Setup
 
 MIN_VAL_TOKENS = 1000
-UNUSUAL = 10.0  # times the default learning rate, or its tenth: worth a word
 
 
 @dataclass(frozen=True)
@@ -128,14 +125,12 @@ def describe_sharing(setup: Setup) -> list[str]:
                 for share, num in zip(corpus.shares, windows, strict=True)]
         lines.append(f"mixture     {'; '.join(said)}")
     if processes.world_size > 1:
-        where = f" on {several(processes.num_machines, 'machine')}" if processes.num_machines > 1 else ""
-        held = predicted_peak(plan.config, plan.at_a_time, plan.memory)
-        lines.append(f"processes   {processes.world_size}{where}, {plan.memory.strategy}: {plan.why_strategy}; each "
-                     f"takes {size(held)}")
+        held = size(predicted_peak(plan.config, plan.at_a_time, plan.memory))
+        how = f"{plan.memory.strategy}: {plan.why_strategy}"
+        lines.append(f"processes   {processes.world_size}, {how}; each takes {held}")
     num_gpus = setup.machine.backend.num_devices()
     if num_gpus > 1 and processes.world_size == 1 and not is_one_of_several():
-        command = shlex.join(["torchrun", "--nproc_per_node", str(num_gpus), *sys.argv])
-        lines.append(f"GPUs        1 of {num_gpus} is used. All, by: {command}")
+        lines.append(f"GPUs        1 of {num_gpus} is used. All, by: torchrun --nproc_per_node gpu train.py ...")
     return lines
 
 
@@ -195,23 +190,15 @@ def doubts(setup: Setup) -> list[str]:
     if corpus.val is None:
         found.append("no validation tokens: overfitting will not be seen.")
     elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
-        found.append(f"the validation set has {least:,} tokens: its loss is largely chance. A larger --val_fraction of "
-                     "pretokenize.py helps.")
+        found.append(f"the validation set has {least:,} tokens: its loss is largely chance.")
     was_said = args.config.recorded and not args.config.changed  # when the run began
     if sizing is None and num_tokens < config.num_parameters and recipe.passes > 1 and not was_said:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Against learning it by heart: a smaller "
-                     "--model_size, --dropout 0.2 or --patience 3.")
+                     f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
-        found.append(f"--eval_batches {args.eval_batches:,}: validation keeps the {recipe.eval_tokens:,} tokens that "
-                     "this run began with. Give --eval_tokens for others.")
-    share = recipe.learning_rate / recipe.usual_learning_rate
-    if not 1 / UNUSUAL <= share <= UNUSUAL:
-        found.append(f"--learning_rate {recipe.learning_rate:g} is {share:,.2g} times the default for this run, "
-                     f"{recipe.usual_learning_rate:.2g}. Drop the flag unless that is what you want to see.")
-    most = most_checkpoints(args.output, recipe)
-    needed = most * plan.saving.checkpoint_bytes
+        found.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")
+    needed = most_checkpoints(args.output, recipe) * plan.saving.checkpoint_bytes
     if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < needed:
-        found.append(f"--output_dir has {size(free)} free, and up to {several(most, 'checkpoint')} will take "
-                     f"{size(needed)}. Free some space, or give a larger --checkpoint_interval.")
+        found.append(f"--output_dir has {size(free)} free, and checkpoints will take up to {size(needed)}. Free some "
+                     "space, or give a larger --checkpoint_interval.")
     return found

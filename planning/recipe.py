@@ -138,12 +138,11 @@ def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) ->
     """The shape of --init_from's model, with the T and the dropout of the flags."""
     _, config = starting_config(flags.init_from, lambda said: None)
     if vocab_size > config.vocab_size:
-        raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, the model of --init_from "
-                                   f"{config.vocab_size:,}. Make the corpus with pretokenize.py --tokenizer_file and "
-                                   "that model's tokenizer.")
+        raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, the model of --init_from {config.vocab_size:,}."
+                                   " Give pretokenize.py that model's --tokenizer_file.")
     if (flags.seq_length or 1) > config.seq_length:
-        raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length:,}: the model of --init_from has "
-                                    f"{config.seq_length:,} positions. Lower it.")
+        raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length}: --init_from has {config.seq_length} positions. "
+                                    "Lower it.")
     seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
     return replace(config, seq_length=seq_length, dropout=flags.dropout)
 
@@ -222,8 +221,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and {count(total_tokens)} "
         f"in all; {usual.why}"))
     is_usual = learning_rate == usual.learning_rate
-    has_one_rate = "learning_rate" in settings and "embedding_learning_rate" not in settings  # of before the flag
-    of_embeddings = usual.embedding_learning_rate if is_usual and not has_one_rate else learning_rate
+    of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
 
     run_tokens = epochs * num_tokens
     if args.max_steps:
@@ -268,11 +266,9 @@ def _schedule(values: _Values, settings: Mapping[str, Any], learning_rate: float
     args, name = values.args, values.of("lr_schedule", defaults.LR_SCHEDULE)
     min_lr = values.of("min_lr", learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0)
     if min_lr > learning_rate:
-        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Give "
-                                    "--learning_rate.")
+        raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Lower it.")
     if args.warmup_steps and args.warmup_steps >= total_steps and not args.cooldown_from:
-        raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps:,}: the run has "
-                                    f"{several(total_steps, 'step')}. Lower it.")
+        raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has {total_steps} steps. Lower it.")
     warmup_steps = defaults.default_warmup(total_steps)
     if settings.get("warmup_steps", total_steps) < total_steps:  # else it would begin again in a longer run
         warmup_steps = settings["warmup_steps"]

@@ -104,25 +104,18 @@ SCHEDULES: dict[str, Callable[[int, Schedule], float]] = {
 
 def describe_schedule(schedule: Schedule) -> str:
     """The schedule in words, for the printed plan."""
-    end = f"in a line to {schedule.min_lr:.2e} at step {schedule.total_steps:,}"
-    if cooldown := schedule.cooldown:
-        return f"from {cooldown.rate:.2e} at step {cooldown.start:,} {end}"
-    rise = f"{schedule.warmup_steps:,} steps up to {schedule.learning_rate:.2e}, then "
-    words = {"constant": "constant", "wsd": f"constant to step {schedule.decay_start:,}, then {end}",
-             "linear": end, "cosine": end.replace("in a line", "in a cosine")}
-    return rise + words[schedule.schedule]
+    if schedule.schedule == "constant" and not schedule.cooldown:
+        return f"constant: {schedule.learning_rate:.2e} from step {schedule.warmup_steps:,} on"
+    rate = schedule.cooldown.rate if schedule.cooldown else schedule.learning_rate
+    return (f"{schedule.schedule}: from {rate:.2e} at step {schedule.decay_start:,} down to {schedule.min_lr:.2e} at "
+            f"step {schedule.total_steps:,}")
 
 
 def schedule_of(settings: Mapping[str, Any]) -> Schedule:
-    """The schedule that the settings of a trainer_state.json describe, also those of a program before --lr_schedule.
-
-    Raises KeyError for settings without a learning rate or a horizon.
-    """
-    has_schedule = settings.get("use_lr_scheduler", True)  # in a program before --lr_schedule
-    name = settings.get("lr_schedule") or ("cosine" if has_schedule else "constant")
-    warmup_steps = settings.get("warmup_steps", 0) if has_schedule else 0
+    """The schedule that the settings of a trainer_state.json describe. Raises KeyError for settings without one."""
     cooldown = None
     if "cooldown_start" in settings:
         cooldown = Cooldown(settings["cooldown_start"], settings["cooldown_rate"], "")
-    return Schedule(name, settings["learning_rate"], settings.get("min_lr", 0.0), warmup_steps,
-                    settings["total_steps"], settings.get("decay_share", DECAY_SHARE), cooldown)
+    return Schedule(settings["lr_schedule"], settings["learning_rate"], settings.get("min_lr", 0.0),
+                    settings.get("warmup_steps", 0), settings["total_steps"],
+                    settings.get("decay_share", DECAY_SHARE), cooldown)

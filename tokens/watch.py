@@ -42,7 +42,7 @@ class Watch:
         """Raises TokensChanged if one of these parts has changed; which are their numbers."""
         for at in {*which}:
             if change := self._change_of(at):
-                raise TokensChanged(f"{change} while it was read. Its tokens are not those that were checked.")
+                raise TokensChanged(f"{change} while it was read. Put back what pretokenize.py wrote.")
         self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
     def _change_of(self, at: int) -> str:

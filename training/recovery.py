@@ -195,8 +195,7 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
         if run.state.step and setup.processes.world_size == 1 and not (setup.args.dry_run or setup.args.overfit):
             checkpointer.finish()
         with setup.processes.on_its_own():
-            raise UserError(error.code, f"{error} {checkpointer.last_good()} when the file is as pretokenize.py wrote "
-                                        "it.") from error
+            raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error
     finally:
         checkpointer.close()
         gc.unfreeze()  # what the start froze before the first step

@@ -236,11 +236,6 @@ class Monitor:
         """Since the first step began, everything included."""
         return time.perf_counter() - self._clock.began
 
-    @property
-    def seconds_per_step(self) -> float:
-        """Of this start, everything included."""
-        return self.seconds / max(1, self.state.step - self._first_step)
-
     def close(self, seconds: float, is_saved: bool) -> None:
         """Ends the bar and prints the closing block."""
         state, machine, compile_seconds = self.state, self._machine, self._run.compile_seconds

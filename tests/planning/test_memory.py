@@ -89,7 +89,7 @@ def test_a_copy_of_the_state_counts_where_it_lies_in_the_same_memory():
 
 def test_the_words_have_every_part_and_the_peak():
     words = describe_memory(CONFIG, 64, HALF)
-    assert words.startswith(f"{predicted_peak(CONFIG, 64, HALF) / GIB:.1f} GiB predicted at the peak; weights 0.5")
+    assert words.startswith(f"{predicted_peak(CONFIG, 64, HALF) / GIB:.1f} GiB predicted at the peak; weights 513.5")
     assert all(name in words for name in memory_parts(CONFIG, 64, HALF))
 
 

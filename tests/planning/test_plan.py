@@ -1,8 +1,6 @@
 """The printed plan, its doubts, the dry run."""
 
 import re
-import shlex
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,16 +38,6 @@ def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, caps
     assert "no validation tokens" in text
 
 
-@pytest.mark.parametrize(("rate", "words"), [
-    ("0.1", r"--learning_rate 0\.1 is \d+ times the default for this run, 0\.00\d+"),
-    ("1e-07", r"--learning_rate 1e-07 is \S+ times the default for this run, 0\.00\d+"),
-    ("0.003", None)])
-def test_a_learning_rate_far_from_the_default_is_said(run, rate, words):
-    _, text = run("--max_steps", "1", "--learning_rate", rate, "--min_lr", "0")
-    assert ("the default for this run" in text) == bool(words)
-    assert not words or re.search(f"^warning: {words}", text, re.MULTILINE)
-
-
 def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_its_first_step(
         corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -75,25 +63,19 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
     _, text = run("--epochs", "9", "--batch_size", "50")
     saved = re.search(r"^disk        ([\d.]+ MiB) at most in .*, for 14 checkpoints; 1.0 MiB free$", text, re.MULTILINE)
     assert saved
-    assert (f"--output_dir has 1.0 MiB free, and up to 14 checkpoints will take {saved[1]}. Free some space, or give "
-            "a larger --checkpoint_interval.") in text
+    assert f"--output_dir has 1.0 MiB free, and checkpoints will take up to {saved[1]}. Free some space, or" in text
 
 
 @pytest.mark.parametrize(("strategy", "local_world_size", "words"), [
     ("ddp", 4, "processes   4, ddp: asked for; each takes 6.2 GiB"),
-    ("hsdp", 2, "processes   4 on 2 machines, hsdp: asked for; each takes 4.9 GiB")])
+    ("hsdp", 2, "processes   4, hsdp: asked for; each takes 4.9 GiB")])
 def test_a_line_says_how_processes_share_and_what_each_holds(strategy, local_world_size, words):
     assert sharing(GPU, Processes(0, 4, 0, local_world_size), strategy) == [words]
-    assert sharing(CPU, ALONE) == []
 
 
 def test_gpus_that_are_idle_are_said_with_the_command_that_uses_them(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--data_dir", "my data", "--use_gpu"])
     monkeypatch.setattr(NVIDIA, "num_devices", lambda: 2)
-    (line,) = sharing(GPU, ALONE)
-    found = re.fullmatch(r"GPUs        1 of 2 is used\. All, by: (.*)", line)
-    assert found
-    assert shlex.split(found[1]) == ["torchrun", "--nproc_per_node", "2", *sys.argv]
+    assert sharing(GPU, ALONE) == ["GPUs        1 of 2 is used. All, by: torchrun --nproc_per_node gpu train.py ..."]
     assert sharing(CPU, ALONE) == []
     assert len(sharing(GPU, Processes(0, 2, 0, 2))) == 1
     monkeypatch.setattr(NVIDIA, "num_devices", lambda: 1)
