@@ -106,9 +106,11 @@ def describe_schedule(schedule: Schedule) -> str:
     """The schedule in words, for the printed plan."""
     if schedule.schedule == "constant" and not schedule.cooldown:
         return f"constant: {schedule.learning_rate:.2e} from step {schedule.warmup_steps:,} on"
-    rate = schedule.cooldown.rate if schedule.cooldown else schedule.learning_rate
-    return (f"{schedule.schedule}: from {rate:.2e} at step {schedule.decay_start:,} down to {schedule.min_lr:.2e} at "
-            f"step {schedule.total_steps:,}")
+    name, rate = schedule.schedule, schedule.learning_rate
+    if schedule.cooldown:
+        name, rate = "cooldown", schedule.cooldown.rate
+    return (f"{name}: from {rate:.2e} at step {schedule.decay_start:,} down to {schedule.min_lr:.2e} at step "
+            f"{schedule.total_steps:,}")
 
 
 def schedule_of(settings: Mapping[str, Any]) -> Schedule:

@@ -79,6 +79,6 @@ def test_a_schedule_is_read_back_from_what_a_run_recorded():
 @pytest.mark.parametrize(("changes", "words"), [
     ({"schedule": "wsd"}, "wsd: from 1.00e-03 at step 80 down to 1.00e-05 at step 100"),
     ({"schedule": "constant", "warmup_steps": 0}, "constant: 1.00e-03 from step 0 on"),
-    ({"cooldown": Cooldown(80, 5e-4, "")}, "cosine: from 5.00e-04 at step 80 down to 1.00e-05 at step 100")])
+    ({"cooldown": Cooldown(80, 5e-4, "")}, "cooldown: from 5.00e-04 at step 80 down to 1.00e-05 at step 100")])
 def test_each_schedule_is_described_in_words(changes, words):
     assert describe_schedule(recipe(**changes)) == words
