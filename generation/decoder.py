@@ -1,7 +1,8 @@
 """A model one token at a time: several sequences share one pass over the weights, each with its keys and values.
 
-Each sequence is computed as if it were alone, bit for bit: a prompt is read in a pass of its own, the rows of a batch
-never mix, and attention sums over a number of slots that does not depend on the other rows.
+Each sequence is computed as if it were alone: a prompt is read in a pass of its own, the rows of a batch never mix, and
+attention sums over a number of slots that does not depend on the other rows. On a CPU with one thread that is so bit for
+bit; with several, the last digits are those of the CPU's library of matrix products.
 
 Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q queries that
 share them (H / G), K head size, T window, S slots of it in use, R rows that are computed (B or more), V vocabulary.
@@ -158,7 +159,7 @@ class Decoder:
 
         On a CPU a product with one row may round in another order than one with several. So that a row has the same
         bits alone and in a batch, packed weights are never multiplied with fewer than PACKED_ROWS rows (the last row
-        is repeated), and each query is there twice.
+        is repeated), and keys with an even number of queries: MKL rounds 1 or 3 by where a thread's memory begins.
         """
         B = len(ids_B)
         S = mask_B11S.size(-1)
@@ -166,15 +167,15 @@ class Decoder:
         num_rows = max(B, PACKED_ROWS) if isinstance(self.head, Packed) else B
         from_R = torch.arange(num_rows).clamp_(max=B - 1) if num_rows > B else slice(None)
         num_sharing = self.config.n_head // self.config.n_kv_head  # heads of queries that share one of keys and values
-        least_queries = 1 if torch.compiler.is_compiling() or self.device.type != "cpu" else 2
+        adds_query = num_sharing % 2 and self.device.type == "cpu" and not torch.compiler.is_compiling()
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
             cache = self.caches[layer]
             cache[row_B, :, :, positions_B] = kv_N2GK[:B]
             # The queries of the heads that share keys are rows of one product, so no key is copied.
             q_BGqK = q_NHK[:B].unflatten(1, (self.config.n_kv_head, -1))
-            if q_BGqK.size(2) < least_queries:
-                q_BGqK = q_BGqK.expand(-1, -1, least_queries, -1)
+            if adds_query:
+                q_BGqK = F.pad(q_BGqK, (0, 0, 0, 1))
             y_BGqK = F.scaled_dot_product_attention(q_BGqK, cache[:B, 0, :, :S], cache[:B, 1, :, :S], mask_B11S)
             return y_BGqK[:, :, :num_sharing].reshape(B, -1)[from_R]
 

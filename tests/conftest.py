@@ -111,6 +111,17 @@ def corpus_folder(make_corpus, tmp_path):
     return make_corpus(tmp_path / "corpus")
 
 
+@pytest.fixture
+def one_thread():
+    """PyTorch computes with one thread: with several a matrix product may round by the thread that computes it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def make_model():
     """A function: a tiny model of a seed, with the changes to its configuration."""

@@ -193,17 +193,17 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
 def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, tmp_path):
     flags = ("--format", "huggingface")
     run(folder, tmp_path / "mine", *flags)
-    with refused(r"exists already\. Give --overwrite", Exit.FLAGS):
+    with refused(r"exists\. Give another name; --overwrite", Exit.FLAGS):
         run(folder, tmp_path / "mine", *flags)
     run(folder, tmp_path / "mine", *flags, "--overwrite")
     inside = sorted(path.name for path in (folder / "checkpoint-3").iterdir())
     for output in (folder, folder / "checkpoint-3"):
-        with pytest.raises(UserError, match="not an earlier export"):
+        with pytest.raises(UserError, match="an earlier export and nothing else"):
             run(folder, output, *flags, "--overwrite")
     assert sorted(path.name for path in (folder / "checkpoint-3").iterdir()) == inside
     (tmp_path / "file").write_text("x")
     for form in (flags, ()):
-        with pytest.raises(UserError, match="not an earlier export"):
+        with pytest.raises(UserError, match="an earlier export and nothing else"):
             run(folder, tmp_path / "file", *form, "--overwrite")
 
 

@@ -117,7 +117,7 @@ def test_a_text_ends_where_the_folder_says(call, make_any, write_folder, tmp_pat
 
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
 @pytest.mark.parametrize("flags", [[], ["--use_amp"], ["--quantize", "int8"]], ids=str)
-def test_a_text_is_the_same_whatever_is_made_at_once(call, make_any, write_folder, tmp_path, flags, arch):
+def test_a_text_is_the_same_whatever_is_made_at_once(call, one_thread, make_any, write_folder, tmp_path, flags, arch):
     folder = write_folder(tmp_path / arch, make_any(arch))
     settings = ["--json", "--num_samples", "4", "--max_new_tokens", "20", "--prompt", "the cat", *flags]
     batches = [call("--batch_size", size, *settings, ckpt=folder)[0] for size in ("1", "3", "8")]
@@ -125,7 +125,7 @@ def test_a_text_is_the_same_whatever_is_made_at_once(call, make_any, write_folde
     assert batches[0] != call(*settings[:-len(flags) or None], "--seed", "9", ckpt=folder)[0]
 
 
-def test_more_8_bit_rows_than_are_multiplied_at_once_change_no_text(call):
+def test_more_8_bit_rows_than_are_multiplied_at_once_change_no_text(call, one_thread):
     settings = ["--json", "--quantize", "int8", "--num_samples", "40", "--max_new_tokens", "3"]
     assert objects(call("--batch_size", "40", *settings)[0]) == objects(call("--batch_size", "1", *settings)[0])
 

@@ -36,7 +36,7 @@ def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_any, arch, 
 @pytest.mark.parametrize(("dtype", "kind"), EXACT_KINDS)
 @pytest.mark.parametrize(("arch", "changes"), [("gpt2", {"n_embd": 128, "n_head": 4}), ("qwen3", {}),
                                                ("llama", {"n_kv_head": 6})])
-def test_a_row_has_the_same_bits_alone_and_among_others(make_any, arch, changes, dtype, kind):
+def test_a_row_has_the_same_bits_alone_and_among_others(make_any, one_thread, arch, changes, dtype, kind):
     skip_unless_possible(dtype, kind)
     model = make_any(arch, vocab_size=500, seq_length=256, **changes)
     rng = random.Random(0)

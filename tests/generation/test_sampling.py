@@ -60,7 +60,7 @@ def test_beyond_its_window_it_goes_on_by_the_documented_rule(make_model, seq_len
 
 @pytest.mark.parametrize("num_rows", [(1, 9), pytest.param((2, 3), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(("dtype", "kind"), EXACT_KINDS)
-def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, num_rows, dtype, kind):
+def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, one_thread, num_rows, dtype, kind):
     skip_unless_possible(dtype, kind)
     model = make_model(seq_length=24)
     rng = random.Random(0)
