@@ -1,8 +1,8 @@
 """A model one token at a time: several sequences share one pass over the weights, each with its keys and values.
 
 Each sequence is computed as if it were alone: a prompt is read in a pass of its own, the rows of a batch never mix, and
-attention sums over a number of slots that does not depend on the other rows. On a CPU with one thread that is so bit for
-bit; with several, the last digits are those of the CPU's library of matrix products.
+attention sums over a number of slots that does not depend on the other rows. On a CPU with one thread it has the same
+bits then; with several, the library of matrix products may round by the thread.
 
 Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q queries that
 share them (H / G), K head size, T window, S slots of it in use, R rows that are computed (B or more), V vocabulary.
