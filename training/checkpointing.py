@@ -145,8 +145,7 @@ class Checkpointer:
             seconds = time.perf_counter() - started
             if not self.save_seconds:
                 self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
-                                      f"s, of which training waited {waited if self._snapshot else seconds:.2f} s "
-                                      "(later saves are not reported)")
+                                      f"s, of which training waited {waited if self._snapshot else seconds:.2f} s")
             if self.mirror is not None:
                 self.mirror.wants(keeping)
             return seconds

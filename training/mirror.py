@@ -198,7 +198,7 @@ def prepare_mirror(args: FlagsOfGroup, asked: str | None, out: Progress) -> None
             trouble = f"--mirror_to {printable(args.mirror_to)} cannot be written: {error.strerror}. Mount its disk"
             if not goes_on:
                 raise UserError(Exit.MACHINE, f"{trouble}, or choose a folder that you may write to.") from error
-            out.warn(f"{trouble}: the run goes on without it, and each save tries again.")
+            out.warn(f"{trouble}: each save tries again.")
             return
         here, there = steps_in(output_dir), steps_in(root)
         is_ours = asked == "auto" or (asked and any(find.is_inside(Path(asked), of) for of in (output_dir, root)))
@@ -271,7 +271,7 @@ def take_mirror(args: FlagsOfGroup, mirror: Mirror, resumed: Path | None, step: 
         mirror.take()
         if args.overwrite:
             delete_other_runs(root, root / resumed.name if resumed else None, step, out)
-        out.say(f"mirror      each checkpoint is copied to {shown} beside training, and verified there")
+        out.say(f"mirror      each checkpoint is copied to {shown} beside training")
 
 
 def is_same_folder(path: str | Path, other: str | Path) -> bool:

@@ -85,7 +85,7 @@ def shrink(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
 
     setup.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
-        f"{run.batch_size} x {several(run.accumulation, 'micro-batch')}, the same samples a step. Next time give "
+        f"{run.batch_size} x {several(run.accumulation, 'micro-batch')}. Next time give "
         f"--batch_size {run.batch_size} --gradient_accumulation_steps {run.accumulation}, or --batch_size auto.")
     with setup.runtime.clock.pause():
         compile_run(run)

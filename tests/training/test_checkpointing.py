@@ -32,7 +32,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
     code, text = run("--max_steps", "5", "--checkpoint_every_steps", "2", "--log_interval", "1", "--eval_interval", "9")
     assert code == 0
     assert max(logged) >= 3
-    assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s \(later", text)
+    assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s\n", text)
     assert list(steps_in(run.folder / "out")) == [5, 4, 2]
 
 

