@@ -52,14 +52,6 @@ def test_the_command_writes_text_and_one_line_of_timing(folder, forks):
     assert int(match[1]) <= 39
 
 
-@pytest.mark.parametrize("flags", [
-    "--max_new_tokens 0", "--top_p 0", "--temperature nan", "--top_k -1", "--prompt a --prompt_file b", "--seed x",
-    "--amp_dtype bf16", "--interactive --json", "--interactive --prompt a", "--quantize int4", "--batch_size 0"])
-def test_bad_flags_end_the_command_with_2(flags):
-    with refused(flags.split()[0], Exit.FLAGS):
-        generate.read_flags(flags.split())
-
-
 def test_the_same_seed_gives_the_same_text(call):
     first = call("--seed", "1")[0]
     assert call("--seed", "1")[0] == first

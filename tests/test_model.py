@@ -49,10 +49,6 @@ def test_the_flops_of_a_token_are_the_papers(config, mega_flops):
     assert round(config.flops_per_token / 1e6, 1) == mega_flops
 
 
-def test_the_vocabulary_is_padded_to_the_next_multiple_of_128():
-    assert [GPTConfig(size).padded_vocab_size for size in (1, 128, 129, 50_257)] == [128, 128, 256, 50_304]
-
-
 # ---------------------------------------------------------------- Hugging Face agrees
 
 

@@ -7,7 +7,7 @@ import torch
 
 from architectures.gpt2 import GPT2
 from common.errors import InvalidCheckpoint
-from model import GPT, GPTConfig
+from model import GPTConfig
 
 gpt2, CONFIG = GPT2(), GPTConfig(400, 16, 2, 2, 32)
 
@@ -45,13 +45,6 @@ def test_a_config_that_is_not_computed_exactly_is_refused_by_its_field(fields, r
 
 
 # ---------------------------------------------------------------- tensors
-
-
-def test_the_names_on_disk_are_gpt2s_without_any_wrappers(make_model):
-    model = make_model()
-    names = set(gpt2.to_hf_tensors(model.config, model.state_dict()))
-    assert names == {name for name, _ in GPT(model.config).named_parameters()}
-    assert all(name.startswith("transformer.") for name in names)
 
 
 @pytest.mark.parametrize("changes", [{}, {"bias": False}, {"tie_weights": False}], ids=str)
