@@ -87,8 +87,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g = parser.group("of --quality")
-    g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name, or new ones: 'ours; hot: ours "
-           "--learning_rate 0.01'", "all", needs="quality")
+    g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name", "all", needs="quality")
     g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", needs="quality")
     g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter", needs="quality")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "

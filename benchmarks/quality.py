@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from benchmarks.ladder import SEED, Bench, as_flags, problem_of
@@ -19,7 +17,7 @@ from common.children import PROGRAM
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import ValueKind
-from common.words import count, printable, shell_line
+from common.words import count, printable
 from watching.history import Curve, LoggedRun, read_run
 
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
@@ -52,22 +50,9 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipes() -> ValueKind:
-    """'ours; hot: ours --learning_rate 0.01' as two recipes by name; of a flag given twice the last one counts."""
-
-    def parse(text: str) -> dict[str, Recipe]:
-        found: dict[str, Recipe] = {}
-        for entry in text.split(";"):
-            name, colon, rest = (part.strip() for part in entry.partition(":"))
-            known = {**RECIPES, **found}
-            below, *words = shlex.split(rest) if colon else [name]
-            if below not in known or (colon and (name in known or not name.replace("-", "").isalnum())):
-                raise ValueError(text)
-            found[name] = partial(lambda below, words, steps: [*below(steps), *words], known[below], words)
-        return found
-
-    return ValueKind(parse, f"some of {', '.join(RECIPES)} with semicolons between, or new ones: a name, a colon, the "
-                            "name of another, and flags of train.py, such as 'warm: ours --warmup_steps 500'",
-                     "'NAME; NAME: NAME FLAGS'")
+    """'ours,muon' as these recipes by name."""
+    return ValueKind(lambda text: {name: RECIPES[name] for name in text.split(",")},
+                     f"some of {', '.join(RECIPES)} with commas between", "NAME,NAME,...")
 
 
 # ---------------------------------------------------------------- the runs
@@ -91,10 +76,6 @@ def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, 
             bench.out.say(f"{name}, seed {seed}: {problem or format(runs[name][-1]['val_loss'].ys[-1], '.4f')}")
     if runs:
         report(bench, runs)
-        bench.out.say("to draw them: " + shell_line([
-            "python", "plot.py", *(f"{folder}/{name}-{SEED + i}" for name, of in runs.items() for i in range(len(of))),
-            "--names", ",".join(name for name, of in runs.items() for _ in of), "--x", "tokens",
-            "--output", "quality.png"]))
     return not problems
 
 
