@@ -1,7 +1,7 @@
 """The network of today's language models: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
 
 Qwen3 and Llama are this network with and without norms of queries and keys; what the program must know of each besides
-the network is in qwen3.py and llama.py. Parameters have the names of Hugging Face's models, except that q, k and v are
+the network is in llama.py. Parameters have the names of Hugging Face's models, except that q, k and v are
 one matrix, qkv_proj, and gate and up another, gate_up_proj: fewer and wider products are faster.
 
 Shapes: B batch, T time, C width, H heads, KV heads of keys and values, K head size, F width inside the MLP, V
