@@ -14,14 +14,14 @@ from architectures.fields import shown
 from architectures.table import DEFAULT, ModelConfig, name_of
 from checkpoint.contents import WHAT_OPENS
 from checkpoint.recorded import numbered_in, steps_in
-from checkpoint.tensors import pickles_in
 from checkpoint.verify import manifest_sha256, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import BEST, named_in
-from common.names import CONFIG, INDEX, MANIFEST, OPTIMIZER, STATE, WEIGHTS
+from common.names import CONFIG, MANIFEST, OPTIMIZER, STATE
 from common.words import printable, several, shell_word
 
 NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
+PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
 Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
@@ -90,9 +90,7 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
     folder, name = named_in(path, home)
     shown = printable(str(folder))
     if folder.exists() and not folder.is_dir():
-        is_pickle = folder.is_file() and folder.open("rb").read(4).startswith((b"PK", b"\x80"))
-        kind = ", but a pickle (such as nanoGPT's ckpt.pt), which can run code and is never opened" * is_pickle
-        raise _refusal(f"{shown} is not a folder{kind}. Give {WHAT_OPENS}.")
+        raise _refusal(f"{shown} is not a folder{PICKLES}. Give {WHAT_OPENS}.")
     if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
@@ -137,14 +135,9 @@ def _refusal(message: str) -> UserError:
 def _nothing_found(path: Path) -> UserError:
     """The refusal of a folder without checkpoints, or of one that does not exist."""
     name = printable(str(path))
-    if pickle := next((each for each in ("ckpt.pt", *pickles_in(path)) if (path / each).exists()), None):
-        return _refusal(f"{name} holds {pickle}, a pickle, which can run code and is never opened. Give {WHAT_OPENS} "
-                        "with safetensors.")
-    if weights := next((each for each in (WEIGHTS, INDEX) if (path / each).exists()), None):
-        return _refusal(f"{name} has {weights} but no {CONFIG}, which says what model it is. Copy it from where the "
-                        "weights come from.")
     command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(str(path))}"
-    return _refusal(f"{name} {'holds no checkpoint' if path.is_dir() else 'does not exist'}. Train one first: {command}"
+    found = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
+    return _refusal(f"{name} {found}. Train one first: {command}"
                     "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
 
 

@@ -48,9 +48,8 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if os.path.isfile(folder / WEIGHTS):
         return mapped(folder / WEIGHTS)
     if not (folder / INDEX).exists():
-        if pickles := pickles_in(folder):
-            raise InvalidCheckpoint(f"its weights are a pickle ({pickles[0]}), which can run code and is never opened")
-        raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too", COPY_WHOLE)
+        raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too (pickles can run code and are never opened)",
+                                COPY_WHOLE)
     file_of = read_json(folder / INDEX).get("weight_map")
     if not isinstance(file_of, dict) or not file_of or not all(
             isinstance(file, str) and FILE_NAME.fullmatch(file) for file in file_of.values()):
@@ -71,11 +70,6 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
         raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(str(error))[:100]})", COPY_WHOLE) from error
-
-
-def pickles_in(folder: Path) -> list[str]:
-    """The sorted names of the pickles that transformers once wrote weights to."""
-    return sorted(path.name for path in folder.glob("pytorch_model*.bin"))
 
 
 def said(problems: list[str]) -> str:

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-STDERR_LOCK = threading.RLock()  # held while file descriptor 2 leads nowhere: whoever prints in another thread waits
+STDERR_LOCK = threading.RLock()  # held while a line is printed: those of two threads do not mix
 
 USUAL_COLUMNS = 80  # where a terminal does not tell
 

@@ -14,16 +14,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from common.flags import Args, having
-from common.names import CONFIG, INDEX, WEIGHTS
+from common.names import CONFIG, GENERATION, INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from common.progress import Progress
 from common.waiting import in_thread
 from common.words import printable, several
 from hub.library import explaining, library, refusal
 from hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
-TOKENIZERS = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
-OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *TOKENIZERS, "generation_config.json",
-              "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GENERATION,
+              TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
               "README.md", "LICENSE")
 # In the order of preference: Parquet, JSON lines, text; a README.md is no text of the dataset.
 KINDS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
@@ -75,11 +74,10 @@ def with_tokenizer_here(args: Namespace, out: Progress, look: Callable[[], None]
     if not is_on_hub(args.tokenizer_file):
         return args
     asked, name = f"--tokenizer_file {printable(args.tokenizer_file)}", parse_name(args.tokenizer_file, MODEL)
-    folder = fetch(asked, name, TOKENIZERS, out, look)
-    for file in TOKENIZERS:
-        if (folder / file).is_file():
-            return having(args, tokenizer_file=str(folder / file))
-    raise refusal(asked, name, f"{name.repo} has no {TOKENIZERS[0]}. Give a model that has one")
+    path = fetch(asked, name, [TOKENIZER], out, look) / TOKENIZER
+    if not path.is_file():
+        raise refusal(asked, name, f"{name.repo} has no {TOKENIZER}. Give a model that has one")
+    return having(args, tokenizer_file=str(path))
 
 
 def fetch_model(asked: str, word: str, out: Progress, look: Callable[[], None] = lambda: None) -> Path:

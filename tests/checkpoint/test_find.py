@@ -125,12 +125,12 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
     monkeypatch.setattr("architectures.gpt2.GPT", None)  # nor is any model built
     for protocol in (2, 4):
         (path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol))
-        with refused("its weights are a pickle .pytorch_model.bin., which can run code and is never opened"):
+        with refused("is missing, and .* too .pickles can run code and are never opened"):
             load_model(path, CPU)
-        with refused("is not a folder, but a pickle", Exit.CHECKPOINT):
+        with refused("is not a folder .a pickle, .* is never opened", Exit.CHECKPOINT):
             resolve(path / "pytorch_model.bin", no_warning)
     torch.save({}, tmp_path / "ckpt.pt")
-    with refused("is not a folder, but a pickle"):
+    with refused("is not a folder .a pickle"):
         resolve(tmp_path / "ckpt.pt", no_warning)
     assert not (tmp_path / "it-went-off").exists()
 

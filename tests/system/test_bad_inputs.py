@@ -468,7 +468,7 @@ GENERATE_ROWS = [
         ("a layer too many", "is missing", put(CONFIG, "n_layer", 3)),
         ("heads that do not divide the width", "n_embd 32 is not a multiple of n_head 5", put(CONFIG, "n_head", 5)),
         ("no weights", "model.safetensors is missing", drop(GPT2)),
-        ("weights in a pickle alone", "its weights are a pickle",
+        ("weights in a pickle alone", "pickles can run code and are never opened",
          both(drop(GPT2), write("gpt2/pytorch_model.bin", "x"))),
         ("weights cut short", "model.safetensors cannot be read", cut(GPT2, 140_000)),
         ("a tensor too few", f"{QKV} is missing", tensors(GPT2, lambda held: held.pop(QKV))),
@@ -494,7 +494,7 @@ GENERATE_ROWS = [
         ("a damaged best", "checkpoint-2 is damaged: model.safetensors has 5,000 bytes", cut(WEIGHTS, 5000)),
         ("a record that is no JSON", "no sound checkpoint in out. checkpoint-2: trainer_state.json cannot be read",
          sealed(write(STATE, "x"))),
-        ("no checkpoint at all", "out holds no checkpoint. Train one first: python train.py", drop(HERE)),
+        ("no checkpoint at all", "out holds no checkpoint and no config.json", drop(HERE)),
         ("no folder", "out does not exist. Train one first: python train.py", drop("out")),
         ("a file for a folder", "out is not a folder", write("out", "x"))),
 ]
