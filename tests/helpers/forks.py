@@ -44,8 +44,8 @@ MOST_SECONDS = 300  # of several processes, before those are killed that have lo
 class Raised:
     """What befalls a process in its call number `call` of "module:function".
 
-    It gets a signal, `delay` seconds after the call began, or stands still for so long (SIGSTOP), or the call fails, or
-    returns a tensor that is not finite.
+    It gets a signal, `delay` seconds after the call began, or the call takes so long where there is no signal, or it
+    fails, or returns a tensor that is not finite.
     """
 
     function: str
@@ -68,7 +68,6 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     kill_after: float = 1e6  # seconds
     alarm: int = 0  # seconds after which SIGALRM ends it; 0: never
-    ignored: list[int] = field(default_factory=list)  # signals
     raised: list[dict[str, Any]] = field(default_factory=list)  # fields of Raised
     world_size: int = 1  # processes that run it together, as torchrun starts them
     num_machines: int = 1  # that these are said to be on
@@ -142,8 +141,6 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if job.world_size > 1:
         become_one_of(job)
-    for number in job.ignored:
-        signal.signal(number, signal.SIG_IGN)
     for wanted in (Raised(**fields) for fields in job.raised):
         if wanted.rank is None or os.environ.get("RANK") == str(wanted.rank):
             raise_in(wanted)
@@ -238,9 +235,8 @@ def raise_in(wanted: Raised) -> None:
             return real(*args, **kwargs)
         if wanted.error:
             raise getattr(builtins, wanted.error)
-        if wanted.number == signal.SIGSTOP:
-            subprocess.Popen(["sh", "-c", f"sleep {wanted.delay}; kill -CONT {os.getpid()}"])
-            os.kill(os.getpid(), wanted.number)
+        if wanted.delay and not wanted.number:
+            time.sleep(wanted.delay)
         elif wanted.delay:
             timer = threading.Timer(wanted.delay, os.kill, (os.getpid(), wanted.number))
             timer.daemon = True

@@ -25,10 +25,6 @@ def git_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def is_large(path: str) -> bool:
-    return path.endswith(LARGE)
-
-
 @dataclass
 class Repo:
     """A repository: its commits, newest last, which is the branch main."""
@@ -43,20 +39,6 @@ class Repo:
         self.commits[sha] = files
         return sha
 
-    @property
-    def files(self) -> dict[str, bytes]:
-        return [*self.commits.values()][-1]
-
-
-class QuietServer(ThreadingHTTPServer):
-    """Says nothing of the connections that clients break, which is what some tests are about."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
 
 class LocalHub:
     """The server, in threads of this process."""
@@ -67,7 +49,8 @@ class LocalHub:
         self.sent: list[str] = []  # the paths of the files
         self.delay = 0.0  # seconds before each file
         self.status: int | None = None  # of every answer, if set
-        self._server = QuietServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
+        self._server.handle_error = lambda request, client_address: None  # some tests break connections
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def __enter__(self) -> "LocalHub":
@@ -86,7 +69,7 @@ class LocalHub:
         return self.repos.setdefault((kind, name), Repo(name, **about)).commit(dict(files))
 
     def files(self, kind: str, name: str) -> dict[str, bytes]:
-        return self.repos[kind, name].files
+        return [*self.repos[kind, name].commits.values()][-1]
 
 
 class Refused(Exception):
@@ -182,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
         lfs = {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
         return {"type": "file", "oid": git_sha1(content), "size": len(content), "path": path,
-                **(lfs if is_large(path) else {})}
+                **(lfs if path.endswith(LARGE) else {})}
 
     def _resolve(self, repo: Repo, words: list[str]) -> None:
         if repo.is_gated and not self._has_token:
@@ -192,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
             return
-        etag = hashlib.sha256(content).hexdigest() if is_large(path) else git_sha1(content)
+        etag = hashlib.sha256(content).hexdigest() if path.endswith(LARGE) else git_sha1(content)
         if self.command == "GET":
             self.hub.sent.append(path)
             threading.Event().wait(self.hub.delay)  # time.sleep is replaced
@@ -232,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _preupload(self, repo: Repo, fields: dict[str, Any]) -> None:
         self._json({"files": [{"path": file["path"], "shouldIgnore": False,
-                               "uploadMode": "lfs" if is_large(file["path"]) else "regular"}
+                               "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular"}
                               for file in fields["files"]]})
 
     def _batch(self, fields: dict[str, Any]) -> None:
@@ -249,7 +232,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200)
 
     def _commit(self, repo: Repo, body: bytes) -> None:
-        files = dict(repo.files)
+        files = dict([*repo.commits.values()][-1])
         for line in body.splitlines():
             fields = json.loads(line)
             value = fields["value"]

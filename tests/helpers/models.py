@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -13,18 +14,26 @@ from checkpoint.contents import Tensors, model_card, tensor_files, text_files
 from checkpoint.save import save
 from model import GPT, GPTConfig, Options
 
+T = TypeVar("T", bound=Network)
+EMBEDDINGS = ("transformer.wte", "model.embed_tokens", "lm_head")
+
+
+def _randomized(model: T) -> T:
+    """Changes every weight but those of ids beyond the vocabulary."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+        for name, parameter in model.named_parameters():
+            if name.startswith(EMBEDDINGS):
+                parameter[model.config.vocab_size:] = 0.0
+    return model
+
 
 def make_model(seed: int = 0, **changes) -> GPT:
     """A tiny model with every weight, norm and bias random: nothing can hide behind a one or a zero."""
     torch.manual_seed(seed)
     config = replace(GPTConfig(400, 16, 2, 2, 32), **changes)
-    model = GPT(config).init_weights().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-        model.transformer["wte"].weight[config.vocab_size:] = 0.0  # type: ignore[index]
-        model.head_weight[config.vocab_size:] = 0.0
-    return model
+    return _randomized(GPT(config).init_weights().eval())
 
 
 def make_rotary(arch: str, seed: int = 0, **changes) -> RotaryTransformer:
@@ -32,14 +41,8 @@ def make_rotary(arch: str, seed: int = 0, **changes) -> RotaryTransformer:
     torch.manual_seed(seed)
     config = replace(ARCHITECTURES[arch].sized((2, 6, 96), 400, 32), **changes)
     model = create(config, "cpu", Options()).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-        for name, parameter in model.named_parameters():
-            if name.startswith(("model.embed_tokens", "lm_head")):
-                parameter[config.vocab_size:] = 0.0
     assert isinstance(model, RotaryTransformer)
-    return model
+    return _randomized(model)
 
 
 def kept_by_autograd(config: ModelConfig, batch_size: int, dtype: torch.dtype) -> int:

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from architectures.table import ModelConfig
 from machine import device
-from machine.processes import ALONE, Processes
+from machine.processes import Processes
 from model import Options
 from tests.helpers.training import run_of
 from train import try_step
@@ -34,15 +34,11 @@ class Step:
     half: bool = False
     accumulation: int = 1
     batch_size: int = 1
-    recompute: bool = False
 
 
 @contextlib.contextmanager
-def one_of(world_size: int, machines: int = 1) -> Iterator[Processes]:
+def one_of(world_size: int, machines: int) -> Iterator[Processes]:
     """While inside, this process is the first of so many, which are not there."""
-    if world_size == 1:
-        yield ALONE
-        return
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         yield Processes(0, world_size, 0, world_size // machines)
@@ -69,8 +65,8 @@ def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[
     """A function that trains for a step, after the first two."""
     torch.manual_seed(0)
     machine = device.choose(False, step.half, "bf16", False)
-    model, parallel = build(config, Options(recompute=step.recompute), step.strategy, processes, machine, 0.02)
-    if step.strategy == "ddp" and dist.get_backend() == "fake":  # whose all_reduce returns nothing
+    model, parallel = build(config, Options(), step.strategy, processes, machine, 0.02)
+    if step.strategy == "ddp":  # the fake backend's all_reduce returns nothing
         parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
     kind = OPTIMIZERS[step.optimizer]
     optimizer = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), dtype=torch.bfloat16)
@@ -93,7 +89,7 @@ def _averaged_with_nobody(state: None, bucket: dist.GradBucket,  # type: ignore[
     return done
 
 
-def held_bytes(config: ModelConfig, step: Step, machines: int = 1) -> int:
+def held_bytes(config: ModelConfig, step: Step, machines: int) -> int:
     """The most bytes of tensors that there are at a time while one of the processes trains."""
     with one_of(step.world_size, machines) as processes:
         train, held, _ = allocated(lambda: stepper(config, step, processes))

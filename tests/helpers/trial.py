@@ -97,9 +97,9 @@ class Trial:
         found = newest_sound(out, lambda message: None)
         return found[1]["step"] if found else 0
 
-    def ends_exactly(self, out: Path, least: int = 0, **more: Any) -> list[str]:
+    def ends_exactly(self, out: Path, *flags: str, least: int = 0) -> list[str]:
         """Resumes to the end, from step least or later; in what losses, tensors, exit code or leftovers are others."""
-        done = self.run(out, **more)
+        done = self.run(out, *flags)
         wrong = [f"resumed: exit {done.code}\n{done.stdout}"] if done.code else []
         found = re.search(r"^(?:resume +from checkpoint-|already at step )(\d+)", done.stdout, re.MULTILINE)
         if least and (not found or int(found[1]) < least):
@@ -143,17 +143,16 @@ class Trial:
         return [f"seed {seed}, {what}: exit {done.code}\n{done.stdout}"]
 
     def signalled(self, case: tuple[tuple[str, int], int, float, int | None]) -> list[str]:
-        """A signal comes in a call of a function, that many seconds after it began, to one process or to each."""
+        """A signal comes in a call of a function, that many seconds after it began, to one process or to each.
+
+        What is wrong with the stopped run, and after going on from where it stopped.
+        """
         (function, call), number, delay, rank = case
         out = self.before("-".join(map(str, (function, call, int(number), delay, rank))), 10)
         disk = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "20", "FAULTY_ACTION": f"{number:d}",
                 "FAULTY_AT": str(1 + int(1000 * delay))}
         done = self.run(out, env={} if function else disk,
                         raised=[Raised(function, call, number, delay, rank)] if function else [])
-        return [f"{case}: {problem}" for problem in self.after_signal(out, number, done)]
-
-    def after_signal(self, out: Path, number: int, done: Ended) -> list[str]:
-        """What is wrong with a stopped run, and after going on from where it stopped."""
         text = done.stdout
         wrong = [f"took {done.seconds:.1f} s"] if done.seconds > MOST_SECONDS else []
         may_be = {128 + number, -number, *((128 + signal.SIGTERM, *KILLED) if self.team["world_size"] > 1 else ())}
@@ -168,7 +167,7 @@ class Trial:
             wrong.append(f"step {logged} was logged and is lost; {newest} is left\n{text}")
         wrong += self.ends_exactly(out)
         shutil.rmtree(out)
-        return wrong
+        return [f"{case}: {problem}" for problem in wrong]
 
 
 class Sweep:
@@ -233,9 +232,7 @@ class Sweep:
             shutil.rmtree(out)
         elif not is_killed and not (action == "eio" and kind == "unlink"):
             wrong += [f"{path.name} was left" for path in out.glob(".tmp-*")]
-        resumed = trial.run(out, *self.flags_of(out)) if self.mirror else None
-        wrong += [f"resumed: exit {resumed.code}\n{resumed.stdout}"] if resumed and resumed.code else []
-        wrong += trial.ends_exactly(out, self.least)
+        wrong += trial.ends_exactly(out, *self.flags_of(out), least=self.least)
         may_lack = action in ("nospace", "full", "eio")  # nothing is copied again when the run is done
         if self.mirror and (trial.unsound(self.disk_of(out))
                             or not (may_lack or trial.last in steps_in(self.disk_of(out)))):
@@ -269,7 +266,6 @@ DAMAGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "zeros": lambda rng, held: _with(held, at := rng.randrange(len(held)), bytes(min(4096, len(held) - at))),
     "tail": lambda rng, held: held + rng.randbytes(rng.randint(1, 100)) + b"\x00",
     "text": lambda rng, held: b"Dear diary, today my optimizer diverged.\n",
-    "html": lambda rng, held: b"<!DOCTYPE html><html>404</html>\n",
     "zip": lambda rng, held: b"PK\x03\x04\x14\x00\x00\x00\x08\x00" + bytes(30),
     "empty": lambda rng, held: b"",
 }

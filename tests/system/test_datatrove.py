@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.words import count
 from tests.helpers.commands import ROOT
 from tests.helpers.texts import STRINGS, lines, words, write
 from tokens.corpus import open_corpus
@@ -37,8 +36,6 @@ def test_what_datatrove_writes_by_the_documents_recipe_is_what_train_reads(token
     order = [number for task in range(8) for number in range(30) if number // 10 % 8 == task]
     texts = [texts[number] for number in order]  # a task reads every eighth file
     assert ids == [i for content in texts for i in [*tokenizer.encode(content).ids, end]]
-    decoded = tokenizer.decode(ids, skip_special_tokens=False)
-    assert decoded == "".join(content + "<|endoftext|>" for content in texts)
     argv = [sys.executable, str(ROOT / "train.py"), *shlex.split(recipe[2])[1:], "--no-use_gpu", "--max_steps", "3"]
     tiny = "--n_layer 1 --n_head 2 --n_embd 16 --seq_length 16 --batch_size 2 --sample_interval 0"
     done = subprocess.run([*argv, *tiny.split()], capture_output=True, timeout=120)
@@ -46,5 +43,3 @@ def test_what_datatrove_writes_by_the_documents_recipe_is_what_train_reads(token
     corpus = open_corpus(Path("tokens"), None, None, Path("tokenizer/tokenizer.json"))
     assert corpus.val is not None
     assert corpus.train.length + corpus.val.length == len(ids)
-    numbers = count(corpus.train.length), count(corpus.val.length)
-    assert "tokens      {} for training, {} for validation".format(*numbers) in done.stdout.decode()

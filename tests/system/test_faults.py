@@ -4,6 +4,7 @@ Runs are children of a process that has imported everything (fork), so that one 
 faulty.c, preloaded. Exact means: losses and final tensors equal, byte for byte, those of a run that nothing disturbed.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -214,13 +215,6 @@ def test_recorded_flags_that_are_damaged_are_named_or_taken(usual, forks, seeds)
 # ---------------------------------------------------------------- signals of other kinds
 
 
-def test_an_ignored_hangup_stays_ignored(usual):
-    out = usual.before("nohup", 10)
-    done = usual.run(out, ignored=[signal.SIGHUP], raised=[Raised(STEP, MEASURED + 5, signal.SIGHUP)])
-    assert done.code == 0, done.stdout
-    assert metrics_of(out) == usual.losses
-
-
 def test_a_step_of_many_micro_batches_is_given_up_between_two_of_them(forks, corpus, tmp_path):
     """A step of minutes: the signal comes in its micro-batch 40, after the 8 that were measured, and it ends there."""
     words = ["train.py", "--data_dir", str(corpus), "--output_dir", str(tmp_path / "out"), *TINY, "--max_steps", "3",
@@ -307,32 +301,25 @@ class Background:
 def fill(folder: Path) -> Path:
     """Fills a small file system to its last byte; returns the file that does."""
     ballast, block = folder / "ballast", bytes(4096)
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while file.write(block) == len(block):
-                pass
-        except OSError:
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(block) == len(block):
             pass
     return ballast
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_freed", [True, False])
-def test_a_full_disk_costs_saves_and_at_the_end_of_the_run_exit_5(forks, corpus, tmp_path, small_disk, is_freed):
-    trial, out = Trial(forks, corpus, tmp_path / "trial", 150 if is_freed else 60, *LONG), small_disk / "out"
+def test_a_full_disk_costs_saves_until_there_is_room(forks, corpus, tmp_path, small_disk):
+    trial, out = Trial(forks, corpus, tmp_path / "trial", 150, *LONG), small_disk / "out"
     run = Background(trial, out, "--keep_checkpoints", "1")
     run.wait("saved checkpoint-10")
     ballast = fill(small_disk)
-    if is_freed:
-        run.wait("could not be saved", 2)
-        assert trial.unsound(out) == []
-        ballast.unlink()
+    run.wait("could not be saved", 2)
+    assert trial.unsound(out) == []
+    ballast.unlink()
     code, text = run.ended()
-    assert code == (0 if is_freed else 5), text
-    assert trial.newest(out) >= (150 if is_freed else 10)
+    assert code == 0, text
     assert FAILED.search(text)
-    ballast.unlink(missing_ok=True)
-    assert not (trial.unsound(out) + (trial.ends_exactly(out) if not is_freed else []))
+    assert (trial.newest(out), trial.unsound(out)) == (150, [])
 
 
 def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
@@ -349,28 +336,18 @@ def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["full", "unmounted"])
-def test_a_mirror_that_is_full_or_gone_is_said_and_costs_the_run_nothing(forks, corpus, tmp_path, small_disk, what):
+def test_a_mirror_that_is_gone_is_said_and_costs_the_run_nothing(forks, corpus, tmp_path, small_disk):
     trial, out, drive = Trial(forks, corpus, tmp_path / "trial", 200, *LONG), tmp_path / "out", small_disk / "run"
     run = Background(trial, out, "--mirror_to", str(drive), "--keep_checkpoints", "1")
     while not list(drive.glob("checkpoint-*/manifest.json")):
         assert run.thread.is_alive()
         time.sleep(0.005)
-    if what == "full":
-        ballast = fill(small_disk)
-        run.wait("No space left on device")
-        ballast.unlink()
-    else:
-        subprocess.run(["umount", "-l", str(small_disk)], check=True)
+    subprocess.run(["umount", "-l", str(small_disk)], check=True)
     code, text = run.ended()
     assert code == 0, text
     assert tensors(out / "checkpoint-200") == trial.tensors[200]
-    if what == "full":
-        assert text.count("No space left") == 1
-        assert tensors(drive / "checkpoint-200") == trial.tensors[200]
-    else:
-        assert "No such file or directory. Look at that disk" in text
-        assert list(small_disk.iterdir()) == [], "not made anew on the machine's own disk"
+    assert "No such file or directory. Look at that disk" in text
+    assert list(small_disk.iterdir()) == [], "not made anew on the machine's own disk"
 
 
 # ---------------------------------------------------------------- token files that change

@@ -52,15 +52,11 @@ def edit(path: Path) -> None:
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))  # whatever the clock of this file system
 
 
-def append(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"{\"text\": \"more\"}\n")
-
-
 CHANGES = {
     "cut": (lambda path: os.truncate(path, path.stat().st_size // 2), r"it had [\d,]+ bytes and now has [\d,]+\."),
     "cut to nothing": (lambda path: os.truncate(path, 0), "and now has 0"),
-    "appended to": (append, r"it had [\d,]+ bytes and now has"),
+    "appended to": (lambda path: path.write_bytes(path.read_bytes() + b'{"text": "more"}\n'),
+                    r"it had [\d,]+ bytes and now has"),
     "edited": (edit, "changed while it was read"),
     "replaced": (replace_it, "changed while it was read"),
     "deleted": (Path.unlink, "changed while it was read: No such file"),
@@ -108,7 +104,7 @@ def test_a_text_that_changes_while_it_is_read_is_named_and_nothing_is_written(wh
 def test_an_older_set_stays_where_the_text_changes(corpus, monkeypatch, tokenizer_file):
     given = ("--tokenizer_file", str(tokenizer_file))
     metadata = run(*corpus, *given, limits=SMALL)
-    changing(monkeypatch, lambda: append(Path("in/a.txt")))
+    changing(monkeypatch, lambda: CHANGES["appended to"][0](Path("in/a.txt")))
     refused(*corpus, *given, "--overwrite", limits=SMALL, match=r"in/a\.txt changed")
     assert metadata == metadata_of()
 
@@ -136,21 +132,6 @@ def wait_for_all(group: int) -> None:
     while any(map(is_at_work, Path("/proc").glob("[0-9]*/stat"))):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_terminated_command_takes_its_processes_with_it(tokenizer_file):
-    write("a.jsonl", lines([words(2000, number) for number in range(40)]) * 80)
-    process = start("a.jsonl", "--num_workers", "3", "--engine", "tokenizers", "--tokenizer_file", str(tokenizer_file))
-    while "encoding with" not in Path("shown").read_text():
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 143
-    assert "stopped by SIGTERM" in Path("shown").read_text()
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
-    assert not Path("data/metadata.json").exists()
 
 
 ENGINES = ["tokenizers"] + ["gigatoken"] * (importlib.util.find_spec("gigatoken") is not None)

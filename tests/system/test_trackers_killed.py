@@ -1,6 +1,5 @@
 """A run that is killed while a tracker records it, and resumed: one run in the tracker, as its own library reads it."""
 
-import importlib.util
 import json
 import re
 import signal
@@ -59,8 +58,7 @@ while at + 7 <= len(content):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_a_killed_run_is_one_run_in_its_tracker(name, corpus, tmp_path, forks):
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"the package {name} is not installed")
+    pytest.importorskip(name)
     out = tmp_path / "out"
     flags = [*TINY, "--no-use_gpu", "--data_dir", str(corpus), "--output_dir", str(out), "--log_interval", "10",
              "--eval_interval", "100", "--sample_interval", "200", "--checkpoint_every_steps", "150", "--tracker", name,
