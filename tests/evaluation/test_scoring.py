@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from common.errors import Exit, UserError
-from common.signals import Stopped
 from evaluation.scoring import batches_of, windows_of
 from tests.helpers.scoring import T, log_probabilities
 
@@ -37,12 +36,6 @@ def test_the_loss_is_that_of_transformers_whatever_stands_in_the_same_batch(scor
         found = scorer.measure([documents[number] for number in chosen], "x")
         assert found.nats == pytest.approx(sum(expected[number] for number in chosen), rel=1e-5)
         assert found.num_tokens == sum(len(documents[number][0]) - 1 for number in chosen)
-
-
-def test_a_signal_ends_the_scoring(scorer):
-    scorer.signals.number = 15
-    with pytest.raises(Stopped):
-        scorer.measure([(np.array([1, 2]), 1)], "x")
 
 
 def test_logits_that_are_not_finite_end_it(scorer):

@@ -11,7 +11,6 @@ from common.errors import UserError
 from evaluation import texts
 from evaluation.texts import texts_of
 from tests.helpers.scoring import T, log_probabilities
-from tests.helpers.texts import in_language
 
 
 @pytest.fixture
@@ -68,15 +67,6 @@ def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, cap
     said = capsys.readouterr().err
     assert "1 invalid character replaced by U+FFFD." in said
     assert "b.jsonl: 2 lines without a document skipped" in said
-
-
-def test_text_in_another_encoding_is_refused(measure, tmp_path):
-    content = in_language("Russian", 300).encode("cp1251")
-    (tmp_path / "a.txt").write_bytes(content)
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(content))
-    for name in ("a.txt", "b.txt.gz"):
-        with pytest.raises(UserError, match=f"{name} is not UTF-8: .* cannot be decoded, from byte 0 on"):
-            measure(tmp_path / name)
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(measure, monkeypatch, tmp_path):

@@ -1,12 +1,10 @@
 """evaluation/token_files.py: the figures of token files are those of the text that they were made from."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from common.errors import Exit, UserError
 from evaluation import token_files
 from evaluation.texts import texts_of
 from evaluation.token_files import token_files_of
@@ -68,29 +66,3 @@ def test_a_folder_of_ours_means_its_validation_tokens(measure, corpus_folder):
     folder, file = measure(corpus_folder, corpus_folder / "val.bin")
     assert figures(folder) == figures(file)
     assert folder["tokens"] <= 100
-
-
-def test_a_tokenizer_without_an_end_of_text_scores_all_but_the_first_token(scorer, tmp_path):
-    write_raw(tmp_path / "a.bin", np.array([5, 0, 7, 8] * 20))
-    scorer = replace(scorer, end_of_text_id=None)
-    [(name, documents)] = token_files_of([str(tmp_path / "a.bin")], scorer)
-    found = scorer.measure(documents, name)
-    assert (found.num_documents, found.num_tokens) == (1, 79)
-
-
-def swap(path) -> None:
-    fields = json.loads(path.read_text())
-    vocab = fields["model"]["vocab"]
-    vocab["t"], vocab["a"] = vocab["a"], vocab["t"]
-    path.write_text(json.dumps(fields))
-
-
-@pytest.mark.parametrize(("spoil", "why"), [
-    (lambda folder: swap(folder / "tokenizer.json"), r"tokenizer.json is another tokenizer than the model's"),
-    (lambda folder: np.full(100, 400, "<i2").tofile(folder / "val.bin"), "id 400 at position 0 is outside the vocabul"),
-    (lambda folder: np.full(100, 4, "<i2").tofile(folder / "val.bin"), "its sha256 is not the one in")])
-def test_tokens_of_another_vocabulary_are_refused(measure, make_corpus, tmp_path, spoil, why):
-    spoil(make_corpus(tmp_path / "corpus"))
-    with pytest.raises(UserError, match=why) as caught:
-        measure(tmp_path / "corpus")
-    assert caught.value.code == Exit.DATA

@@ -13,7 +13,6 @@ from common.progress import Progress
 from model import GPTConfig
 from planning import check
 from planning.memory import GIB, MemorySetting
-from tests.helpers.commands import run
 from tests.helpers.training import on_cpu
 
 
@@ -56,11 +55,3 @@ def test_hours_are_those_of_the_floating_point_operations_and_need_memory():
     found = [check.price_of(config, setting, room * GIB, flops / 3600 / price)
              for room, price in ((80, 1.0), (80, 7.0), (2.6, 1.0))]
     assert found == ["1", "7", "-"]
-
-
-@pytest.mark.slow
-def test_the_command_itself_checks_a_machine_without_data(tmp_path):
-    done = run("train", "--check", "--no-use_gpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^matmul +[\d.]+ TFLOP/s in fp32", done.stdout, re.MULTILINE), done.stdout
-    assert list(tmp_path.iterdir()) == []

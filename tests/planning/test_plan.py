@@ -51,13 +51,6 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
     assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ s, \S+ epochs$", before, re.MULTILINE)
 
 
-def test_a_corpus_too_small_for_the_model_is_said_once(run):
-    _, text = run("--epochs", "2")
-    assert re.search(r"the corpus is small for this model: \d+ tokens, read 2\.0 times, for 7\.97K parameters", text)
-    _, text = run("--resume_from", "auto", "--epochs", "2")
-    assert "small for this model" not in text  # it was said when the run began
-
-
 def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
     _, text = run("--epochs", "9", "--batch_size", "50")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from planning.schedules import SCHEDULES, Cooldown, describe_schedule, learning_rate_at, schedule_of
+from planning.schedules import SCHEDULES, Cooldown, learning_rate_at, schedule_of
 from tests.helpers.training import recipe
 
 
@@ -74,11 +74,3 @@ def test_a_schedule_is_read_back_from_what_a_run_recorded():
             fields = {"cooldown_start": 50, "cooldown_rate": 5e-4} if cooldown else {}
             back = schedule_of({**asdict(r), "lr_schedule": name, **fields})
             assert [learning_rate_at(s, back) for s in range(1, 101)] == [learning_rate_at(s, r) for s in range(1, 101)]
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"schedule": "wsd"}, "wsd: from 1.00e-03 at step 80 down to 1.00e-05 at step 100"),
-    ({"schedule": "constant", "warmup_steps": 0}, "constant: 1.00e-03 from step 0 on"),
-    ({"cooldown": Cooldown(80, 5e-4, "")}, "cooldown: from 5.00e-04 at step 80 down to 1.00e-05 at step 100")])
-def test_each_schedule_is_described_in_words(changes, words):
-    assert describe_schedule(recipe(**changes)) == words
