@@ -83,8 +83,7 @@ def _check_device(flags: FlagsOfGroup, dropout: float) -> None:
     if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
         raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
     if flags.activation_checkpointing and dropout and not device.drops_the_same(flags.use_gpu):
-        raise UserError(Exit.MACHINE, "--activation_checkpointing with --dropout: Apple's GPU would drop other "
-                                      "activations when it computes a block again. Drop one of the flags.")
+        raise UserError(Exit.MACHINE, "--activation_checkpointing: not with --dropout on Apple's GPU. Drop one.")
 
 
 # ---------------------------------------------------------------- what a run is given

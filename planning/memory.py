@@ -57,11 +57,11 @@ class MemorySetting:
            strategy: str = "alone", processes: Processes = ALONE) -> MemorySetting:
         """The setting of a run. Sharded weights are gathered in the dtype of autocast, so all that follows has it."""
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
-        is_sharded = strategy in ("fsdp", "hsdp") and processes.world_size > 1
-        is_half = options.residual_dtype or (is_sharded and machine.dtype != torch.float32)
+        strategy = strategy if processes.world_size > 1 else "alone"
+        is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)
         return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates, 2 if is_half else 4,
-                             options.loss_chunk or None, options.recompute, copies, optimizer_bytes,
-                             strategy if processes.world_size > 1 else "alone", processes.world_size, shards)
+                             options.loss_chunk or None, options.recompute, copies, optimizer_bytes, strategy,
+                             processes.world_size, shards)
 
     @property
     def has_own_memory(self) -> bool:

@@ -121,13 +121,13 @@ class Deadline:
         began is when the command began, by time.monotonic().
         """
         settings = stored.get("settings") or {}
-        planned: Any = settings.get("max_minutes")
-        horizon: Any = settings.get("total_steps")
+        planned = settings.get("max_minutes")
         self.minutes, self.horizon, self._began = minutes, None, began
-        self._is_resumed = minutes is not None and isinstance(planned, int | float) and isinstance(horizon, int)
-        if minutes is not None and self._is_resumed:
+        self._is_resumed = minutes is not None and planned is not None
+        if minutes is not None and planned is not None:
             self._began -= stored.get("seconds", 0.0)
-            self.horizon = horizon if stored["step"] < horizon or minutes <= planned else None
+            if stored["step"] < settings["total_steps"] or minutes <= planned:
+                self.horizon = settings["total_steps"]
 
     @property
     def used(self) -> float:

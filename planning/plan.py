@@ -85,10 +85,10 @@ def say_first(setup: Setup) -> None:
     config, sizing, machine = setup.config, setup.sizing, setup.machine
     name = sizing.name if sizing else next((name for name, shape in SIZES.items() if shape == (
         config.n_layer, config.n_head, config.n_embd)), "your shape")
+    why = f"for {count(setup.corpus.train.length)} tokens" if sizing else f"with T {config.seq_length:,}"
     where = f"{machine.precision} on {machine.name}" if machine.on_gpu else "a CPU"
-    why = f"for {count(setup.corpus.train.length)} tokens on {where} (or --model_size)"
-    setup.out.say(f"size        {name}: {count(config.num_parameters)} parameters "
-                  f"{why if sizing else f'with T {config.seq_length:,} on {where}'}")
+    setup.out.say(f"size        {name}: {count(config.num_parameters)} parameters {why} on {where}"
+                  + " (or --model_size)" * bool(sizing))
     for line in (*machine.warnings, *setup.corpus.notes):
         setup.out.warn(line)
 

@@ -218,8 +218,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     is_same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
     recorded = settings.get("learning_rate") if is_same_step else None
     learning_rate = values.of("learning_rate", recorded or usual.learning_rate, "as the run began" if recorded else (
-        f"for {count(config.num_parameters)} parameters, {tokens_per_step:,} tokens a step and {count(total_tokens)} "
-        f"in all; {usual.why}"))
+        f"for {tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {usual.why}"))
     is_usual = learning_rate == usual.learning_rate
     of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
 

@@ -72,8 +72,7 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
                and LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token <= flops]
     name = fitting[-1] if fitting else "tiny"
     reasons = {
-        "model_size": f"the largest with no more parameters than the corpus has tokens, for which {minutes:g} minutes "
-                      f"at {speed / 1e9:g} GFLOP/s (assumed) read {LEAST_TOKENS_PER_PARAMETER} tokens a parameter",
+        "model_size": f"the largest with no more parameters than the corpus has tokens that {minutes:g} minutes allow",
         "seq_length": f"{LONGEST_SEQUENCE} without an NVIDIA GPU, less for few tokens"}
 
     affordable = int(flops / configs[name].flops_per_token / num_tokens)
