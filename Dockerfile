@@ -13,8 +13,8 @@ WORKDIR /app
 COPY requirements.txt constraints.txt ./
 RUN pip install --no-cache-dir -r requirements.txt -c constraints.txt
 
-# What flags and files may ask for besides: Parquet, archives by Zstandard, TensorBoard, a GPU's power.
-ARG EXTRAS="pyarrow zstandard tensorboard nvidia-ml-py"
+# What flags and files may ask for besides: Parquet, archives by Zstandard, TensorBoard.
+ARG EXTRAS="pyarrow zstandard tensorboard"
 RUN if [ -n "$EXTRAS" ]; then pip install --no-cache-dir $EXTRAS -c constraints.txt; fi
 
 COPY . .

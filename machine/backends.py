@@ -88,10 +88,6 @@ class Backend:
         """
         return None
 
-    def utilisation_and_watts(self) -> tuple[float, float] | None:
-        """Percent of the last second that it was busy, and its power; None where nothing reports them."""
-        return None
-
     # ---------------------------------------------------------------- memory
 
     def total_memory(self) -> int:
@@ -209,9 +205,6 @@ class CUDA(Backend):
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def utilisation_and_watts(self) -> tuple[float, float] | None:
-        return torch.cuda.utilization(), torch.cuda.power_draw() / 1000
 
     def total_memory(self) -> int:
         return torch.cuda.mem_get_info()[1]

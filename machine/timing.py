@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from common.words import first_line
 from machine.device import Machine
 
-READING_SECONDS = 5  # between two readings of a GPU's utilisation and power
-FEWEST_READINGS = 3  # for a mean that says something
 # Of the training time. A host that waits longer for the GPU is ahead of it; one that is late finds what it reads, the
 # figures of the step before, there already.
 WAITING_SHARE = 0.01
@@ -89,19 +85,15 @@ class TrainingClock:
 
 
 class Gauge:
-    """How busy the device is: the seconds the host spent on batches, and a GPU's utilisation and power.
+    """How busy the device is, by the seconds that the host waited: waited holds those for data and for the device.
 
-    waited holds the seconds that the host waited for data and for the device, trained those of training. readings are
-    pairs of utilisation (percent) and power (watts), read through nvidia-ml-py; problem says why there are none.
+    trained are the seconds of training.
     """
 
     def __init__(self, machine: Machine):
         self.waited = {"data": 0.0, "device": 0.0}
         self.trained = 0.0
-        self.readings: list[tuple[float, float]] = []
-        self.problem = ""
         self._machine = machine
-        self._read_at = 0.0
 
     @contextlib.contextmanager
     def waiting(self, what: Literal["data", "device"]) -> Iterator[None]:
@@ -115,15 +107,8 @@ class Gauge:
         self.waited = dict.fromkeys(self.waited, 0.0)
 
     def lap(self, seconds: float) -> None:
-        """Adds seconds of training and, on a GPU every 5 s, a reading."""
+        """Adds seconds of training."""
         self.trained += seconds
-        is_due = time.monotonic() - self._read_at >= READING_SECONDS
-        if is_due and not self.problem:
-            self._read_at = time.monotonic()
-            try:
-                self.readings += filter(None, [self._machine.backend.utilisation_and_watts()])
-            except Exception as error:  # a driver that does not report, a MIG slice: they differ between versions
-                self.problem = f"utilisation and power are not known (nvidia-ml-py: {first_line(error)})"
 
     @property
     def host_is_late(self) -> bool:
@@ -134,23 +119,3 @@ class Gauge:
     def wait_share(self) -> float:
         """The share of the training time that was spent waiting for data."""
         return self.waited["data"] / self.trained if self.trained else 0.0
-
-    @property
-    def utilisation(self) -> float | None:
-        """Mean percent of the time that the GPU was busy; None before the third reading."""
-        enough = len(self.readings) >= FEWEST_READINGS
-        return statistics.mean(percent for percent, _ in self.readings) if enough else None
-
-    def last_reading(self) -> dict[str, float]:
-        """The newest reading by name, in percent and watts; nothing where there is none."""
-        return dict(zip(("gpu_busy", "gpu_watts"), self.readings[-1], strict=True)) if self.readings else {}
-
-    def describe(self) -> dict[str, str]:
-        """The lines of the closing block, by their names."""
-        lines = {"data_wait": f"{self.wait_share:.1%} of the steps' time"}
-        if self.readings:
-            percent, watts = map(statistics.mean, zip(*self.readings, strict=True))
-            lines["gpu"] = f"{percent:.0f}% busy, {watts:.0f} W, the mean of {len(self.readings)} readings"
-        elif self.problem:
-            lines["gpu"] = self.problem
-        return lines

@@ -17,11 +17,11 @@ from machine.backends import NVIDIA
 from machine.cards import TYPICAL, find_card
 from machine.device import Machine
 from machine.facts import matmul_flops
-from model import SIZES
+from model import SIZES, Options
 from planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
 from planning.plan import attention_in_words, figure
 from planning.recipe import LOSS_CHUNK, choose_config, choose_options
-from training.optimizers import OPTIMIZERS
+from training.optimizers import OPTIMIZERS, OptimizerKind
 from training.state import FAST
 
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
@@ -39,7 +39,10 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
 
     Returns the exit code. Raises UserError (exit 2) for a width that the heads do not divide.
     """
-    models = models_of(args)
+    is_described = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
+    models = {name or "your shape": choose_config(having(args, init_from=None, model_size=name).model,
+                                                  args.vocab_size or VOCAB_SIZE, 2**62)
+              for name in ([args.model_size] if is_described else SIZES)}
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.dtype, machine.backend.matmul_width, PRODUCT_SECONDS)
@@ -53,19 +56,14 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     out.say(f"\nThe {what} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
             f"{config.vocab_size:,} ids, by the products above and {SHARE_OF_PEAK:.0%} of a card's peak.\n"
             "-: does not fit. With your tokens, --dry_run measures.")
-    out.say("\n".join(table(args, machine, models, products)))
+    options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
+    kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
+    out.say("\n".join(table(models, machine, options, kind, products, args.gpu_cost_per_hour or 1.0)))
     return Exit.DONE
 
 
-def models_of(args: Flags) -> dict[str, ModelConfig]:
-    """The models of the table by their names: all sizes, or the one that the flags describe."""
-    is_described = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
-    return {name or "your shape": choose_config(having(args, init_from=None, model_size=name).model,
-                                                args.vocab_size or VOCAB_SIZE, 2**62)
-            for name in ([args.model_size] if is_described else SIZES)}
-
-
-def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], products: float) -> Iterator[str]:
+def table(models: dict[str, ModelConfig], machine: Machine, options: Options, kind: OptimizerKind, products: float,
+          cost_per_hour: float) -> Iterator[str]:
     """A column for each size; a line for its parameters, for this machine, and for each memory that cards come with.
 
     products is the FLOP/s of matrix products on this machine.
@@ -76,8 +74,6 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
     yield line("", (name.removeprefix("gpt2_") for name in models))
     yield line("parameters", (count(config.num_parameters) for config in models.values()))
 
-    options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
-    kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
     share = SHARE_ON_GPU if machine.on_gpu else SHARE_COMPILED if machine.compile else SHARE_EAGER
     rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0),
                              (1 - MARGIN) * machine.backend.total_memory(), share * products)}
@@ -90,7 +86,7 @@ def table(args: Flags, machine: Machine, models: dict[str, ModelConfig], product
         rows[f"{name}, {gigabytes} GB"] = setting, room, SHARE_OF_PEAK * 1e12 * card.half_tflops
     for label, (setting, room, flops) in rows.items():
         yield line(label, (price_of(config, replace(setting, optimizer_bytes=kind.memory_bytes(config)), room,
-                                    flops / (args.gpu_cost_per_hour or 1.0)) for config in models.values()))
+                                    flops / cost_per_hour) for config in models.values()))
 
 
 def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_price: float) -> str:

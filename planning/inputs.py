@@ -116,10 +116,11 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
     if args.overfit:  # without what keeps a training loss away from zero on purpose
         args = having(args, dropout=0.0, label_smoothing=0.0)
     args = with_models_here(args, ["init_from"], at.out)
+    given = args.data, args.model, args.use_gpu, args.max_minutes
     return at.processes.lead(
         lambda: _check(args, at),
         lambda found: found.resumed and (str(found.resumed[0]), found.resumed[1], manifest_sha256(found.resumed[0])),
-        lambda resumed: _follow(args, resumed))
+        lambda resumed: _follow(Inputs(args, *_corpus_and_shape(*given), None), resumed))
 
 
 def _check(args: Flags, at: Session) -> Inputs:
@@ -136,11 +137,11 @@ def _check(args: Flags, at: Session) -> Inputs:
             at.held.enter_context(owned(Path(args.output_dir)))
             prepare_mirror(args.output, args.resume_from or args.cooldown_from, out)
     with problems.catch(), out.phase("checking the tokens"):
-        corpus, sizing, config = _corpus_and_shape(args)
+        corpus, sizing, config = _corpus_and_shape(args.data, args.model, args.use_gpu, args.max_minutes)
         check_lengths(corpus, config.seq_length)
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
-            resumed = choose_resume(args, writes, out)
+            resumed = choose_resume(args.output, args.horizon.cooldown_from, args.min_lr, args.init_from, writes, out)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             find.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -151,9 +152,8 @@ def _check(args: Flags, at: Session) -> Inputs:
     return Inputs(args, corpus, sizing, config, resumed)
 
 
-def _follow(args: Flags, resumed: tuple[str, dict[str, Any], str] | None) -> Inputs:
+def _follow(inputs: Inputs, resumed: tuple[str, dict[str, Any], str] | None) -> Inputs:
     """The same in another process, once the first one has checked it; resumed is folder, state, sha256."""
-    inputs = Inputs(args, *_corpus_and_shape(args), None)
     if resumed is None:
         return inputs
     folder, state = Path(resumed[0]), resumed[1]
@@ -161,10 +161,11 @@ def _follow(args: Flags, resumed: tuple[str, dict[str, Any], str] | None) -> Inp
     return replace(inputs, config=with_what_no_flag_says(inputs.config, folder), resumed=(folder, state))
 
 
-def _corpus_and_shape(args: Flags) -> tuple[Corpus, Sizing | None, ModelConfig]:
-    corpus = find_corpus(args.data, args.init_from)
-    sizing = choose_sizing(args.model, corpus, args.use_gpu, args.max_minutes)
-    return corpus, sizing, choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
+def _corpus_and_shape(tokens: FlagsOfGroup, model: FlagsOfGroup, use_gpu: bool | None, max_minutes: float | None,
+                      ) -> tuple[Corpus, Sizing | None, ModelConfig]:
+    corpus = find_corpus(tokens, model.init_from)
+    sizing = choose_sizing(model, corpus, use_gpu, max_minutes)
+    return corpus, sizing, choose_config(model, corpus.vocab_size, corpus.train.length, sizing)
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -185,32 +186,33 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
-def choose_resume(args: Flags, writes: bool, out: Progress) -> find.Found | None:
+def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float | None, init_from: str | None,
+                  writes: bool, out: Progress) -> find.Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
 
     The mirror's name stands for the run's own folder, into which it was copied.
     """
-    output_dir, shown = Path(args.output_dir), printable(args.output_dir)
-    asked = args.resume_from
-    if asked and args.mirror_to and writes and is_same_folder(asked, args.mirror_to):
+    output_dir, shown = Path(output.output_dir), printable(output.output_dir)
+    asked = output.resume_from
+    if asked and output.mirror_to and writes and is_same_folder(asked, output.mirror_to):
         asked = "auto"
-    if asked is not None or args.cooldown_from is not None:
+    if asked is not None or cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
-            if args.cooldown_from is not None:
-                found = choose_cooldown(args.output, args.cooldown_from, args.min_lr or 0.0, out)
+            if cooldown_from is not None:
+                found = choose_cooldown(output, cooldown_from, min_lr or 0.0, out)
             else:
-                found = find.find_resume(asked or "auto", output_dir, args.overwrite, out.warn)
+                found = find.find_resume(asked or "auto", output_dir, output.overwrite, out.warn)
         if found is None:
             out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
         elif not find.is_inside(found[0], output_dir):
             _check_no_stranger(output_dir)
         return found
     _check_no_stranger(output_dir)
-    folders = (output_dir, Path(args.mirror_to or output_dir))
-    if args.overwrite and args.init_from and any(find.is_inside(Path(args.init_from), folder) for folder in folders):
-        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(args.init_from)}, the weights of "
+    folders = (output_dir, Path(output.mirror_to or output_dir))
+    if output.overwrite and init_from and any(find.is_inside(Path(init_from), folder) for folder in folders):
+        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
                                     "--init_from. Give another --output_dir.")
-    if (there := find.steps_in(output_dir)) and not args.overwrite:
+    if (there := find.steps_in(output_dir)) and not output.overwrite:
         raise UserError(Exit.CHECKPOINT, f"--output_dir {shown} holds the checkpoints of another run, the last one of "
                                          f"step {max(there):,}. Give --resume_from auto to continue that run, another "
                                          "--output_dir, or --overwrite, which deletes them.")

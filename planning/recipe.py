@@ -196,10 +196,10 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     if why:
         values.reasons["optimizer"] = why
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    cooldown = _cooldown_of(args, settings)
+    cooldown = _cooldown_of(args.horizon, settings)
 
     # The horizon; on resume it counts on from what has been seen.
-    most_steps = _most_steps(args, settings, cooldown)
+    most_steps = _most_steps(args.horizon, settings, cooldown)
     steps_done, samples_seen, last_step = stored.get("step", 0), stored.get("samples_seen", 0), most_steps or horizon
     if last_step and not args.epochs:
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
@@ -242,21 +242,21 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         reasons=values.reasons, optimizer=kind.name)
 
 
-def _cooldown_of(args: Flags, settings: Mapping[str, Any]) -> Cooldown | None:
+def _cooldown_of(horizon: FlagsOfGroup, settings: Mapping[str, Any]) -> Cooldown | None:
     """The cooldown in the settings of the checkpoint to resume from, unless the flags have left it."""
-    if not args.cooldown_from or "cooldown_from" not in settings:
+    if not horizon.cooldown_from or "cooldown_from" not in settings:
         return None
     return Cooldown(*(settings[f"cooldown_{name}"] for name in ("start", "rate", "from")))
 
 
-def _most_steps(args: Flags, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
+def _most_steps(horizon: FlagsOfGroup, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
     """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
     if cooldown:
-        fall = args.cooldown or defaults.DECAY_SHARE
+        fall = horizon.cooldown or defaults.DECAY_SHARE
         return cooldown.start + (int(fall) if fall >= 1 else max(1, round(fall * cooldown.start)))
-    if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
+    if horizon.cooldown_from and not (horizon.epochs or horizon.max_steps or horizon.max_minutes):
         return settings.get("total_steps")  # of a run that was cooled down, an earlier checkpoint
-    return args.max_steps
+    return horizon.max_steps
 
 
 def _schedule(values: _Values, settings: Mapping[str, Any], learning_rate: float, total_steps: int,

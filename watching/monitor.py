@@ -143,8 +143,7 @@ class Monitor:
         tokens_per_second = recipe.samples_per_step * T / seconds
         share, held = mfu(tokens_per_second, self._config, self._runtime), self._machine.backend.peak_memory()
         self._trackers.log(step, time=time.time(), lr=lr, **figures, tokens=noted.samples_seen * T, seconds=seconds,
-                           tokens_per_second=tokens_per_second, mfu=share, memory_bytes=held, gpu=self._gpu,
-                           **self._gauge.last_reading())
+                           tokens_per_second=tokens_per_second, mfu=share, memory_bytes=held, gpu=self._gpu)
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (noted.samples_seen - 1) // recipe.windows_per_epoch + 1)
@@ -176,9 +175,8 @@ class Monitor:
             self.warn_once("loader", f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent "
                                      "waiting for data. Give --preload ram, or put the tokens on a faster disk.")
 
-        busy = gauge.utilisation
         is_short = step_seconds * batch_size / self._recipe.samples_per_step < SHORT_MICRO_BATCH
-        is_idle = is_short and gauge.trained > WATCHED_SECONDS and gauge.host_is_late if busy is None else busy < 50
+        is_idle = is_short and gauge.trained > WATCHED_SECONDS and gauge.host_is_late
         if is_idle and self._machine.backend.runs_ahead:
             self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give more than "
                                     f"--batch_size {batch_size}, or --batch_size auto.")
@@ -250,7 +248,7 @@ class Monitor:
                    "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
                    **({} if compile_seconds is None else {"compile_seconds": f"{compile_seconds:.1f}"}),
                    "peak_memory": size(peak_bytes), "peak_memory_bytes": peak_bytes,
-                   **self._gauge.describe(), "checkpoint": checkpoint}
+                   "data_wait": f"{self._gauge.wait_share:.1%} of the steps' time", "checkpoint": checkpoint}
         self._out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
 
     def say_what_next(self, best_step: int) -> None:

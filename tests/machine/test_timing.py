@@ -84,25 +84,3 @@ def test_a_host_that_waits_for_the_gpu_is_not_late(monkeypatch):
     on_cpu = Gauge(CPU)
     on_cpu.trained, on_cpu.waited["device"] = 100.0, 50.0
     assert on_cpu.host_is_late
-
-
-def test_a_gpu_is_read_every_five_seconds_or_it_is_said_why_not(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda: 250_000)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda: 80)
-    gauge = Gauge(dataclasses.replace(CPU, device=torch.device("cuda")))
-    for _ in range(5):
-        assert gauge.utilisation is None
-        gauge.lap(2.5)
-        now[0] += 2.5
-    assert gauge.utilisation == 80
-    assert gauge.describe()["gpu"] == "80% busy, 250 W, the mean of 3 readings"
-
-    def refuse():
-        raise RuntimeError("MIG")
-
-    monkeypatch.setattr(torch.cuda, "power_draw", refuse)
-    silent = Gauge(dataclasses.replace(CPU, device=torch.device("cuda")))
-    silent.lap(1.0)
-    assert silent.describe()["gpu"] == "utilisation and power are not known (nvidia-ml-py: MIG)"

@@ -9,7 +9,6 @@ from common.errors import PACKAGES
 from tests.helpers.commands import ROOT
 from tests.helpers.house import sources
 
-IMPORTED_AS = {"nvidia-ml-py": "pynvml"}  # where the name is another
 REQUIRED = {*PACKAGES, "triton", "filelock", "transformers"}  # the second comes with torch, the third with the hub's
 # library, and with the last bench.py compares.
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -60,7 +59,7 @@ def test_each_optional_package_that_is_imported_has_an_oldest_release():
                if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {node.names[0].name if isinstance(node, ast.Import) else node.module or "" for node in imports}
     roots = {name.split(".")[0] for name in imported} - ours - set(sys.stdlib_module_names) - REQUIRED
-    assert roots <= {IMPORTED_AS.get(name, name) for name in extras()}
+    assert roots <= set(extras())
 
 
 # ---------------------------------------------------------------- images
