@@ -271,7 +271,7 @@ def _schedule(values: _Values, settings: Mapping[str, Any], learning_rate: float
     warmup_steps = defaults.default_warmup(total_steps)
     if settings.get("warmup_steps", total_steps) < total_steps:  # else it would begin again in a longer run
         warmup_steps = settings["warmup_steps"]
-    fall = values.of("cooldown", defaults.DECAY_SHARE)
+    fall = values.of("cooldown", defaults.DECAY_SHARE) if cooldown or name == "wsd" else defaults.DECAY_SHARE
     if cooldown:  # which --cooldown is of, and the share of wsd stays what it was
         fall = settings.get("decay_share", defaults.DECAY_SHARE)
     return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ class SlowWindows:
 
 def test_batches_come_from_any_windows_and_slow_ones_are_read_ahead():
     windows = SlowWindows()
-    drawn = Batches(windows, 2, CPU, Processes(1, 2))
+    drawn = Batches(cast(Any, windows), 2, CPU, Processes(1, 2))
     for samples_seen, micro, batch_size in ((0, 0, 2), (0, 1, 2), (8, 0, 2), (13, 0, 1), (13, 1, 1)):
         if batch_size != drawn.batch_size:
             drawn.resize(batch_size)

@@ -97,7 +97,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(name):
     step_with(learner, [small_batch(4)])
     weights = [p.clone() for p in model.parameters()]
     moments = copy.deepcopy(learner.optimizer.state_dict()["state"])
-    model.transformer["ln_f"].register_full_backward_hook(lambda *_: (torch.full((4, 8, 16), math.nan),))
+    model.get_submodule("transformer.ln_f").register_full_backward_hook(lambda *_: (torch.full((4, 8, 16), math.nan),))
     _, norm = step_with(learner, [small_batch(4)])
     assert not norm.isfinite()
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
