@@ -47,9 +47,9 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="data dataset data_path dataset_path train_data",
            replaces="bin_file val_bin_file tokenizer_file metadata_file vocab_size")
     g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir",
-           called="train_bin train_file input_bin")
+           called="train_bin train_file")
     g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
-           "those beside the training tokens, else the tail of --bin_file", called="val_bin validation_file val_file")
+           "those beside the training tokens, else the tail of --bin_file", called="val_bin validation_file")
     g.flag("--tokenizer_file", text(), None, "the tokenizer of the tokens", "tokenizer.json in --data_dir",
            called="tokenizer tokenizer_name tokenizer_path")
     g.flag("--metadata_file", text(), None, "the metadata of the tokens", "metadata.json in --data_dir", called="meta")
@@ -66,20 +66,20 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
-           called="size model model_name model_type", replaces="n_layer n_head n_embd n_kv_head n_inner",
+           called="size model model_name", replaces="n_layer n_head n_embd n_kv_head n_inner",
            redecides="init_std", against="init_from")
     g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them, out/best, a "
            "Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION on the hub; the model takes "
-           "their shape", "random weights", called="model_name_or_path initial_checkpoint_dir pretrained")
+           "their shape", "random weights", called="model_name_or_path initial_checkpoint_dir")
     g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size", called="depth n_layers num_layers "
            "num_hidden_layers", against="init_from")
     g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size",
-           called="n_heads num_heads heads num_attention_heads", redecides="n_kv_head n_inner", against="init_from")
-    g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size", called="d_model dim n_embed "
-           "embed_dim hidden_size model_dim width", redecides="n_inner init_std", against="init_from")
+           called="num_heads num_attention_heads", redecides="n_kv_head n_inner", against="init_from")
+    g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size",
+           called="d_model dim n_embed hidden_size", redecides="n_inner init_std", against="init_from")
     g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, 256 where the size is chosen for a "
-           "CPU, or what the corpus allows", called="block_size max_seq_len max_seq_length seq_len sequence_length "
-           "context_length n_ctx n_positions")
+           "CPU, or what the corpus allows",
+           called="block_size max_seq_len max_seq_length seq_len context_length n_ctx")
     g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting",
            called="drop dropout_rate resid_pdrop attn_pdrop")
     g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none",
@@ -96,19 +96,20 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g = parser.group("horizon")
     g.flag("--batch_size", flags.auto_or(whole(1, 2**20)), None, "sequences per device per forward pass; auto: the "
            "largest that is found to fit, with the tokens of a step unchanged",
-           "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU", called="per_device_train_batch_size "
-           "device_batch_size micro_batch_size bs train_batch_size", against="auto: model_parallel fsdp|hsdp",
+           "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU",
+           called="per_device_train_batch_size device_batch_size micro_batch_size",
+           against="auto: model_parallel fsdp|hsdp",
            redecides="gradient_accumulation_steps learning_rate embedding_learning_rate min_lr beta2")
     g.flag("--gradient_accumulation_steps", whole(1, 2**20), world_size(), "micro-batches a step, of all processes "
            "together; double it to halve --batch_size", "one for each process",
-           called="gradient_accumulation grad_accum grad_accum_steps accumulate_grad_batches accumulation_steps",
+           called="grad_accum_steps accumulate_grad_batches",
            redecides="learning_rate embedding_learning_rate min_lr beta2")
     follows = "min_lr warmup_steps eval_interval sample_interval log_interval"
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10",
-           called="num_train_epochs num_epochs n_epochs epoch max_epochs", against="cooldown_from",
+           called="num_train_epochs max_epochs", against="cooldown_from",
            replaces="max_steps cooldown_from", redecides=follows)
     g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit",
-           called="max_iters num_iterations iters steps num_steps iterations total_steps", against="cooldown_from",
+           called="max_iters num_iterations", against="cooldown_from",
            replaces="epochs cooldown_from", redecides=follows)
     g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
            "included; --epochs and --max_steps stay upper limits", "no limit",
@@ -119,7 +120,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--cooldown", flags.share_or_steps(), None, "the share, 0.2, or the number, 500, of the steps in which the "
            "rate falls", "0.2", hidden=True, needs="lr_schedule wsd, cooldown_from")
     g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off",
-           called="early_stopping early_stopping_patience")
+           called="early_stopping_patience")
 
     g = parser.group("optimizer: decay on matrices and embeddings only", "updates")
     g.flag("--optimizer", one_of("auto", "adamw", "muon", "adamw8bit"), "auto", "muon: matrices inside blocks by Muon, "
@@ -151,7 +152,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="max_norm max_grad_norm clip gradient_clip_val")
     g.flag("--label_smoothing", real(0, 1, below=True), 0.0, "share of the target spread over all ids in training",
            called="smoothing label_smoothing_factor")
-    g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout", called="random_seed manual_seed")
+    g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout", called="random_seed")
 
     g = parser.group("machine", of="machine")
     g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 where there is none", "if there is one",
@@ -182,7 +183,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="out_dir out save_dir checkpoint_dir log_dir run_dir")
     g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay", called="save_strategy")
     g.flag("--checkpoint_every", flags.one_or_more(flags.cadence()), "10m", "steps, 500, or minutes, 10m, between "
-           "rolling checkpoints; or both; 0: off", called="save_interval save_steps save_every")
+           "rolling checkpoints; or both; 0: off", called="save_interval save_steps")
     g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps, ""))
     g.old("--checkpoint_every_minutes", real(0, 1e6), lambda minutes, asked: flags.with_cadence(asked, minutes, "m"))
     g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation",
@@ -202,7 +203,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run",
            called="sample_every")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart",
-           called="logging_steps log_every print_every")
+           called="logging_steps log_every")
     g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "none")), None,
            "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
            "none", called="trackers report_to log_with logger wandb wandb_log", of="machine")

@@ -36,9 +36,7 @@ def num_ids_in(data_dir: str, seq_length: int) -> int:
     """The vocabulary of a folder of pretokenize.py. Raises UserError (exit 3) for tokens that no run could train on."""
     corpus = find_corpus(train.read_flags(["--data_dir", data_dir]).data)
     if corpus.train.length <= seq_length:
-        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: its {several(corpus.train.length, 'token')} "
-                                   f"are too few for a sequence of T {seq_length:,}. Give a --shape with fewer, "
-                                   "or more text to pretokenize.py.")
+        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: too few tokens. Give a shorter --shape.")
     return corpus.vocab_size
 
 

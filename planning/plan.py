@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-import data
 from architectures.table import ModelConfig, architecture_of
 from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
@@ -118,11 +117,10 @@ def describe_sharing(setup: Setup) -> list[str]:
     """The folders of a mixture, the processes that share the model, the GPUs that are idle, as far as there are any."""
     plan, corpus, processes, lines = setup.plan, setup.corpus, setup.processes, []
     if corpus.shares:
-        sequences = plan.recipe.total_steps * plan.recipe.samples_per_step
-        windows = [data.WindowOrder(share.corpus.train.length, plan.config.seq_length, 0).windows_per_epoch
-                   for share in corpus.shares]
-        said = [f"{share.name} {share_in_words(share.weight)}, {figure(share.weight * sequences / num)} epochs"
-                for share, num in zip(corpus.shares, windows, strict=True)]
+        tokens = plan.recipe.total_steps * plan.recipe.samples_per_step * plan.config.seq_length
+        epochs = [figure(share.weight * tokens / share.corpus.train.length) for share in corpus.shares]
+        said = [f"{share.name} {share_in_words(share.weight)}, {number} epochs"
+                for share, number in zip(corpus.shares, epochs, strict=True)]
         lines.append(f"mixture     {'; '.join(said)}")
     if processes.world_size > 1:
         held = size(predicted_peak(plan.config, plan.at_a_time, plan.memory))
@@ -156,15 +154,14 @@ def describe_plan(setup: Setup) -> list[str]:
         ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
                    f"for validation; in {plan.where}: {plan.why_there}"),
         ("step", f"{tokens:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
-                 f"{several(recipe.batch_size, 'sequence')}; {figure(config.flops_per_token * tokens / 1e12)} TFLOP"),
+                 f"{several(recipe.batch_size, 'sequence')}"),
         ("horizon", f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
                     f"{figure(recipe.passes)} epochs"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
         ("optimizer", f"{plan.kind.words}; {plan.kind.memory_bytes(config):.3g} bytes of state a parameter"),
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
-          for name, value in decided.items() if name in recipe.reasons),
-        ("output", "written " + ("in the background" if plan.saving.copies else "while training waits"))]
+          for name, value in decided.items() if name in recipe.reasons)]
     return [*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
             *(f"{label:<12}{text}" for label, text in rows)]
 

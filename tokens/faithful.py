@@ -43,11 +43,7 @@ def refuse_uncertain_ids(tokenizer: Tokenizer, what: str, ids: Mapping[str, int]
         raise UserError(Exit.DATA, f"{what}: its BPE has a dropout of {dropout:g}, so that the same text gets other "
                                    "ids each time. Set \"dropout\" to null in the file.")
     if len({*ids.values()}) < len(ids):
-        owner = {number: token for token, number in ids.items()}
-        token, number = next((token, number) for token, number in ids.items() if owner[number] != token)
-        first, second = sorted((token, owner[number]))
-        raise UserError(Exit.DATA, f"{what}: id {number:,} stands for {_shown(first)} and for {_shown(second)}. "
-                                   "Give a tokenizer in which each token has its own id.")
+        raise UserError(Exit.DATA, f"{what}: an id stands for two tokens. Give one in which each has its own id.")
 
 
 def probes_of(tokenizer: Tokenizer) -> list[str]:

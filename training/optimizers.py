@@ -22,7 +22,8 @@ from checkpoint.contents import StateTensor
 from common.errors import Exit, UserError
 from machine.backends import backend_of
 from machine.device import Machine
-from training.adamw8bit import BLOCK, AdamW8bit, kept_in_8_bits
+from ops.options import Options
+from training.adamw8bit import AdamW8bit, kept_in_8_bits
 from training.muon import Muon
 
 MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -50,12 +51,13 @@ class OptimizerKind:
         return self.make(groups, learning_rate, betas, fused, dtype)
 
     def memory_bytes(self, config: ModelConfig) -> float:
-        """Bytes of state per parameter of a model; more of its parameters are hidden the larger it is."""
-        matrix = torch.empty(BLOCK, BLOCK, device="meta")
-        hidden, other = (sum(kept.num_bytes for kept in RULES[rule](matrix).values() if kept.shape) / matrix.numel()
-                         for rule in (self.hidden_rule, self.other_rule))
-        share = config.num_block_weights / config.num_parameters
-        return share * hidden + (1 - share) * other
+        """Bytes of state per parameter of a model, by the shapes of its parameters."""
+        with torch.device("meta"):
+            parameters = dict(architecture_of(config).build(config, Options()).named_parameters())
+        hidden = architecture_of(config).hidden_matrices(config)
+        kept = (tensor for name, parameter in parameters.items()
+                for tensor in RULES[self.hidden_rule if name in hidden else self.other_rule](parameter).values())
+        return sum(tensor.num_bytes for tensor in kept if tensor.shape) / config.num_parameters
 
 
 # ---------------------------------------------------------------- groups of parameters

@@ -18,7 +18,7 @@ def test_made_up_tokens_are_a_corpus_that_follows_zipfs_law_and_no_run_trains_on
     counts = np.bincount(np.fromfile(tmp_path / "train.bin", "<i2"), minlength=300)
     assert counts[0] > 3 * counts[10]
     assert num_ids_in(str(tmp_path), 16) == 300
-    with pytest.raises(UserError, match="its 100,000 tokens are too few for a sequence of T 200,000"):
+    with pytest.raises(UserError, match="too few tokens"):
         num_ids_in(str(tmp_path), 200_000)
     np.memmap(tmp_path / "train.bin", "<i2", "r+")[0] = -1
     with pytest.raises(UserError, match=r"train\.bin: id -1 at position 0") as caught:

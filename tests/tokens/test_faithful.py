@@ -76,11 +76,10 @@ def refuse_uncertain(path):
 
 def test_random_and_shared_ids_are_refused(tokenizer_file, tmp_path):
     fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    a, b = sorted(token for token, number in fields["model"]["vocab"].items() if number in (300, 301))
     fields["model"]["vocab"] = {token: 300 if number == 301 else number
                                 for token, number in fields["model"]["vocab"].items()}
     Path(tmp_path / "x.json").write_text(json.dumps(fields))
-    with pytest.raises(UserError, match=f"id 300 stands for '{a}' and for '{b}'"):
+    with pytest.raises(UserError, match="an id stands for two tokens"):
         refuse_uncertain(tmp_path / "x.json")
     fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
     fields["model"]["dropout"] = 0.1

@@ -118,7 +118,7 @@ def test_one_flag_resumes_a_mixture_and_a_changed_micro_batch_sees_the_same_samp
     monkeypatch.setattr(train.main, "__defaults__", (Parts(batches=_recording(seen)),))
     code, text = run_on("--data_dir", "prose:7", "code:3", "--max_steps", "6", out="whole")
     assert code == 0
-    assert "mixture     prose 70%, 0.135 epochs; code 30%, 0.2 epochs\n" in text
+    assert "mixture     prose 70%, 0.134 epochs; code 30%, 0.192 epochs\n" in text
     whole, seen_whole = metrics_of(Path("whole")), dict(seen)
     seen.clear()
     assert run_on("--data_dir", "prose:7", "code:3", "--max_steps", "3", "--epochs", "1", "--learning_rate", "1e-3",
