@@ -7,7 +7,7 @@ import pytest
 
 import plot
 from common.errors import Exit, UserError
-from watching.history import Curve, LoggedRun, read_run
+from watching.history import LoggedRun, read_run
 
 
 @pytest.fixture
@@ -39,11 +39,6 @@ def drawing_of(*words: str) -> plot.Drawing:
     return plot.drawing_of(args, [read_run(word) for word in args.runs])
 
 
-def drawing(training: Curve, validation: Curve, low: float, high: float) -> plot.Drawing:
-    run = LoggedRun("", {"loss": training, "val_loss": validation}, None)
-    return plot.Drawing([run], "step", "", max(training.last_x, validation.last_x), (low, high))
-
-
 def refusal(*words: str) -> str:
     with pytest.raises(UserError) as caught:
         plot.main(words)
@@ -65,17 +60,6 @@ def test_the_table_has_the_figures_of_each_run_and_all_fits_80_columns(make_run,
         assert line.split(maxsplit=9) == [
             mark, "40", f"{9 - slope * 40 ** 0.5:.4f}", f"{best:.4f}", "20", f"{0.4 * best:.4f}", "2,000", "20", "s",
             name]
-
-
-def test_a_chart_has_training_and_validation_in_their_places():
-    flat, falling, nothing = Curve([0, 99], [1.0, 1.0]), Curve([0, 50, 99], [3.0, 2.0, 1.0]), Curve([], [])
-    lines = plot.chart(drawing(falling, flat, 1.0, 3.0), 10)
-    assert lines[2] == "3 |a"
-    assert lines[2 + plot.CHART_ROWS - 1] == "1 |A        *"
-    assert [number for number, line in enumerate(lines) if line == "  |     a"] in ([2 + 6], [2 + 7])
-    assert lines[-1] == "   0  step 99"
-    assert plot.chart(drawing(falling, flat, 1.0, 2.0), 10)[2] == "2 |^    a"
-    assert plot.chart(drawing(nothing, nothing, 1.0, 3.0), 10) == []
 
 
 def test_lines_cut_short_nulls_and_unknown_lines_are_skipped(make_run, capsys):
@@ -181,32 +165,3 @@ def test_bad_flags_end_the_command_with_2(flags):
     with pytest.raises(UserError) as caught:
         plot.read_flags(flags)
     assert caught.value.code == Exit.FLAGS
-
-
-# ---------------------------------------------------------------- smoothing and limits
-
-
-def test_long_curves_are_smoothed_without_a_lag_and_a_lone_spike_does_not_spread():
-    def smoothed(values: list[float]) -> Curve:
-        return plot.smoothed(Curve([float(x) for x in range(len(values))], values))
-
-    assert smoothed([1.0, 5.0] * 24).ys == [1.0, 5.0] * 24
-    line = smoothed([2.0 * x for x in range(1003)])
-    assert line.ys == [2 * x for x in line.xs]
-    assert len(line.xs) == 101
-    assert set(smoothed([2.0] * 60 + [50.0] + [2.0] * 60).ys) == {2.0}
-
-
-def test_the_loss_axis_leaves_out_the_steep_beginning_and_lone_spikes_but_not_a_rise():
-    def limits_of(values: list[float]):
-        curve = Curve([float(x) for x in range(len(values))], values)
-        return plot.loss_limits(drawing(curve, Curve([], []), 0, 1).runs, curve.last_x)
-
-    falling = [11.0 if x < 4 else 4 - x / 100 for x in range(100)]
-    low, high = limits_of(falling)
-    assert 2.9 < low < 3.01
-    assert 3.9 < high < 4.2
-    assert limits_of([*falling[:50], 60.0, *falling[51:]])[1] < 5
-    assert limits_of([*falling[:70], *[8.0] * 30])[1] > 8
-    assert limits_of([2.0]) == pytest.approx((1.9, 2.1))
-    assert limits_of([]) == (-1.0, 1.0)

@@ -26,8 +26,6 @@ from checkpoint.find import steps_in
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
 from model import GPT
-from planning.pace import WARM_STEPS
-from tests.helpers.forks import Forks, Raised
 from tests.helpers.training import (
     TINY,
     metrics_of,
@@ -214,7 +212,7 @@ def test_a_run_prints_its_plan_its_steps_and_what_to_type_next(run):
     code, text = run("--epochs", "2", "--log_interval", "5", "--verbose")
     assert code == 0
     for word in ("size ", "time ", "disk ", "device ", "precision ", "attention ", "compile ", "model ", "schedule ",
-                 "output ", "next: python generate.py"):
+                 "next: python generate.py"):
         assert f"\n{word}" in "\n" + text
     line = re.compile(
         r"^step [\d,]+/[\d,]+ \| epoch \d+/2 \| loss \d+\.\d{4} \| lr \d\.\d\de-\d\d \| norm \d+\.\d\d \| [\d.]+ ms \| "
@@ -298,26 +296,6 @@ def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, mo
     assert metrics_of(run.folder / "parts") == metrics_of(run.folder / "whole")
     parts, whole = (verify(run.folder / out / "checkpoint-5") for out in ("parts", "whole"))
     assert parts == whole
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", ["", "--compile", "--compile --use_amp --preload mmap", "--preload mmap",
-                                   "--gradient_accumulation_steps 3 --use_amp"])
-def test_a_run_killed_three_times_equals_one_that_was_not(forks: Forks, corpus, tmp_path, flags):
-    """Uncatchably, at the start of its 8th, 24th and 47th step."""
-    common = ["train.py", "--no-use_gpu", "--data_dir", str(corpus), *TINY, "--epochs", "9", "--max_steps", "60",
-              "--dropout", "0.1", "--log_interval", "1", "--checkpoint_every_steps", "4", "--eval_interval", "9",
-              "--sample_interval", "0", "--resume_from", "auto", *flags.split()]
-    whole = forks.run([*common, "--output_dir", str(tmp_path / "whole")])
-    assert whole.code == 0, whole.stderr
-    parts = [*common, "--output_dir", str(tmp_path / "parts")]
-    for step in (8, 24, 47):
-        calls = 1 + WARM_STEPS + step - max(steps_in(tmp_path / "parts"), default=0)
-        killed = forks.run(parts, raised=[Raised("train:take_step", calls, signal.SIGKILL)])
-        assert killed.code == -signal.SIGKILL, killed.stderr
-    assert forks.run(parts).code == 0
-    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
-    assert same_tensors(tmp_path / "whole/checkpoint-60", tmp_path / "parts/checkpoint-60")
 
 
 @pytest.mark.slow

@@ -91,12 +91,6 @@ def test_what_a_file_has_wrong_is_said(toml, line, says):
     assert found[0].isprintable()
 
 
-def test_files_of_windows_editors_are_read(toml):
-    toml(b"\xef\xbb\xbfepochs = 3\r\nbias = false\r\n")
-    args = read("--config", "my.toml")
-    assert (args.epochs, args.bias) == (3, False)
-
-
 def test_without_a_reader_of_toml_one_line_names_the_package(toml, monkeypatch):
     toml("epochs = 1\n")
     monkeypatch.setattr(config, "TOML", "tomli")

@@ -57,22 +57,6 @@ def test_what_is_no_file_is_refused_before_any_work(tmp_path):
     assert str(error).endswith("folder: is a folder. Name a file.")
 
 
-@pytest.mark.parametrize(("name", "why"), [
-    ("file/inside", "Not a directory"), ("loop", "Too many levels of symbolic links"), ("forbidden/x", "Permission"),
-    ("forbidden/x/y", "Permission"), ("file", "Permission")])
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path, name, why):
-    if why == "Permission" and os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    (tmp_path / "file").touch()
-    (tmp_path / "file").chmod(0o400)
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "forbidden").mkdir()
-    (tmp_path / "forbidden").chmod(0o500)
-    error = refused(tmp_path / name)
-    assert error.code == Exit.MACHINE
-    assert f"{name}: {why}" in str(error)
-
-
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"old")
     file = Output("--json", str(tmp_path / "file"))

@@ -8,7 +8,7 @@ import pytest
 from common.errors import UserError
 from hub.download import choose_files, fetch_model, with_tokenizer_here
 from hub.names import DATASET, check_package, parse_name
-from tests.helpers.hub import TOKEN, forbid, unplug
+from tests.helpers.hub import forbid, unplug
 
 GPT2 = {name: name.encode() for name in (
     ".gitattributes", "64.tflite", "README.md", "config.json", "flax_model.msgpack", "generation_config.json",
@@ -122,13 +122,6 @@ def test_names_and_rights_that_are_wrong_are_one_line(hub, out, monkeypatch, abo
     assert (found, told in message) == (code, True), message
 
 
-@pytest.mark.parametrize("about", [{"is_private": True}, {"is_gated": True}])
-def test_the_token_opens_what_is_closed(hub, out, monkeypatch, about):
-    hub.put("model", "someone/small", FILES, **about)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert content(fetch_model("--ckpt", WORD, out)) == FILES
-
-
 @pytest.mark.parametrize(("break_it", "why"), [
     (lambda hub, monkeypatch: setattr(hub, "status", 503), "503"),
     (lambda hub, monkeypatch: unplug(monkeypatch), "onnection refused"),
@@ -154,14 +147,6 @@ def test_what_is_no_answer_of_a_hub_and_a_full_disk_are_one_line(model, out, mon
     monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
     code, message = refusal(out)
     assert (code, why in message, "\n" in message) == (5, True, False)
-
-
-def test_a_branch_that_moved_is_seen(model, out):
-    old = fetch_model("--init_from", WORD, out)
-    second = model.put("model", "someone/small", {**FILES, "model.safetensors": b"better weights"})
-    assert content(fetch_model("--init_from", WORD, out))["model.safetensors"] == b"better weights"
-    assert fetch_model("--init_from", WORD, out).name == second
-    assert fetch_model("--init_from", f"{WORD}@{old.name}", out) == old
 
 
 def test_a_request_to_stop_is_heard_at_once(model, out):

@@ -12,7 +12,6 @@ from hub.names import (
     parse_name,
     problems_with_name,
     problems_with_push,
-    repo_of,
 )
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
@@ -65,13 +64,6 @@ def test_a_folder_of_the_cache_is_recorded_by_name_and_commit():
     assert name_of_folder(folder) == HubName(MODEL, "openai-community/gpt2", COMMIT)
     for other in ("out/checkpoint-7", f"{folder}/tokenizer.json", "models--a--b/snapshots/main"):
         assert as_recorded(other) == other
-
-
-def test_a_recorded_origin_gives_the_repository_that_a_card_names():
-    assert repo_of(f"hf://a/b@{COMMIT}", MODEL) == "a/b"
-    assert repo_of(f"hf://datasets/a/b@{COMMIT}", DATASET) == "a/b"
-    assert repo_of("out/checkpoint-7", MODEL) is None
-    assert repo_of("hf://nothing", MODEL) is None
 
 
 def test_a_repository_to_push_to_has_an_owner():

@@ -222,8 +222,8 @@ def test_a_step_of_many_micro_batches_is_given_up_between_two_of_them(forks, cor
              "--gradient_accumulation_steps", "20000"]
     done = forks.run(words, alarm=60, merged=True, raised=[Raised("data:Batches.get", 48, signal.SIGINT)])
     assert done.code == 128 + signal.SIGINT, done.stdout
-    assert re.search(r"^step 1 is given up after 4\d of 20,000 micro-batches: the rest would take \d.*\. A resumed run "
-                     r"does the whole step\.$", done.stdout, re.MULTILINE), done.stdout
+    given_up = r"^step 1 is given up after 4\d of 20,000 micro-batches: the rest would take \d.*$"
+    assert re.search(given_up, done.stdout, re.MULTILINE), done.stdout
     assert "stopped by SIGINT before the first step was done; nothing was lost\n" in done.stdout
 
 

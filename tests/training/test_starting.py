@@ -76,7 +76,7 @@ def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):
     for name, size in (("other", "270"), ("larger", "320")):
         pretokenize.main([str(text), "--output_dir", str(tmp_path / name), "--vocab_size", size])
     for flags, code, words in (
-        (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: the model of --init_from has 8 positions"),
+        (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
         (["--n_layer", "2"], Exit.FLAGS, "--n_layer: not with --init_from"),
         (["--data_dir", str(tmp_path / "other")], Exit.DATA, "another tokenizer than the weights of --init_from"),
         (["--data_dir", str(tmp_path / "larger")], Exit.DATA, "ids, the model of --init_from"),

@@ -55,10 +55,6 @@ def test_what_is_not_finite_takes_no_part():
     assert curve.advice(1e-3, 0.9) is None
 
 
-def test_the_first_steps_are_never_spikes():
-    assert read([11.0, 30.0] * (RECENT // 4))[1] == []
-
-
 @pytest.mark.parametrize(("losses", "words"), [
     (HEALTHY + noise(3, 0.05) + np.maximum(0, (STEPS - 700) / 100), "the loss explodes"),
     (4.0 + 0.5 * np.sin(STEPS / 25) + noise(4, 0.05), "the loss oscillates")], ids=["explodes", "oscillates"])

@@ -84,13 +84,6 @@ def test_the_closing_line_names_best_and_last_where_they_differ(overfitting, mon
     assert "alone is the last" not in text
 
 
-def test_the_commands_to_type_next_are_one_printable_line_each_whatever_the_folder_is_called(run):
-    code, text = run("--max_steps", "2", out="a\n\x1b[31mb")
-    assert code == 0
-    assert f"\nnext: python generate.py --ckpt $'{run.folder}/a\\012\\033[31mb'\n" in text
-    assert "\x1b" not in text
-
-
 # ---------------------------------------------------------------- what is recorded
 
 

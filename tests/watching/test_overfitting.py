@@ -41,13 +41,6 @@ def test_a_healthy_run_and_fine_noise_are_not_overfitting(jitter, chance):
     assert sum(map(bool, plateau)) <= chance
 
 
-def test_a_run_that_overfitted_was_told_so_early():
-    """The validation losses of a run on 60 KB of text, every 60 steps; its best was at the fifth validation."""
-    val_losses = [4.77, 4.45, 4.35, 4.35, 4.31, 4.36, 4.34, 4.36, 4.38, 4.53, 4.56, 4.67, 4.6, 4.71, 4.9, 5.02, 5.11]
-    first, *_ = watch(val_losses, [1.2 + 2.5 * 0.9**at for at in range(len(val_losses))])
-    assert (first.step, first.best_val_loss, first.val_loss) == (500, 4.31, 4.67)
-
-
 def test_a_rise_is_not_overfitting_where_the_training_loss_rises_too_or_is_unknown():
     assert watch(BOWL, BOWL) == []
     assert watch(BOWL, np.full(20, 3.0)) == []

@@ -2,7 +2,6 @@
 
 import json
 
-from common.errors import Exit, UserError
 from common.names import STARTS
 from watching import starts
 
@@ -20,16 +19,6 @@ def test_each_start_is_recorded_and_how_it_ended(run):
     assert first["time"] < end["time"] < last["time"]
     run("--max_steps", "2", "--overwrite")
     assert [row["step"] for row in starts_of(run.folder / "out")] == [0, 2], "a new run begins the file again"
-
-
-def test_an_error_that_ends_the_run_is_recorded(run, monkeypatch):
-    def fail(*_):
-        raise UserError(Exit.MACHINE, "the disk is gone.\nNothing else.")
-
-    monkeypatch.setattr("train.loop", fail)
-    error, _ = run("--max_steps", "4")
-    assert isinstance(error, UserError)
-    assert starts_of(run.folder / "out")[-1]["how"] == "the disk is gone."
 
 
 def test_a_full_disk_costs_the_line_and_not_the_run(tmp_path, capsys):
