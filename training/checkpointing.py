@@ -97,6 +97,8 @@ class Checkpointer:
             self._written_step = self._run.state.step
             if self.mirror is not None:  # a killed run may have left it behind
                 self.mirror.wants(self._keeping(self._written_step))
+        if self._snapshot is not None:  # the first save would wait for new pages longer than for its copy
+            self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
         self._look_for_best()
 
     def is_due(self) -> bool:

@@ -6,7 +6,7 @@ import time
 from checkpoint.contents import bytes_needed
 from checkpoint.find import steps_in
 from checkpoint.folder import prune
-from checkpoint.save import save
+from checkpoint.save import Snapshot, save
 from checkpoint.tensors import write_tensors
 from checkpoint.verify import verify
 from common.errors import Exit
@@ -16,8 +16,8 @@ from training.checkpointing import plan_saving
 from training.validation import ValidationLoss
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
-    logged, real = [], save
+def test_training_goes_on_while_a_checkpoint_is_written_and_its_memory_is_there_before(run, monkeypatch):
+    logged, room, real, take = [], [], save, Snapshot.take
 
     def slow(output_dir, step, *rest):
         deadline = time.monotonic() + 60
@@ -29,9 +29,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(run, monkeypatch):
         return real(output_dir, step, *rest)
 
     monkeypatch.setattr("checkpoint.save.save", slow)
+    monkeypatch.setattr(Snapshot, "take", lambda self, tensors: (
+        room.append(self._buffer.bytes.nbytes - tensors.num_bytes), take(self, tensors))[1])
     code, text = run("--max_steps", "5", "--checkpoint_every_steps", "2", "--log_interval", "1", "--eval_interval", "9")
     assert code == 0
     assert max(logged) >= 3
+    assert room[0] >= 0
     assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s\n", text)
     assert list(steps_in(run.folder / "out")) == [5, 4, 2]
 
