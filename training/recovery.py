@@ -85,8 +85,7 @@ def shrink(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
 
     setup.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(was, 'sequence')} at a time: going on with "
-        f"{run.batch_size} x {several(run.accumulation, 'micro-batch')}. Next time give "
-        f"--batch_size {run.batch_size} --gradient_accumulation_steps {run.accumulation}, or --batch_size auto.")
+        f"--batch_size {run.batch_size} --gradient_accumulation_steps {run.accumulation}. Next time give these.")
     with setup.runtime.clock.pause():
         compile_run(run)
 
@@ -165,8 +164,7 @@ def explaining_memory(run: Run) -> Iterator[None]:
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
         if processes.world_size > 1 and at_a_time > 1 and not (args.dry_run or args.overfit):
             remember_too_many(Path(args.output_dir), at_a_time)
-            cure = "Start again with --resume_from auto, or by torchrun --max_restarts 3: at most half as many at a " \
-                   "time are taken then, the same samples a step."
+            cure = "Start again with --resume_from auto: half as many at a time are taken then."
         with processes.on_its_own():
             raise UserError(Exit.MACHINE, f"out of memory with {several(at_a_time, 'sequence')} at a time: "
                                           f"{size(backend.peak_memory())} held, of {size(backend.total_memory())}. "

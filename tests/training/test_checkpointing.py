@@ -29,12 +29,11 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_memory_is_there_
         return real(output_dir, step, *rest)
 
     monkeypatch.setattr("checkpoint.save.save", slow)
-    monkeypatch.setattr(Snapshot, "take", lambda self, tensors: (
-        room.append(self._buffer.bytes.nbytes - tensors.num_bytes), take(self, tensors))[1])
+    monkeypatch.setattr(Snapshot, "take", lambda own, new: (
+        room.append(own._buffer.bytes.nbytes - new.num_bytes) or take(own, new)))
     code, text = run("--max_steps", "5", "--checkpoint_every_steps", "2", "--log_interval", "1", "--eval_interval", "9")
-    assert code == 0
+    assert (code, room[0] >= 0) == (0, True)
     assert max(logged) >= 3
-    assert room[0] >= 0
     assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s\n", text)
     assert list(steps_in(run.folder / "out")) == [5, 4, 2]
 

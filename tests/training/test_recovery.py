@@ -43,7 +43,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypa
     assert code == 0
     assert rows == [6, 3] + [2] * (1 + WARM_STEPS + 18)  # the time of a step is measured before the first one
     assert text.count("out of memory in step 1") == 2
-    assert "going on with 2 x 3 micro-batches" in text
+    assert "going on with --batch_size 2 --gradient_accumulation_steps 3" in text
     whole, thirds, shrunk = (metrics_of(run.folder / name) for name in ("whole", "thirds", "shrunk"))
     for one, other in zip(whole, shrunk, strict=True):
         assert other == pytest.approx(one, rel=1e-4)  # validation alike: its windows do not depend on the batch
@@ -65,7 +65,7 @@ def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatc
     monkeypatch.setattr(GPT, "forward", once)
     code, text = run(*flags, out="failed")
     assert code == 0
-    assert "out of memory in step 3 with 4 sequences at a time: going on with 2 x 8 micro-batches" in text
+    assert "out of memory in step 3 with 4 sequences at a time: going on with --batch_size 2 --gradient_accumulation_steps 8" in text
     assert calls[measured + 10:measured + 20] == [4] + [2] * 8 + [2]
     clean, failed = (metrics_of(run.folder / name) for name in ("clean", "failed"))
     assert clean[:2] == failed[:2]
