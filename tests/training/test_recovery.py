@@ -34,20 +34,20 @@ def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
 
 @pytest.mark.parametrize(("kind", "preload"), [("gpu", "ram"), ("cpu", "mmap"), ("host", "ram")])
 def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypatch, kind, preload):
-    """Six samples a step as 6, then as 2 x 3 from the first step on, and as 2 x 3 from the flags: one mathematics."""
+    """Ten samples a step as 10, then as 2 x 5 from the first step on, and as 2 x 5 from the flags: one mathematics."""
     flags = ["--max_steps", "6", "--log_interval", "1", "--eval_interval", "3", "--preload", preload]
-    assert run(*flags, "--batch_size", "6", out="whole")[0] == 0
-    assert run(*flags, "--batch_size", "2", "--gradient_accumulation_steps", "3", out="thirds")[0] == 0
+    assert run(*flags, "--batch_size", "10", out="whole")[0] == 0
+    assert run(*flags, "--batch_size", "2", "--gradient_accumulation_steps", "5", out="fifths")[0] == 0
     rows = forward_that_needs(monkeypatch, 2, OUT_OF_MEMORY[kind])
-    code, text = run(*flags, "--batch_size", "6", out="shrunk")
+    code, text = run(*flags, "--batch_size", "10", out="shrunk")
     assert code == 0
-    assert rows == [6, 3] + [2] * (1 + WARM_STEPS + 18)  # the time of a step is measured before the first one
+    assert rows == [10, 5] + [2] * (1 + WARM_STEPS + 30)  # the time of a step is measured before the first one
     assert text.count("out of memory in step 1") == 2
-    assert "going on with --batch_size 2 --gradient_accumulation_steps 3" in text
-    whole, thirds, shrunk = (metrics_of(run.folder / name) for name in ("whole", "thirds", "shrunk"))
+    assert "going on with --batch_size 2 --gradient_accumulation_steps 5" in text
+    whole, fifths, shrunk = (metrics_of(run.folder / name) for name in ("whole", "fifths", "shrunk"))
     for one, other in zip(whole, shrunk, strict=True):
         assert other == pytest.approx(one, rel=1e-4)  # validation alike: its windows do not depend on the batch
-    assert [fields for fields in shrunk if "loss" in fields] == [fields for fields in thirds if "loss" in fields]
+    assert [fields for fields in shrunk if "loss" in fields] == [fields for fields in fifths if "loss" in fields]
 
 
 def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatch):
