@@ -9,7 +9,7 @@ Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary, P 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -40,7 +40,31 @@ SIZES = {  # n_layer, n_head, n_embd
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class Shape:
+    """What the configs of all architectures have.
+
+    A field of our own, unknown to transformers, is written here alone, keyword-only, with a default that leaves it out
+    of the model: the flag of its name sets it, and config.json holds it where it differs from the default.
+    """
+
+    vocab_size: int
+    seq_length: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @classmethod
+    def own_fields(cls) -> dict[str, Any]:
+        """The fields of our own with their defaults."""
+        return {field.name: field.default for field in fields(cls) if field.kw_only}
+
+
+@dataclass(frozen=True)
+class GPTConfig(Shape):
     """What the model is: all that decides its parameters and the function it computes."""
 
     vocab_size: int = 50257
@@ -53,10 +77,6 @@ class GPTConfig:
     tie_weights: bool = True
     activation: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
-
-    @property
-    def padded_vocab_size(self) -> int:
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
     def n_inner(self) -> int:
@@ -154,6 +174,7 @@ class LanguageModel(nn.Module):
 
     TRUNK, EMBEDDING, BLOCKS, NORM = "transformer", "wte", "h", "ln_f"  # all but the output layer, and its parts
     RESIDUAL = ("c_proj",)  # the matrices whose products are added to the residual stream
+    LOSSES: tuple[str, ...] = ("loss",)  # what forward gives back in training, by the names in metrics.jsonl
 
     def __init__(self, config: Any, options: Options, trunk: dict[str, nn.Module]):
         super().__init__()
@@ -213,7 +234,10 @@ class LanguageModel(nn.Module):
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
                 ) -> torch.Tensor:
-        """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V]."""
+        """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V].
+
+        A network of several LOSSES gives back all of them in training, fp32 [n], each as it counts in their sum.
+        """
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
                            self.options.loss_chunk)
 

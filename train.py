@@ -393,26 +393,27 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
 
 
 def try_step(run: Run, batches: Iterable[Batch], num: int) -> StepResult:
-    """The step on num micro-batches, which have the same number of targets: their mean loss is that of the step.
+    """The step on num micro-batches, which have the same number of targets: their mean losses are those of the step.
 
-    A loss or norm that is not finite leaves weights and optimizer state as they are.
+    It descends the sum of the losses that the network names. Where one of them, or the norm, is not finite, weights and
+    optimizer state stay as they are.
     """
     setup, parallel, optimizer, scaler = run.setup, run.parallel, run.optimizer, run.scaler
-    mean_loss = torch.zeros((), device=setup.machine.device)
+    mean_losses = torch.zeros(len(run.model.LOSSES), device=setup.machine.device)
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
         with parallel.micro_batch(is_last=number == num):
             with setup.machine.autocast():
-                loss = parallel.forward(inputs_BT, targets_BT, setup.args.label_smoothing) / num
-            scaler.scale(loss).backward()
-        mean_loss += loss.detach()
+                losses = parallel.forward(inputs_BT, targets_BT, setup.args.label_smoothing) / num
+            scaler.scale(losses).backward(torch.ones_like(losses))  # the gradient of their sum
+        mean_losses += losses.detach()
 
     # Clip: the fused optimizer divides by grad_scale on its way, and does nothing where found_inf is 1.
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-    mean_loss, norm = parallel.loss_and_norm(mean_loss, gradients)
-    skipped = optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
+    mean_losses, norm = parallel.losses_and_norm(mean_losses, gradients)
+    skipped = optimizer.found_inf = (~(norm + mean_losses.sum()).isfinite()).float()  # type: ignore[attr-defined]
     if setup.recipe.grad_clip:
         optimizer.grad_scale = (norm / setup.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
 
@@ -420,7 +421,8 @@ def try_step(run: Run, batches: Iterable[Batch], num: int) -> StepResult:
     optimizer.step()
     scaler.update()
     optimizer.zero_grad(set_to_none=not parallel.keeps_gradients)
-    return StepResult(mean_loss, norm, skipped)
+    loss, *others = mean_losses
+    return StepResult(loss, norm, skipped, dict(zip(run.model.LOSSES[1:], others, strict=True)))
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:

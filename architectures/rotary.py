@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from model import INIT_STD, GPTConfig, LanguageModel
+from model import INIT_STD, GPTConfig, LanguageModel, Shape
 from ops.attention import Context
 from ops.linear import Embedding, Linear, swiglu
 from ops.norm import RMSNorm
@@ -28,17 +28,12 @@ from ops.rotary import RotaryScaling, rotary_tables, rotate
 
 
 @dataclass(frozen=True)
-class RotaryConfig:
+class RotaryConfig(Shape):
     """What the model is: all that decides its parameters and the function it computes.
 
     qk_norm says whether each head's queries and keys pass an RMSNorm before they are rotated (Henry et al. 2020).
     """
 
-    vocab_size: int
-    seq_length: int
-    n_layer: int
-    n_head: int
-    n_embd: int
     n_kv_head: int
     head_dim: int
     n_inner: int
@@ -50,7 +45,7 @@ class RotaryConfig:
 
     qk_norm: ClassVar[bool]
 
-    padded_vocab_size, flops_per_token = GPTConfig.padded_vocab_size, GPTConfig.flops_per_token
+    flops_per_token = GPTConfig.flops_per_token
 
     def rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The cosines and sines of all positions, [T, K/2] each."""

@@ -35,6 +35,12 @@ def architecture_of(config: ModelConfig) -> Architecture:
     return ARCHITECTURES[name_of(config)]
 
 
+def flags_of(config: ModelConfig) -> tuple[str, ...]:
+    """The fields of a config that flags of their names set."""
+    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS,
+            *config.own_fields())
+
+
 def name_of(config: ModelConfig) -> str:
     """The name of a config's architecture: its model_type, and the value of --arch."""
     return next(name for name, found in ARCHITECTURES.items() if isinstance(config, found.Config))

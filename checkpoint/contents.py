@@ -126,8 +126,9 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError.
     generation = {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
                   "max_new_tokens": min(MOST_NEW_TOKENS, max(1, config.seq_length // 2))}
+    own = {name: value for name, usual in config.own_fields().items() if (value := getattr(config, name)) != usual}
     files = {
-        CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
+        CONFIG: _json({**architecture_of(config).to_hf_config(config, end_of_text_id), **own}),
         GENERATION: _json(generation),
         STATE: _json({**about, **state}),
     }

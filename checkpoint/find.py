@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -206,7 +206,9 @@ def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, to
     mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
     """
     model, data = (state[key] if isinstance(state.get(key), dict) else {} for key in ("model", "data"))
-    there = {**model, "arch": state.get("arch", DEFAULT)}  # older programs, which named none, had the default
+    # Older programs had no such field, or named no architecture: those had the default.
+    usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    there = {**usual, **model, "arch": state.get("arch", DEFAULT)}
     for key, value in {"arch": name_of(config), **asdict(config)}.items():
         if key != "dropout" and there.get(key) != value:
             raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "

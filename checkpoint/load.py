@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from architectures.fields import check_whole
+from architectures.fields import check_whole, shown
 from architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
 from checkpoint.find import resolve
@@ -36,7 +37,12 @@ def read_config(folder: Path) -> ModelConfig:
     Raises InvalidCheckpoint, naming the field, for a model that is not computed here exactly.
     """
     fields = read_json(folder / CONFIG)
-    return by_model_type(fields.get("model_type")).from_hf_config(fields)
+    config = by_model_type(fields.get("model_type")).from_hf_config(fields)
+    own = {name: fields.get(name, usual) for name, usual in config.own_fields().items()}
+    for name, usual in config.own_fields().items():
+        if type(own[name]) is not type(usual):
+            raise InvalidCheckpoint(f"config.json: {name} is {shown(own[name])}, not a value like {usual!r}")
+    return replace(config, **own)
 
 
 def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from architectures.table import ModelConfig, architecture_of
+from architectures.table import ModelConfig, flags_of
 from checkpoint import find, load
 from checkpoint.folder import owned
 from checkpoint.verify import manifest_sha256
@@ -179,9 +179,8 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
         there = load.read_config(folder)
         if type(there) is type(config):
-            by_flags = ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights",
-                        *architecture_of(config).FLAGS)
-            others = {field.name: getattr(there, field.name) for field in fields(there) if field.name not in by_flags}
+            others = {field.name: getattr(there, field.name) for field in fields(there)
+                      if field.name not in flags_of(config)}
             return replace(config, **{**others, "vocab_size": max(config.vocab_size, there.vocab_size)})
     return config
 

@@ -129,9 +129,10 @@ def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     architecture = ARCHITECTURES[flags.arch or DEFAULT]
-    own = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
-    return architecture.sized((n_layer, n_head, n_embd), vocab_size, min(seq_length, num_tokens - 1), flags.dropout,
-                              flags.tie_weights, **own)
+    others = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
+    config = architecture.sized((n_layer, n_head, n_embd), vocab_size, min(seq_length, num_tokens - 1), flags.dropout,
+                                flags.tie_weights, **others)
+    return replace(config, **{name: getattr(flags, name) for name in config.own_fields()})
 
 
 def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) -> ModelConfig:

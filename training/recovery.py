@@ -123,8 +123,8 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
     is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
     with run.parallel.micro_batch(is_last=is_whole_step):
         with machine.autocast():
-            loss = run.parallel.forward(inputs_BT, targets_BT, args.label_smoothing)
-        run.scaler.scale(loss).backward()
+            losses = run.parallel.forward(inputs_BT, targets_BT, args.label_smoothing)
+        run.scaler.scale(losses).backward(torch.ones_like(losses))
     compile_optimizer(run.optimizer)
     machine.backend.synchronize()
 
