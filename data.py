@@ -175,7 +175,7 @@ def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _became_shorter(part: Part) -> UserError:
-    return UserError(Exit.DATA, f"token file {printable(str(part.path))} has become shorter: it had {part.length:,} "
+    return UserError(Exit.DATA, f"token file {printable(part.path)} has become shorter: it had {part.length:,} "
                                 "tokens. Run again when nothing writes to it.")
 
 

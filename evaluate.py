@@ -105,7 +105,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     facts = {"ckpt": as_recorded(str(folder)), "seq_length": model.config.seq_length, "device": machine.name,
              "precision": machine.precision}
     for name, value in facts.items():
-        out.say(f"{name:<12}{printable(str(value))}")
+        out.say(f"{name:<12}{printable(value)}")
     signals.promise(lambda: f"stopping (now: {out.doing or 'preparing'})", lambda: NOTHING)
 
     results = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -163,9 +163,6 @@ class Block(nn.Module):
 # ---------------------------------------------------------------- the model
 
 
-AnyModel = TypeVar("AnyModel", bound="LanguageModel")
-
-
 class LanguageModel(nn.Module):
     """From ids to the loss: what GPT-2 shares with the networks of architectures/, which set the names below.
 
@@ -185,7 +182,7 @@ class LanguageModel(nn.Module):
         self.output = OutputLayer()
 
     @torch.no_grad()
-    def init_weights(self: AnyModel, std: float = INIT_STD) -> AnyModel:
+    def init_weights(self, std: float = INIT_STD) -> Any:
         """normal(0, std), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3).
 
         Drawn on the CPU, so that a seed is the same model on every device.

@@ -61,7 +61,7 @@ def recipes() -> ValueKind:
 def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path) -> bool:
     """Trains by every recipe with every seed, then prints what each learned; False if a run failed."""
     bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
-                  f"{steps:,} steps, {num_seeds} seeds of each recipe, in {printable(str(folder))}")
+                  f"{steps:,} steps, {num_seeds} seeds of each recipe, in {printable(folder)}")
     runs: dict[str, list[LoggedRun]] = {}
     problems = bench.found["problems"] = []
     # Recipes take turns, so a machine whose speed changes does so for all of them.
@@ -99,7 +99,7 @@ def train_one(bench: Bench, folder: Path, flags: list[str], steps: int) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(flags))
     elif json.loads(path.read_text(encoding="utf-8")) != flags:
-        raise UserError(Exit.FLAGS, f"{printable(str(folder))} holds a run with other flags. Delete it, or give "
+        raise UserError(Exit.FLAGS, f"{printable(folder)} holds a run with other flags. Delete it, or give "
                                     "another --quality_dir.")
     if is_run_complete(folder, steps):
         return ""

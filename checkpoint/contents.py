@@ -98,12 +98,6 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def bytes_needed(config: ModelConfig, optimizer_bytes: float = 8) -> int:
-    """Bytes of a checkpoint on disk: fp32 weights, optimizer_bytes for each parameter (AdamW: two fp32), 1 MiB of text.
-    """
-    return int((4 + optimizer_bytes) * config.num_parameters) + 2**20
-
-
 # ---------------------------------------------------------------- files
 
 

@@ -35,18 +35,12 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
     until = time.monotonic() + seconds
     while not (folder / MANIFEST).is_file() or manifest_sha256(folder) != sha256:
         if time.monotonic() > until:
-            raise UserError(Exit.CHECKPOINT, f"{printable(str(folder))} is not here as the first process sees it, "
+            raise UserError(Exit.CHECKPOINT, f"{printable(folder)} is not here as the first process sees it, "
                                              f"after {seconds:.0f} s. All machines need the same disk at this path.")
         time.sleep(min(1.0, seconds / 10))
 
 
 # ---------------------------------------------------------------- a folder of checkpoints
-
-
-def unfinished_in(folder: Path) -> list[Path]:
-    """The folders that have a checkpoint's name and some content, but no manifest: half copied, or another program's.
-    """
-    return [path for path, why in numbered_in(folder).values() if why]
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None],
@@ -65,9 +59,9 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
                 why = str(error)
         if why and os.path.lexists(path):  # else a training run has deleted it since
             reasons.append(f"{path.name}: {why}")
-            warn(f"{printable(str(path))} is damaged and was skipped: {why}")
+            warn(f"{printable(path)} is damaged and was skipped: {why}")
     if reasons:
-        raise _refusal(f"no sound checkpoint in {printable(str(folder))}. {'; '.join(reasons[:3])}. Nothing was "
+        raise _refusal(f"no sound checkpoint in {printable(folder)}. {'; '.join(reasons[:3])}. Nothing was "
                        "deleted; restore one from a copy, or start in another folder.")
     return None
 
@@ -88,7 +82,7 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
             ) -> tuple[Path, dict[str, Any] | None]:
     """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
     folder, name = named_in(path, home)
-    shown = printable(str(folder))
+    shown = printable(folder)
     if folder.exists() and not folder.is_dir():
         raise _refusal(f"{shown} is not a folder{PICKLES}. Give {WHAT_OPENS}.")
     if (folder / MANIFEST).is_file():
@@ -109,12 +103,12 @@ def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
     try:
         return verify(path, to_train)
     except InvalidCheckpoint as error:
-        raise _refusal(f"checkpoint {printable(str(path))} is damaged: {error}. {cure}") from error
+        raise _refusal(f"checkpoint {printable(path)} is damaged: {error}. {cure}") from error
 
 
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
     """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
-    cure, sought = f"Give {shell_word(str(folder))} for the newest one.", None
+    cure, sought = f"Give {shell_word(folder)} for the newest one.", None
     while newest := newest_sound(folder, warn, read_state):
         path, state = newest
         best = folder / f"checkpoint-{state.get('best_step', 0)}"
@@ -123,7 +117,7 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found
             return best, _verified(best, to_train, cure)
         if not is_recorded or best == sought:  # not deleted in this moment by a training run that has a better one
             why = f"it is {best.name}, which is not there any more" if is_recorded else "nothing of a validation"
-            raise _refusal(f"{printable(str(folder))} has no best checkpoint: {path.name} says {why}. {cure}")
+            raise _refusal(f"{printable(folder)} has no best checkpoint: {path.name} says {why}. {cure}")
         sought = best
     return None
 
@@ -134,8 +128,8 @@ def _refusal(message: str) -> UserError:
 
 def _nothing_found(path: Path) -> UserError:
     """The refusal of a folder without checkpoints, or of one that does not exist."""
-    name = printable(str(path))
-    command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(str(path))}"
+    name = printable(path)
+    command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(path)}"
     found = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
     return _refusal(f"{name} {found}. Train one first: {command}"
                     "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
@@ -153,7 +147,7 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
         except (UserError, OSError):
             if folder.exists():
                 raise
-    raise _refusal(f"{printable(str(path))} changed five times while it was read. Give one of its checkpoints.")
+    raise _refusal(f"{printable(path)} changed five times while it was read. Give one of its checkpoints.")
 
 
 # ---------------------------------------------------------------- resuming
@@ -175,13 +169,20 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         return found
     path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if state is None:
-        raise _refusal(f"{printable(str(path))} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
+        raise _refusal(f"{printable(path)} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
     if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
         names = printable(", ".join(other.name for other in others[:3]))
-        raise _refusal(f"--output_dir {printable(str(output_dir))} holds checkpoints that do not lead to "
+        raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
                        f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which deletes "
                        f"{several(len(others), 'checkpoint')}.")
     return path, state
+
+
+def held_by_another_run(flag: str, folder: Path, last_step: int) -> UserError:
+    """The refusal of a flag's folder that holds the checkpoints of another run."""
+    return _refusal(f"{flag} {printable(folder)} holds the checkpoints of another run, the last one of step "
+                    f"{last_step:,}. Give --resume_from auto to continue that run, another {flag}, or --overwrite, "
+                    "which deletes them.")
 
 
 def not_leading_to(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
@@ -222,5 +223,5 @@ def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, to
     for what, before, here in found:
         if str(before) != str(here):
             or_else = "" if what == "tokenizer" else ", or --allow_new_data to go on with these"
-            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(str(before))[:200]}; "
+            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(before)[:200]}; "
                                        f"here {str(here)[:200]}. Give the data it was trained on{or_else}.")

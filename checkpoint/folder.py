@@ -33,7 +33,7 @@ def owned(output_dir: Path) -> Iterator[None]:
     A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
-    shown = f"--output_dir {printable(str(output_dir))}"
+    shown = f"--output_dir {printable(output_dir)}"
     with _writing(shown):
         is_new = not output_dir.exists()
         check_place("--output_dir", output_dir)
@@ -72,13 +72,13 @@ def _writing(shown: str) -> Iterator[None]:
 
 def check_place(flag: str, folder: Path) -> None:
     """Raises UserError if a folder of checkpoints has a name under which they could not be read again, or is one."""
-    shown = f"{flag} {printable(str(folder))}"
+    shown = f"{flag} {printable(folder)}"
     if not is_utf8(str(folder)):
         raise UserError(Exit.FLAGS, f"{shown} is a name with bytes that are not UTF-8, under which the checkpoints "
                                     "could not be read again. Choose another name.")
     if (folder / MANIFEST).is_file():
         raise UserError(Exit.CHECKPOINT, f"{shown} is a checkpoint itself, and a run would write into it. Give its "
-                                         f"folder, {shell_word(str(folder.parent))}, or another one.")
+                                         f"folder, {shell_word(folder.parent)}, or another one.")
 
 
 def _open_lock(path: Path) -> TextIO:
@@ -93,7 +93,7 @@ def _open_lock(path: Path) -> TextIO:
         if is_regular and SIGNED.encode().startswith(os.read(handle, len(SIGNED))):  # a full disk may have cut it
             return os.fdopen(handle, "a+", encoding="utf-8")
         os.close(handle)
-    raise UserError(Exit.MACHINE, f"{printable(str(path))}, where a run says that it uses the folder, is a link or "
+    raise UserError(Exit.MACHINE, f"{printable(path)}, where a run says that it uses the folder, is a link or "
                                   "another file, and was left alone. Delete it, or choose another --output_dir.")
 
 

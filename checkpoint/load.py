@@ -38,11 +38,11 @@ def read_config(folder: Path) -> ModelConfig:
     """
     fields = read_json(folder / CONFIG)
     config = by_model_type(fields.get("model_type")).from_hf_config(fields)
-    own = {name: fields.get(name, usual) for name, usual in config.own_fields().items()}
     for name, usual in config.own_fields().items():
-        if type(own[name]) is not type(usual):
-            raise InvalidCheckpoint(f"config.json: {name} is {shown(own[name])}, not a value like {usual!r}")
-    return replace(config, **own)
+        if type(value := fields.get(name, usual)) is not type(usual):
+            raise InvalidCheckpoint(f"config.json: {name} is {shown(value)}, not a value like {usual!r}")
+        config = replace(config, **{name: value})
+    return config
 
 
 def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     generation_config.json may name several, for models that were tuned to converse; config.json is asked after it.
     Raises UserError (exit 4).
     """
-    with opening(f"checkpoint {printable(str(folder))}"):
+    with opening(f"checkpoint {printable(folder)}"):
         for name in (GENERATION, CONFIG):
             value = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
             if value is not None:
@@ -68,7 +68,7 @@ def chat_template(folder: Path) -> str | None:
     if path.is_file():
         return path.read_text(encoding="utf-8", errors="replace")
     path = folder / TOKENIZER_CONFIG
-    with opening(f"checkpoint {printable(str(folder))}"):
+    with opening(f"checkpoint {printable(folder)}"):
         template = read_json(path).get("chat_template") if path.is_file() else None
     return template if isinstance(template, str) else None
 
@@ -141,7 +141,7 @@ def load_weights(folder: Path, model: Network) -> None:
 
 def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
     """Config and weights of a checkpoint or a Hugging Face folder, as weights_of. Raises UserError (exit 4)."""
-    with opening(f"checkpoint {printable(str(folder))}"):
+    with opening(f"checkpoint {printable(folder)}"):
         config, stored = open_stored(folder)
         return config, weights_of(config, stored)
 
@@ -158,7 +158,7 @@ def opening(what: str) -> Iterator[None]:
 
 def load_model(folder: Path, device: torch.device) -> Network:
     """The model of a checkpoint or a Hugging Face folder, in fp32. Raises UserError (exit 4)."""
-    with opening(f"checkpoint {printable(str(folder))}"):
+    with opening(f"checkpoint {printable(folder)}"):
         config, _ = open_stored(folder)
         model = architecture_of(config).build(config, Options())
         load_weights(folder, model)
@@ -177,7 +177,7 @@ def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, 
 
 def start_from(folder: Path, model: Network) -> None:
     """Copies the weights of --init_from into the model. Raises UserError (exit 4), for NaN and infinity too."""
-    with opening(f"--init_from {printable(str(folder))}"):
+    with opening(f"--init_from {printable(folder)}"):
         load_weights(folder, model)
     _check_finite(folder / WEIGHTS, model.named_parameters())
 
@@ -192,7 +192,7 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
         if tensor.sum().isfinite():  # a sum costs a pass over the tensor, but can overflow
             continue
         if bad := int((~tensor.isfinite()).sum()):
-            raise UserError(Exit.CHECKPOINT, f"{printable(str(place))} cannot be trained on: {bad:,} of "
+            raise UserError(Exit.CHECKPOINT, f"{printable(place)} cannot be trained on: {bad:,} of "
                                              f"{tensor.numel():,} values of {name} are NaN or infinite. Give an older "
                                              "checkpoint or other weights.")
 
@@ -221,7 +221,7 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
             optimizer.state.update(states)
             return _restore_generators(file, next(model.parameters()).device)
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
-        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(str(folder))}: {error}. It cannot be resumed with "
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(folder)}: {error}. It cannot be resumed with "
                                          "these flags; start a new run in another --output_dir.") from error
 
 

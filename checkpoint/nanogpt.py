@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from architectures.gpt2 import GPT2
+from architectures.gpt2 import GPT2, STALE_MASKS
 from checkpoint.contents import model_card, text_files
 from checkpoint.load import weights_of
 from common.errors import Exit, InvalidCheckpoint, UserError
@@ -25,7 +25,6 @@ from tokens.tokenizer import end_of_text_id, load_with_size
 
 PADDING = 128  # a vocabulary is padded to a multiple of 64 or 128
 PREFIXES = re.compile(r"^((_orig_mod|module|model)\.)+")  # of torch.compile, of DDP, of a wrapper
-MASKS = (".attn.bias", ".attn.masked_bias")  # buffers of older versions, no parameters
 
 
 class SavedConfig:
@@ -49,8 +48,8 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         weights_of(config, stored)
     except (InvalidCheckpoint, KeyError, IndexError) as error:
         cure = getattr(error, "cure", "") or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save."
-        raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(str(path))} does not hold a GPT-2: "
-                                         f"{printable(str(error))}. {cure}") from error
+        raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(path)} does not hold a GPT-2: "
+                                         f"{printable(error)}. {cure}") from error
 
     tokenizer_json = end_id = None
     if tokenizer_file is None:
@@ -84,7 +83,7 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
         inside = (found.get(name) for name in ("model", "model_state_dict", "state_dict"))
         stored = next((place for place in inside if isinstance(place, Mapping)), found)
         return {PREFIXES.sub("", name): tensor.detach().float() for name, tensor in stored.items()
-                if not name.endswith(MASKS)}, found
+                if not name.endswith(STALE_MASKS)}, found
     except Exception as error:  # there is no end to what may be wrong with a pickle
         unknown = re.search(r"GLOBAL '?([\w.]+)", str(error))
         why = f"it names {unknown[1]}" if unknown else getattr(error, "strerror", None) or type(error).__name__

@@ -105,7 +105,7 @@ def _first_readable(checkpoints: list[Path]) -> Layer | None:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             state = json.loads(read_text(path / STATE))
             flags = _object(state, "flags")
-            return Layer(printable(str(path)), _object(flags, "given"), _object(flags, "decided"))
+            return Layer(printable(path), _object(flags, "given"), _object(flags, "decided"))
     return None
 
 

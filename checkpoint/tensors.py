@@ -69,7 +69,7 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
-        raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(str(error))[:100]})", COPY_WHOLE) from error
+        raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(error)[:100]})", COPY_WHOLE) from error
 
 
 def said(problems: list[str]) -> str:

@@ -241,7 +241,7 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         return Exit.MACHINE, "a thread could not be started. Raise the limits (ulimit -u, ulimit -v)."
     if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation is both: a bug
         why = error.strerror or first_line(error)  # numpy's, on a full disk, has its text alone
-        place = f": {printable(str(error.filename))[:200]}" if error.filename else ""
+        place = f": {printable(error.filename)[:200]}" if error.filename else ""
         return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that the disk "
                               "has free space (or for too many open files: ulimit -n 1024).")
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 ONE_LINE_ONLY = "\u2028\u2029\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
-def printable(text: str) -> str:
-    """The text on one line that cannot drive a terminal: for names, and for what stands in a file of others.
+def printable(text: object) -> str:
+    """A text or a path on one line that cannot drive a terminal: for names, and for what stands in a file of others.
 
     Control characters, ends of lines and marks that turn the direction of writing become escapes.
     """
-    return "".join(c if _is_harmless(c) and c not in ONE_LINE_ONLY else repr(c)[1:-1] for c in text)
+    return "".join(c if _is_harmless(c) and c not in ONE_LINE_ONLY else repr(c)[1:-1] for c in str(text))
 
 
 def first_line(error: BaseException) -> str:
@@ -38,12 +38,12 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def shell_word(text: str) -> str:
-    """The text as one word of a command that may be printed, copied and typed into a shell (bash, zsh, ksh).
+def shell_word(text: object) -> str:
+    """A text or a path as one word of a command that may be printed, copied and typed into a shell (bash, zsh, ksh).
 
     What a terminal would not show as itself is written by its bytes in octal, as in $'two\\012lines'.
     """
-    if text.isprintable():
+    if (text := str(text)).isprintable():
         return shlex.quote(text)
     # A byte of a file name that is not UTF-8 is one of 128 surrogates; others cannot be in a name, only in JSON.
     return "$'" + "".join(c if c.isprintable() and c not in "\\'" else "".join(f"\\{byte:03o}" for byte in c.encode(

@@ -74,7 +74,7 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
     try:
         ids = language.tokenizer.encode(prompt, add_special_tokens=False).ids
     except Exception as error:  # from a vocabulary of words that has no token for unknown ones
-        raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(str(error))[:120]}). {cure}",
+        raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(error)[:120]}). {cure}",
                         ) from error
     if opens:
         ids = [*language.opening_ids, *ids]

@@ -44,7 +44,7 @@ def fetch(asked: str, name: HubName, patterns: Sequence[str], out: Progress, loo
 
     look is called meanwhile, and may raise to stop. Where the hub cannot be reached it is what the cache has.
     """
-    hub, shown = library(asked), printable(str(name))
+    hub, shown = library(asked), printable(name)
     if not out.on_terminal:  # where the heartbeat speaks
         from huggingface_hub.utils import disable_progress_bars
 

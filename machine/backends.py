@@ -243,7 +243,7 @@ def why_no_headers() -> str | None:
     is_elsewhere = sys.platform == "darwin" or any(map(os.environ.get, ("CPATH", "CPLUS_INCLUDE_PATH")))
     if is_elsewhere or (folder / "Python.h").exists():
         return None
-    return (f"Python.h is missing in {printable(str(folder))}. Run: apt-get install "
+    return (f"Python.h is missing in {printable(folder)}. Run: apt-get install "
             f"python{sysconfig.get_python_version()}-dev (Fedora: dnf install python3-devel)")
 
 

@@ -46,7 +46,7 @@ def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
             if not is_whole_library(path) and not _is_locked(lock):
                 path.unlink()
                 num_removed += 1
-                say(f"compile     deleted {printable(str(path))}, which a killed compiler left unfinished")
+                say(f"compile     deleted {printable(path)}, which a killed compiler left unfinished")
     return num_removed
 
 

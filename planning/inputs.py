@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +179,8 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
         there = load.read_config(folder)
         if type(there) is type(config):
-            others = {field.name: getattr(there, field.name) for field in fields(there)
-                      if field.name not in flags_of(config)}
-            return replace(config, **{**others, "vocab_size": max(config.vocab_size, there.vocab_size)})
+            return replace(there, **{name: getattr(config, name) for name in flags_of(config)},
+                           vocab_size=max(config.vocab_size, there.vocab_size))
     return config
 
 
@@ -212,16 +211,14 @@ def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float
         raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
                                     "--init_from. Give another --output_dir.")
     if (there := find.steps_in(output_dir)) and not output.overwrite:
-        raise UserError(Exit.CHECKPOINT, f"--output_dir {shown} holds the checkpoints of another run, the last one of "
-                                         f"step {max(there):,}. Give --resume_from auto to continue that run, another "
-                                         "--output_dir, or --overwrite, which deletes them.")
+        raise find.held_by_another_run("--output_dir", output_dir, max(there))
     return None
 
 
 def _check_no_stranger(output_dir: Path) -> None:
     """Raises UserError (exit 4) for a folder that this run would replace and that no run of train.py has finished."""
-    if strangers := find.unfinished_in(output_dir):
-        raise UserError(Exit.CHECKPOINT, f"{printable(str(strangers[0]))} has a checkpoint's name but no manifest.json,"
+    if strangers := [path for path, why in find.numbered_in(output_dir).values() if why]:
+        raise UserError(Exit.CHECKPOINT, f"{printable(strangers[0])} has a checkpoint's name but no manifest.json,"
                                          " and a run would replace it. Move it away, or give another --output_dir.")
 
 

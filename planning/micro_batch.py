@@ -136,5 +136,5 @@ def what_fits(output_dir: Path, recipe: Recipe, out: Progress) -> int:
         return recipe.batch_size
     found = divisors(recipe.samples_per_step, too_many // 2)[-1]
     out.say(f"batch_size  {found} x {several(recipe.samples_per_step // found, 'micro-batch')}: {too_many} were out of "
-            f"memory (delete {FILE} in {printable(str(output_dir))} to try again)")
+            f"memory (delete {FILE} in {printable(output_dir)} to try again)")
     return found

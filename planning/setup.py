@@ -20,7 +20,7 @@ from machine.processes import ALONE, Processes
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, what_fits
-from planning.pace import Deadline
+from planning.pace import Deadline, TakeStep
 from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe
 from tokens.corpus import Corpus
@@ -29,7 +29,7 @@ from training.optimizers import OPTIMIZERS
 from training.parallel import sequences_at_a_time
 from training.recovery import compile_run
 from training.starting import in_common
-from training.state import FAST, Parts, Run, Runtime, Setup, StepResult, TrainState
+from training.state import FAST, Parts, Run, Runtime, Setup, TrainState
 
 
 def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadline, argv: Sequence[str],
@@ -106,7 +106,7 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
 
 
 def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Callable[..., Run],
-                 take_step: Callable[[Run], StepResult]) -> int:
+                 take_step: TakeStep) -> int:
     """Prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if they are too many.
 
     build_run and take_step are those of train.py.

@@ -72,5 +72,5 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
-    where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(str(job.folder.path))}"
+    where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
     say(f"next: python train.py{where}")

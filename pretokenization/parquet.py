@@ -37,7 +37,7 @@ class Parquet(Kind):
                                            f"{printable(', '.join(names))[:200]}. Give --text_field.")
             yield from row_blocks(source, file, reading)
         except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
-            raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(str(error))[:120].rstrip('.')}. Give a "
+            raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(error)[:120].rstrip('.')}. Give a "
                                        "complete copy.") from error
 
     def documents(self, block: TextBlock, content: list[Any], reading: Reading,

@@ -175,6 +175,6 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
         try:
             return encode(job, vocabulary, chosen, dtype)
         except Differs as error:
-            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(str(error))}. Everything is "
+            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(error)}. Everything is "
                               "encoded again by tokenizers.")
             return encode(job, vocabulary, "tokenizers", dtype)

@@ -96,7 +96,7 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     chosen, others = [], []
 
     def refuse(error: OSError) -> None:
-        raise UserError(Exit.DATA, f"{printable(str(error.filename))}: {error.strerror}. Give another folder.")
+        raise UserError(Exit.DATA, f"{printable(error.filename)}: {error.strerror}. Give another folder.")
 
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -135,7 +135,7 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         status = path.stat()  # before it is opened: opening a fifo waits for its writer
         if not stat.S_ISREG(status.st_mode):
             raise UserError(Exit.DATA, f"{shown} is not a regular file. Pipe it in: "
-                                       f"cat {shell_word(str(path))} | python pretokenize.py -")
+                                       f"cat {shell_word(path)} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
             status = os.fstat(file.fileno())
@@ -146,7 +146,7 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         kinds = [kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(source, name, head)]
         if not kinds:
             if head.startswith(b"%PDF"):
-                raise UserError(Exit.DATA, f"{shown} is a PDF. Extract its text: pdftotext {shell_word(str(path))}")
+                raise UserError(Exit.DATA, f"{shown} is a PDF. Extract its text: pdftotext {shell_word(path)}")
             refuse_encoding(shown, head, encoding)
             source = replace(source, encoding=encoding)
             head = head_of(source, HEAD_BYTES)

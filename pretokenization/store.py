@@ -59,7 +59,7 @@ class Folder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.shown = printable(str(path))
+        self.shown = printable(path)
         self.work = path / WORK
         self.was_made = not path.exists()
         try:
@@ -112,7 +112,7 @@ class Folder:
         outputs = {path.resolve() for path in self.outputs()}
         for path in paths:
             if path.resolve() in outputs:
-                raise UserError(Exit.DATA, f"{printable(str(path))} would be replaced by the output of the same name. "
+                raise UserError(Exit.DATA, f"{printable(path)} would be replaced by the output of the same name. "
                                            "Give another --output_dir.")
 
     @contextlib.contextmanager

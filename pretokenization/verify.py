@@ -64,7 +64,7 @@ def verify_split(folder: Path, split: str, stream: TokenStream, corpus: Corpus, 
 
 
 def _differs(path: Path, what: str) -> UserError:
-    return UserError(Exit.DATA, f"{printable(str(path))}: {what}. Run pretokenize.py again.")
+    return UserError(Exit.DATA, f"{printable(path)}: {what}. Run pretokenize.py again.")
 
 
 def peek(folder: Path, number: int, progress: Progress) -> None:

@@ -81,7 +81,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     tokenizer_sha256 = None
     if tokenizer_file is not None:
         tokenizer_sha256 = sha256_of(tokenizer_file)
-        _check_sha256(f"tokenizer {printable(str(tokenizer_file))}", tokenizer_sha256, metadata.tokenizer_sha256,
+        _check_sha256(f"tokenizer {printable(tokenizer_file)}", tokenizer_sha256, metadata.tokenizer_sha256,
                       "is not the one with which the tokens were made")
 
     training = _open(train_files, "train", metadata, known_size)
@@ -130,11 +130,11 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
     """The vocabulary's size and the end-of-text id, from the metadata, else the tokenizer, else --vocab_size."""
-    where, known_size, end_id = printable(str(metadata.path)), metadata.vocab_size, metadata.end_of_text_id
+    where, known_size, end_id = printable(metadata.path), metadata.vocab_size, metadata.end_of_text_id
     if tokenizer_file is not None:
         tokenizer, num_ids = load_with_size(tokenizer_file)
         if known_size is not None and known_size < num_ids:
-            raise UserError(Exit.DATA, f"tokenizer {printable(str(tokenizer_file))} has {num_ids:,} ids, metadata "
+            raise UserError(Exit.DATA, f"tokenizer {printable(tokenizer_file)} has {num_ids:,} ids, metadata "
                                        f"{where} says {known_size:,}. Give the tokenizer of these tokens.")
         known_size = known_size or num_ids
         end_id = end_of_text_id(tokenizer) if end_id is None else end_id
@@ -229,8 +229,8 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
 def _check_length(path: Path, length: int, expected: int | None, metadata: Metadata) -> None:
     """Raises UserError (exit 3) if another number of tokens is recorded."""
     if expected not in (None, length):
-        raise UserError(Exit.DATA, f"token file {printable(str(path))} holds {length:,} tokens, metadata "
-                                   f"{printable(str(metadata.path))} says {expected:,}. Run pretokenize.py again.")
+        raise UserError(Exit.DATA, f"token file {printable(path)} holds {length:,} tokens, metadata "
+                                   f"{printable(metadata.path)} says {expected:,}. Run pretokenize.py again.")
 
 
 def _checked_sha256(part: Part, record: FileRecord, vocab_size: int) -> str:
@@ -241,5 +241,5 @@ def _checked_sha256(part: Part, record: FileRecord, vocab_size: int) -> str:
     if record.sha256 is not None and record.modified_ns == part.path.stat().st_mtime_ns:
         return record.sha256
     found = scan(part, vocab_size)
-    _check_sha256(f"token file {printable(str(part.path))}", found, record.sha256, "is not what pretokenize.py wrote")
+    _check_sha256(f"token file {printable(part.path)}", found, record.sha256, "is not what pretokenize.py wrote")
     return found

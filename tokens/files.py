@@ -27,7 +27,7 @@ def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
     elif not place.exists() and glob.has_magic(str(place)):
         found = [path for path in map(Path, glob.glob(str(place))) if path.suffix in SUFFIXES and not _is_idle(path)]
         if not found:
-            raise UserError(Exit.DATA, f"{printable(str(place))} matches 0 files that end in {', '.join(SUFFIXES)}. "
+            raise UserError(Exit.DATA, f"{printable(place)} matches 0 files that end in {', '.join(SUFFIXES)}. "
                                        "Check the pattern.")
     else:
         return [place], []
@@ -46,7 +46,7 @@ def _only_set_in(folder: Path) -> list[Path]:
     found = list(sets) or sorted(printable(path.name) for path in folder.iterdir())
     shown = ", ".join(name[:60] for name in found[:4]) or "nothing"
     shown += f" and {len(found) - 4:,} more" * (len(found) > 4)
-    raise UserError(Exit.DATA, f"{printable(str(folder))} has {len(sets)} sets of token files, not one. Found {shown}. "
+    raise UserError(Exit.DATA, f"{printable(folder)} has {len(sets)} sets of token files, not one. Found {shown}. "
                                "Give one with --bin_file and --val_bin_file (to evaluate.py with --tokens), or run: "
                                "python pretokenize.py TEXT")
 

@@ -65,16 +65,16 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns a path without a file, and errors of the system while reading, into a UserError (exit 3) that names it."""
     try:
         if not path.is_file():
-            raise UserError(Exit.DATA, f"token file {printable(str(path))} is missing or not a file. "
+            raise UserError(Exit.DATA, f"token file {printable(path)} is missing or not a file. "
                                        "Run: python pretokenize.py corpus.txt")
         yield
     except OSError as error:
-        name = printable(str(error.filename or path))
+        name = printable(error.filename or path)
         raise UserError(Exit.DATA, f"token file {name}: {error.strerror}. Check its permissions.") from error
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return UserError(Exit.DATA, f"token file {printable(str(path))} {why}. Download or write it again.")
+    return UserError(Exit.DATA, f"token file {printable(path)} {why}. Download or write it again.")
 
 
 def document_ends(path: Path, length: int) -> np.ndarray:
@@ -128,7 +128,7 @@ def _npy(path: Path, num_bytes: int, _: str) -> Part:
     except Exception as error:  # the header is a Python literal: there is no end to what may be wrong with it
         raise _damaged(path, f"is a .npy that numpy cannot read ({first_line(error)[:120]})") from error
     if not isinstance(ids, np.memmap) or ids.dtype not in DTYPES.values() or ids.ndim != 1 or ids.offset % ids.itemsize:
-        raise _damaged(path, f"is a .npy of {printable(str(ids.dtype))[:40]} and shape {str(ids.shape)[:60]}, not one "
+        raise _damaged(path, f"is a .npy of {printable(ids.dtype)[:40]} and shape {str(ids.shape)[:60]}, not one "
                              f"row of {', '.join(DTYPES)}")
     return _sized(path, num_bytes, ids.dtype.name, len(ids), ids.offset)
 
@@ -171,6 +171,6 @@ def recognise(path: Path) -> Layout:
         head = file.read(TEXT_BYTES)
     found = next((layout for layout in LAYOUTS.values() if layout.recognises(path, head)), None)
     if found is None and len(head) >= LEAST_TEXT_BYTES and not CONTROL.search(head):
-        raise UserError(Exit.DATA, f"token file {printable(str(path))} holds text, not tokens. "
+        raise UserError(Exit.DATA, f"token file {printable(path)} holds text, not tokens. "
                                    "Make tokens of it: python pretokenize.py FILE")
     return found or LAYOUTS["nanogpt"]

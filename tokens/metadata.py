@@ -56,11 +56,11 @@ class Metadata:
 
 def read_metadata(path: Path) -> Fields:
     """The fields of a metadata.json, ours or another program's. Raises UserError (exit 3)."""
-    name = printable(str(path))
+    name = printable(path)
     try:
         fields = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or f"it is not JSON ({printable(str(error))[:120]})"
+        why = getattr(error, "strerror", None) or f"it is not JSON ({printable(error)[:120]})"
         raise UserError(Exit.DATA, f"metadata {name}: {why}. Run: python pretokenize.py corpus.txt") from error
     if not isinstance(fields, dict):
         raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
@@ -136,6 +136,6 @@ def _one_of(path: Path, name: str, value: Any, names: Collection[str]) -> str:
 def _check(path: Path, name: str, value: Any, is_valid: bool, expected: str) -> Any:
     """The value. Raises UserError (exit 3) unless it is valid."""
     if not is_valid:
-        raise UserError(Exit.DATA, f"metadata {printable(str(path))}: {name} is {printable(repr(value))[:60]}, not "
+        raise UserError(Exit.DATA, f"metadata {printable(path)}: {name} is {printable(repr(value))[:60]}, not "
                                    f"{expected}. Run pretokenize.py again.")
     return value

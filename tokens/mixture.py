@@ -61,7 +61,7 @@ def _check_alike(path: str, corpus: Corpus, other_path: str, other: Corpus) -> N
     """Raises UserError (exit 3) unless both have one tokenizer, vocabulary, end of text and type."""
     again = f"Run pretokenize.py for {printable(other_path)} again"
     if corpus.tokenizer_path is not None:
-        again += f" with --tokenizer_file {shell_word(str(corpus.tokenizer_path))}"
+        again += f" with --tokenizer_file {shell_word(corpus.tokenizer_path)}"
     tokenizers = corpus.tokenizer_sha256, other.tokenizer_sha256
     for what, mine, theirs in (("tokenizers, by their sha256", *(tokenizers if None not in tokenizers else ("", ""))),
                                ("ids in their vocabularies", corpus.vocab_size, other.vocab_size),

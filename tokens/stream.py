@@ -83,7 +83,7 @@ def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
     bound = bound_of(part.dtype, vocab_size)
     if len(ids) and as_unsigned(ids).max() >= bound:
         at = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
-        raise UserError(Exit.DATA, f"token file {printable(str(part.path))}: id {int(ids[at]):,} at position "
+        raise UserError(Exit.DATA, f"token file {printable(part.path)}: id {int(ids[at]):,} at position "
                                    f"{first + at:,} is outside the vocabulary of {vocab_size:,} ids. Give the "
                                    "tokenizer or metadata that the file was made with, or run pretokenize.py again.")
 
@@ -103,6 +103,6 @@ def scan(part: Part, vocab_size: int) -> str:
             check_ids(ids, seen, part, vocab_size)
             seen += len(ids)
         if file.tell() != part.offset_bytes + part.length * part.item_bytes:
-            raise UserError(Exit.DATA, f"token file {printable(str(part.path))} changed while it was read. Run the "
+            raise UserError(Exit.DATA, f"token file {printable(part.path)} changed while it was read. Run the "
                                        "command again when nothing writes to it.")
     return digest.hexdigest()

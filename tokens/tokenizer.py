@@ -31,7 +31,7 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     """The tokenizer given, else the one in a model's folder. Raises UserError (exit 3), also if it has too many ids."""
     if given is None and not (folder / TOKENIZER).exists():
-        raise UserError(Exit.DATA, f"{printable(str(folder))} has no {TOKENIZER}. Give the model's --tokenizer_file.")
+        raise UserError(Exit.DATA, f"{printable(folder)} has no {TOKENIZER}. Give the model's --tokenizer_file.")
     tokenizer, num_ids = load_with_size(Path(given or folder))
     if num_ids > vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
@@ -53,7 +53,7 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
 
     if path.is_dir():
         path = path / TOKENIZER
-    name = f"tokenizer {printable(str(path))}"
+    name = f"tokenizer {printable(path)}"
     try:
         tokenizer = _for_text(Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES)))
         # Some broken files panic only when they are first used. A text without ids in the vocabulary does not.
@@ -65,7 +65,7 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
         raise
     except BaseException as error:  # a panic of the Rust library is not an Exception
         raise UserError(Exit.DATA, f"{name} is not a tokenizer.json of the tokenizers library "
-                                   f"({printable(str(error))[:120]}). Give one of pretokenize.py, or one that "
+                                   f"({printable(error)[:120]}). Give one of pretokenize.py, or one that "
                                    "transformers saves with AutoTokenizer.") from error
     num_ids = vocab_size_of(tokenizer)
     if not 1 <= num_ids <= MAX_VOCAB_SIZE:

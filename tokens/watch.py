@@ -50,7 +50,7 @@ class Watch:
         seen, now = self._seen[at], _status_of(self._parts[at])
         if seen is None or now is None or now == seen or now[:2] != seen[:2]:
             return ""
-        name = printable(str(self._parts[at].path))
+        name = printable(self._parts[at].path)
         return f"token file {name} was written to or cut ({seen[2]:,} bytes before, {now[2]:,} now)"
 
     def explain(self) -> str:

@@ -58,8 +58,11 @@ def most_checkpoints(args: FlagsOfGroup, recipe: Recipe) -> int:
 
 
 def plan_saving(config: ModelConfig, optimizer_bytes: float, held_bytes: int) -> SavingPlan:
-    """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step."""
-    checkpoint_bytes = contents.bytes_needed(config, optimizer_bytes)
+    """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step.
+
+    A checkpoint has fp32 weights, optimizer_bytes for each parameter (AdamW: two fp32), 1 MiB of text.
+    """
+    checkpoint_bytes = int((4 + optimizer_bytes) * config.num_parameters) + 2**20
     # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
     return SavingPlan(checkpoint_bytes, copies=available_ram() > held_bytes + 2 * checkpoint_bytes)
 
@@ -241,7 +244,7 @@ class Checkpointer:
         if saved is None:
             return Stake(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet", "")
         return Stake(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
-                     f"checkpoint-{saved}, from which --resume_from {shell_word(str(self.output_dir))} goes on")
+                     f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
 
     def last_good(self) -> str:
         """What to go on from, in words: the newest checkpoint in the folder, once the save in flight has ended."""

@@ -87,7 +87,7 @@ class Mirror:
     def __init__(self, root: Path, output_dir: Path, out: Progress):
         self.root, self.output_dir = root, output_dir
         self.held: frozenset[int] = frozenset()  # the step that is being copied, which must not be pruned meanwhile
-        self._shown, self._out = printable(str(root)), out
+        self._shown, self._out = printable(root), out
         self._mark: dict[str, str] = {}  # what says in the folder that this run uses it; empty until it is written
         self._keeping: Keeping | None = None  # what was asked for last
         self._thread, self._turn = threading.Thread(), threading.Lock()
@@ -123,7 +123,7 @@ class Mirror:
             self._out.say(f"mirror      {last.name} is in {self._shown}, verified")
             return
         self._out.warn(f"the mirror {self._shown} lacks {last.name}: {self._trouble or 'too slow'}. Copy it by hand: "
-                       f"cp -r {shell_word(str(last))} {shell_word(str(self.root))}/")
+                       f"cp -r {shell_word(last)} {shell_word(self.root)}/")
 
     # ---- the thread
 
@@ -204,10 +204,7 @@ def prepare_mirror(args: FlagsOfGroup, asked: str | None, out: Progress) -> None
         is_ours = asked == "auto" or (asked and any(find.is_inside(Path(asked), of) for of in (output_dir, root)))
         if there and not args.overwrite and not (is_ours and (
                 not here or is_same_run(here[max(here)], there[max(there)]))):
-            raise UserError(Exit.CHECKPOINT, f"--mirror_to {printable(args.mirror_to)} holds the checkpoints of "
-                                             f"another run, the last one of step {max(there):,}. Give --resume_from "
-                                             "auto to continue that run, another folder, or --overwrite, which deletes "
-                                             "them.")
+            raise find.held_by_another_run("--mirror_to", root, max(there))
         if is_ours and not (Path(asked or "") / MANIFEST).is_file():  # a folder of checkpoints
             bring_back(here, there, output_dir, out)
 
@@ -253,9 +250,9 @@ def bring_back(here: Mapping[int, Path], there: Mapping[int, Path], output_dir: 
                     if not target.exists() or target.stat().st_size < file.stat().st_size:
                         copy_file(file, target)
         except InvalidCheckpoint as error:
-            out.warn(f"{printable(str(path))} is damaged and was skipped: {error}")
+            out.warn(f"{printable(path)} is damaged and was skipped: {error}")
             continue
-        out.say(f"resume      {path.name} was copied from the mirror {printable(str(path.parent))}")
+        out.say(f"resume      {path.name} was copied from the mirror {printable(path.parent)}")
         return
 
 
@@ -264,7 +261,7 @@ def bring_back(here: Mapping[int, Path], there: Mapping[int, Path], output_dir: 
 
 def take_mirror(args: FlagsOfGroup, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
     """Makes the folder this run's own mirror, with what --overwrite asks for done there too."""
-    root, shown = mirror.root, printable(str(mirror.root))
+    root, shown = mirror.root, printable(mirror.root)
     with contextlib.suppress(OSError):  # of which the first copy tells more
         if not args.resume_from:
             (mirror.output_dir / MIRROR).unlink(missing_ok=True)
@@ -282,5 +279,5 @@ def is_same_folder(path: str | Path, other: str | Path) -> bool:
 def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
     """Deletes the checkpoints of other runs in the output folder, as --overwrite requests."""
     for other in find.not_leading_to(output_dir, resumed, step):
-        out.say(f"overwrite   deleting {printable(str(other))}")
+        out.say(f"overwrite   deleting {printable(other)}")
         shutil.rmtree(other, ignore_errors=True)

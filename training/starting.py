@@ -68,7 +68,7 @@ def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str])
     """Writes output_dir/config.toml."""
     with contextlib.suppress(OSError):  # the checkpoints hold the flags too
         write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
-                   f"    python train.py --resume_from {shell_word(str(output_dir))}", reasons)
+                   f"    python train.py --resume_from {shell_word(output_dir)}", reasons)
 
 
 def settings_of(setup: Setup) -> Settings:
@@ -120,7 +120,7 @@ def _check_tokenizer(run: Run, folder: Path, tokenizer: Tokenizer | None) -> Non
     elif load_tokenizer(theirs).get_vocab() != tokenizer.get_vocab():
         raise UserError(Exit.DATA, "the corpus was made with another tokenizer than the weights of --init_from, so its "
                                    f"ids mean other text. Run pretokenize.py with --tokenizer_file "
-                                   f"{shell_word(str(theirs))}")
+                                   f"{shell_word(theirs)}")
 
 
 def resume(run: Run, settings: Settings) -> None:
@@ -136,7 +136,7 @@ def resume(run: Run, settings: Settings) -> None:
         say(f"resume      {note}")
     for kind, what in (("settings", "changed"), ("environment", "losses will differ in the last digits")):
         before = stored.get(kind, {})
-        changed = [f"{name} {printable(str(before[name]))[:60]} -> {value}" for name, value in settings[kind].items()
+        changed = [f"{name} {printable(before[name])[:60]} -> {value}" for name, value in settings[kind].items()
                    if before.get(name, value) != value]
         if changed:
             say(f"resume      {what}: {', '.join(changed)}")

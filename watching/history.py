@@ -44,10 +44,10 @@ def read_lines(path: Path) -> list[Row]:
     try:
         found = rows_in(read_bytes(path, MOST_BYTES))
     except OSError as error:
-        raise UserError(Exit.DATA, f"{printable(str(path))}: {error.strerror}. Give an --output_dir of "
+        raise UserError(Exit.DATA, f"{printable(path)}: {error.strerror}. Give an --output_dir of "
                                    "train.py.") from error
     if not found:
-        raise UserError(Exit.DATA, f"{printable(str(path))} holds no logged step yet. Wait for the first one, or give "
+        raise UserError(Exit.DATA, f"{printable(path)} holds no logged step yet. Wait for the first one, or give "
                                    "another folder.")
     return sorted(found, key=lambda row: row["step"])
 

@@ -249,7 +249,7 @@ class Monitor:
                    **({} if compile_seconds is None else {"compile_seconds": f"{compile_seconds:.1f}"}),
                    "peak_memory": size(peak_bytes), "peak_memory_bytes": peak_bytes,
                    "data_wait": f"{self._gauge.wait_share:.1%} of the steps' time", "checkpoint": checkpoint}
-        self._out.say("\n".join(f"{key}: {printable(str(value))}" for key, value in closing.items()))
+        self._out.say("\n".join(f"{key}: {printable(value)}" for key, value in closing.items()))
 
     def say_what_next(self, best_step: int) -> None:
         """Prints the command to type next: to generate, or after a signal to continue.

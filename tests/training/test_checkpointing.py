@@ -3,7 +3,6 @@
 import re
 import time
 
-from checkpoint.contents import bytes_needed
 from checkpoint.find import steps_in
 from checkpoint.folder import prune
 from checkpoint.save import Snapshot, save
@@ -40,7 +39,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_memory_is_there_
 
 def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatch):
     config = GPTConfig(300, 16, 2, 2, 16)
-    size = bytes_needed(config)
+    size = plan_saving(config, 8, 0).checkpoint_bytes
     for free, copies in ((2 * size + 101, True), (2 * size + 100, False)):
         monkeypatch.setattr("training.checkpointing.available_ram", lambda free=free: free)
         assert plan_saving(config, 8, held_bytes=100).copies == copies

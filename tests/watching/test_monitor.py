@@ -20,7 +20,6 @@ from machine.timing import Gauge, Mark, TrainingClock
 from tests.helpers.checkpoints import no_warning
 from tests.helpers.machines import CPU
 from tests.helpers.terminals import drawn, terminal
-from tests.helpers.training import metrics_of
 from training.state import StepResult, TrainState
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
@@ -208,13 +207,3 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
                    for step in (1, 2, 3, 4)]
         assert logged == {1: [], 2: figures[:1], 3: figures[1:2], 4: figures[2:]}[step]
         logged.clear()
-
-
-def test_whatever_a_step_gives_back_is_recorded_by_its_name(run, monkeypatch):
-    step = train.try_step
-    monkeypatch.setattr(train, "try_step", lambda *rest: (
-        lambda result: replace(result, extra={"double_loss": 2 * result.loss}))(step(*rest)))
-    _, text = run("--max_steps", "4", "--log_interval", "2")
-    rows = [row for row in metrics_of(run.folder / "out") if "loss" in row]
-    assert [row["double_loss"] for row in rows] == [2 * row["loss"] for row in rows]
-    assert f"double_loss {2 * rows[-1]['loss']:.4g}" in text
