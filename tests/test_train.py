@@ -344,12 +344,6 @@ def test_what_is_wrong_around_a_run_is_told_in_one_go(run):
                                                   strict=True))
 
 
-def test_a_run_that_never_began_leaves_no_folder(run):
-    code, _ = run("--metadata_file", "nowhere.json")
-    assert code.code == Exit.DATA
-    assert not (run.folder / "out").exists()
-
-
 def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):
     for name, old in (("train.bin", "tokens_bpe.bin"), ("tokenizer.json", "bpe_tokenizer.json")):
         (tmp_path / old).write_bytes((corpus / name).read_bytes())

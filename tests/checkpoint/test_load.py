@@ -52,11 +52,6 @@ def assert_same_logits(folder, theirs, tolerance: float = 1e-5) -> None:
         assert (ours(ids) - expected).abs().max() < tolerance * expected.abs().max()
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_a_folder_of_transformers_opens_here(tmp_path, tie):
-    assert_same_logits(tmp_path, hugging_face_folder(tmp_path, tie))
-
-
 def test_the_hubs_old_names_and_stored_masks_open(tmp_path):
     theirs = hugging_face_folder(tmp_path)
     new = load_file(tmp_path / "model.safetensors")

@@ -15,10 +15,6 @@ def rates(**changes) -> list[float]:
     return [learning_rate_at(step, r) for step in range(1, r.total_steps + 1)]
 
 
-def test_half_way_down_a_cosine_is_the_mean_of_its_ends():
-    assert rates()[54] == pytest.approx((1e-3 + 1e-5) / 2)
-
-
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "constant"])
 def test_every_schedule_rises_to_the_peak_and_ends_in_min_lr(schedule):
     found = rates(schedule=schedule)

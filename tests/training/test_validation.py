@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 import data
-import train
 from machine.processes import Processes
 from model import GPTConfig
 from ops.loss import IGNORED
@@ -83,20 +82,6 @@ def test_the_loss_is_the_same_for_every_batch_size_and_number_of_processes(token
 
 def eval_tokens_in(folder, step: int) -> int:
     return json.loads((folder / f"checkpoint-{step}/trainer_state.json").read_text())["settings"]["eval_tokens"]
-
-
-def test_the_validation_loss_of_a_run_depends_neither_on_its_batch_size_nor_on_its_accumulation(run, corpus, capsys):
-    assert run("--max_steps", "2", "--epochs", "1")[0] == 0
-    found = set()
-    for batch_size, accumulation in (("1", "4"), ("3", "1"), ("50", "1")):
-        out = str(run.folder / f"from-{batch_size}")
-        assert train.main(["--data_dir", str(corpus), "--output_dir", out, "--init_from", str(run.folder / "out"),
-                           "--no-use_gpu", "--max_steps", "1", "--sample_interval", "0", "--eval_tokens", "41",
-                           "--verbose", "--batch_size", batch_size, "--gradient_accumulation_steps", accumulation]) == 0
-        text = capsys.readouterr().out
-        found.add(re.search(r"validation before the first step \| loss (.*)", text)[1])  # type: ignore[index]
-        assert "validation  every 1 step: 41 tokens at most" in text
-    assert len(found) == 1
 
 
 def test_a_resumed_run_keeps_its_validation_windows_whatever_its_batch_size(run):
