@@ -317,8 +317,7 @@ def test_a_network_with_a_second_loss_and_a_field_of_its_own_is_trained_recorded
     assert run("--max_steps", "3", "--resume_from", "auto")[0] == 0
     assert [row["second_loss"] / row["loss"] for row in metrics_of(run.folder / "out") if "loss" in row] == [2.0] * 3
     assert run("--max_steps", "3", "--resume_from", "auto", out="plain")[0] == 0  # from before this field
-    assert "second_weight is 2.0 in the checkpoint and 1.0 here" in str(
-        run("--max_steps", "4", "--resume_from", "auto", "--second_weight", "1")[0])
+    assert "2.0 in the checkpoint and 1.0 here" in str(run("--resume_from", "auto", "--second_weight", "1")[0])
     file = run.folder / "out/checkpoint-3/config.json"
     file.write_text(file.read_text().replace('"second_weight": 2.0', '"second_weight": "2"'))
     with pytest.raises(InvalidCheckpoint, match=r"second_weight is '2', not a value like 0.0"):
