@@ -35,7 +35,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
     return ARCHITECTURES[name_of(config)]
 
 
-def flags_of(config: ModelConfig) -> tuple[str, ...]:
+def by_flags(config: ModelConfig) -> tuple[str, ...]:
     """The fields of a config that flags of their names set."""
     return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS,
             *config.own_fields())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from architectures.table import ModelConfig, flags_of
+from architectures.table import ModelConfig, by_flags
 from checkpoint import find, load
 from checkpoint.folder import owned
 from checkpoint.verify import manifest_sha256
@@ -179,7 +179,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
         there = load.read_config(folder)
         if type(there) is type(config):
-            return replace(there, **{name: getattr(config, name) for name in flags_of(config)},
+            return replace(there, **{name: getattr(config, name) for name in by_flags(config)},
                            vocab_size=max(config.vocab_size, there.vocab_size))
     return config
 

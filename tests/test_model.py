@@ -292,7 +292,7 @@ OwnConfig = make_dataclass("OwnConfig", [OWN_FIELD], bases=(GPTConfig,), frozen=
 class TwoLosses(GPT):
     LOSSES = ("loss", "second_loss")
 
-    def forward(self, *batch):
+    def forward(self, *batch):  # type: ignore[override]
         loss = super().forward(*batch)
         return torch.stack([loss, self.config.second_weight * loss]) if self.training else loss
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from architectures.fields import is_number
-from architectures.table import flags_of, name_of
+from architectures.table import by_flags, name_of
 from checkpoint import load
 from common.config import Layer, write_toml
 from common.errors import Exit, UserError
@@ -46,7 +46,7 @@ def flags_of_run(setup: Setup) -> Layer:
     args, config, corpus = setup.args, setup.config, setup.corpus
     left_out = {*args.of_one_call, "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
-    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in flags_of(config)}}
+    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config)}}
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.init_from:
         values["init_from"] = decided["init_from"] = as_recorded(args.init_from)
