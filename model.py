@@ -40,7 +40,7 @@ SIZES = {  # n_layer, n_head, n_embd
 
 
 @dataclass(frozen=True)
-class Shape:
+class Config:
     """What the configs of all architectures have.
 
     A field of our own, unknown to transformers, is written here alone, keyword-only, with a default that leaves it out
@@ -64,7 +64,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class GPTConfig(Shape):
+class GPTConfig(Config):
     """What the model is: all that decides its parameters and the function it computes."""
 
     vocab_size: int = 50257

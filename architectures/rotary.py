@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from model import INIT_STD, GPTConfig, LanguageModel, Shape
+from model import INIT_STD, Config, GPTConfig, LanguageModel
 from ops.attention import Context
 from ops.linear import Embedding, Linear, swiglu
 from ops.norm import RMSNorm
@@ -28,7 +28,7 @@ from ops.rotary import RotaryScaling, rotary_tables, rotate
 
 
 @dataclass(frozen=True)
-class RotaryConfig(Shape):
+class RotaryConfig(Config):
     """What the model is: all that decides its parameters and the function it computes.
 
     qk_norm says whether each head's queries and keys pass an RMSNorm before they are rotated (Henry et al. 2020).

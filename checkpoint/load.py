@@ -40,7 +40,7 @@ def read_config(folder: Path) -> ModelConfig:
     config = by_model_type(fields.get("model_type")).from_hf_config(fields)
     for name, usual in config.own_fields().items():
         if type(value := fields.get(name, usual)) is not type(usual):
-            raise InvalidCheckpoint(f"config.json: {name} is {shown(value)}, not a value like {usual!r}")
+            raise InvalidCheckpoint(f"config.json: {name} is {shown(value)}, no value like {usual!r}")
         config = replace(config, **{name: value})
     return config
 
