@@ -223,7 +223,7 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WindowOrder:
-    """The endless series of windows of T tokens: where sample s starts is a pure function of (seed, s).
+    """The endless series of windows of T tokens, blind to documents: sample s's start is a pure function of (seed, s).
 
     Each epoch cuts the tokens into consecutive windows from an offset of its own and visits each of them once, in an
     order of its own. The offset leaves out up to 2 T - 2 tokens at the two ends, different ones in each epoch.
@@ -313,7 +313,7 @@ class MixtureOrder:
 
 
 class CorpusWindows:
-    """What batches are drawn from: the windows of a corpus in the order of its seed.
+    """What batches are drawn from: windows in an order that is chosen here, a WindowOrder, a MixtureOrder, or another.
 
     where says where its tokens live, as choose_preload does; dtype is how they are stored, a key of DTYPES.
     """

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import flags
-from common.errors import guard, require
+from common.errors import guard, is_out_of_memory, require
 from generation.continuation import DEFAULTS, Sampling
 from hub.names import check_package, problems_with_name
 
@@ -109,7 +109,6 @@ from hub.download import with_models_here
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
-from machine.memory import is_out_of_memory
 from ops.products import INT8_ROWS, fastest_kind
 from tokens.tokenizer import tokenizer_of
 

@@ -74,6 +74,8 @@ class RotaryConfig(Config):
 
 
 class RotaryAttention(nn.Module):
+    """Projections and rotation; what is attended to is decided by causal_attention, and by the decoder's mask."""
+
     def __init__(self, config: RotaryConfig, options: Options):
         super().__init__()
         self.config, self.attention = config, options.attention
@@ -146,6 +148,7 @@ class RotaryTransformer(LanguageModel):
         return super().init_weights(std)
 
     def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
+        """The residual stream, [B, T, C], and the Context of the attention of all blocks."""
         T = idx_BT.size(1)
         rotation = (self.cos_TK2[:T], self.sin_TK2[:T])  # type: ignore[index]
         return self.part("embed_tokens")(idx_BT), Context(dropout, rotation)

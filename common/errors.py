@@ -29,6 +29,18 @@ PACKAGES = {"torch": "2.11", "numpy": "1.26", "tokenizers": "0.21", "tqdm": "4.6
 NEWEST_TESTED = {"torch": "2.15"}
 PIP = f"{os.path.basename(sys.executable)} -m pip install"
 
+# Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Error [CUDA]: out of memory",
+    "MPS backend out of memory",
+    "Invalid buffer size",  # Metal's, for one tensor that is larger than all a GPU may hold
+)
+
 
 class Exit(enum.IntEnum):
     """The exit codes of every command; 128 + n means: stopped by signal n, after saving."""
@@ -231,9 +243,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         return error.code, str(error)
     if isinstance(error, MemoryError):
         return Exit.MACHINE, "out of memory on the host. End other programs, or raise the limit (ulimit -v)."
-    # PyTorch's class is known by its name: this module must not import torch.
-    if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
-        return Exit.MACHINE, "out of memory on the GPU. Check with nvidia-smi who uses it, or halve --batch_size."
+    if is_out_of_memory(error):
+        return Exit.MACHINE, "out of memory. Halve --batch_size, or look with nvidia-smi who else uses the GPU."
     if isinstance(error, ImportError):  # numpy says the cause at the end of a page of advice
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, f"a package cannot be loaded: {why}. Run: {PIP} --force-reinstall -r requirements.txt"
@@ -246,6 +257,12 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
                               "has free space (or for too many open files: ulimit -n 1024).")
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "
                       f"{first_line(error)}. Please report it with the file {_write_crash_log(error)}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if the error says that the device, or the host, has no memory left; PyTorch's class is known by its name."""
+    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(
+        words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _write_crash_log(error: BaseException) -> str:

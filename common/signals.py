@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals like it: the first one is answered and remembered, the second one ends the process."""
+"""Ctrl-C and the signals like it: the first is answered and remembered, the second ends the process; SIGUSR1 saves."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ TYPICAL = {8: "RTX 4060", 12: "RTX 3060", 16: "T4", 24: "RTX 4090", 40: "A100", 
 
 @dataclass(frozen=True)
 class Card:
-    """The data sheet of a GPU: peaks in TFLOP/s for dense matrices.
+    """The data sheet of a GPU: peaks in TFLOP/s for dense matrices. No bandwidth is recorded.
 
     pattern is found, as whole words, in the name that CUDA gives the card. half_tflops is the peak in bf16 or fp16
     with sums in fp32; GeForce cards do half of what they do with sums in fp16. fp32_tflops is that of plain fp32.

@@ -1,4 +1,4 @@
-"""Bytes there are, bytes that were held, and the error that says there are none left."""
+"""Bytes of RAM and of the GPU that there are, and that were held."""
 
 from __future__ import annotations
 
@@ -8,34 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
-# Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
-OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "Error [CUDA]: out of memory",
-    "MPS backend out of memory",
-    "Invalid buffer size",  # Metal's, for one tensor that is larger than all a GPU may hold
-)
-
 # The limit of a container and what it uses: cgroup version 2, then version 1.
 CGROUP_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if the error says that the device, or the host, has no memory left."""
-    is_by_class = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_by_class or any(words in str(error) for words in OUT_OF_MEMORY)
-
-
-# ---------------------------------------------------------------- RAM
 
 
 def available_ram() -> int:

@@ -137,7 +137,7 @@ class Processes:
         """
         if self.world_size > 1:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
-            threading.Thread(target=_watch, args=(signals, beat, is_busy, patience), daemon=True).start()
+            threading.Thread(target=_end_when_stuck, args=(signals, beat, is_busy, patience), daemon=True).start()
 
 
 ALONE = Processes()
@@ -159,6 +159,8 @@ def of_environment() -> Processes:
 @contextlib.contextmanager
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """While inside, the processes can speak with each other: by gloo, and on GPUs, of which each has one, by NCCL too.
+
+    Here a process learns that another one is lost, and here an error of its own leaves it.
 
     use_gpu is the flag. On an error nothing is taken down in order, which would wait for processes that may be gone.
     Raises UserError (exit 5) for more processes than GPUs.
@@ -199,7 +201,7 @@ def is_of_lost_process(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
-def _watch(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float) -> None:
+def _end_when_stuck(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float) -> None:
     """Ends this process when it was asked to stop but has to wait, for more than patience seconds, for another one.
 
     A collective on a GPU does not notice that the other one is gone.

@@ -34,6 +34,8 @@ def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.T
                      ) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
 
+    This is training's mask; that of decoding is in generation/decoder.py.
+
     PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
     faster.
     """

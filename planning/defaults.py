@@ -79,7 +79,7 @@ class Usual(NamedTuple):
 
 def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int, is_finetuning: bool,
                 ) -> Usual:
-    """The defaults where --learning_rate is not given; an optimizer without numbers of its own has AdamW's."""
+    """The defaults where --learning_rate is not given: Muon's by MUON_PEAKS, any other's by AdamW's width and laws."""
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
     if is_finetuning:
         rate = max(1e-6, FINETUNING * lower_law)
@@ -126,6 +126,7 @@ def rate_by_parameters(config: ModelConfig) -> float:
 
 
 def _muon_peak(width: int) -> float:
+    """Muon's peak by width, between the points of MUON_PEAKS."""
     points = list(MUON_PEAKS.items())
     if width <= points[0][0]:
         return points[0][1]

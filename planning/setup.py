@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import data
-from common.errors import Exit, UserError
+from common.errors import Exit, UserError, is_out_of_memory
 from common.flags import Flags, having
 from common.progress import Progress
 from common.signals import Signals
 from machine.device import Machine
-from machine.memory import available_ram, is_out_of_memory
+from machine.memory import available_ram
 from machine.processes import ALONE, Processes
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing

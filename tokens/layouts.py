@@ -4,11 +4,12 @@
     nanogpt    nanoGPT: the same, always uint16, without an .idx
     llmc       llm.c and modded-nanogpt: a header of 256 int32, then uint16 (uint32 for Llama 3's vocabulary)
     npy        numpy's .npy, as build-nanogpt writes it
-    megatron   Megatron-LM and NeMo: a raw .bin, uint16 or int32 by the vocabulary as nanoGPT's
+    megatron   Megatron-LM and NeMo: a raw .bin, uint16 or int32 by the vocabulary as nanoGPT's; its .idx is not read
     datatrove  datatrove and nanotron: a raw .ds that the .ds.metadata beside it describes
 
-A layout is a function that reads it and its entry in LAYOUTS; metadata.json uses the names of that table. All layouts
-are little-endian. Every number in a header is compared with the file's size before tokens are read or mapped.
+A layout is a function that reads it and its entry in LAYOUTS; tokens/files.py finds the files of a folder.
+metadata.json uses the names of that table. All layouts are little-endian. Every number in a header is compared with
+the file's size before tokens are read or mapped.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def native_dtype(vocab_size: int) -> str:
 
 
 def recognise(path: Path) -> Layout:
-    """The layout of a token file, by its name, its first bytes and the files beside it; raw files are nanoGPT's.
+    """The first of LAYOUTS that recognises a token file by its name and first bytes; raw files are nanoGPT's.
 
     Raises UserError (exit 3) for a path without a file, and for text.
     """

@@ -15,12 +15,11 @@ import torch
 
 import data
 from checkpoint.tensors import NotFinite
-from common.errors import Exit, UserError
+from common.errors import Exit, UserError, is_out_of_memory
 from common.words import duration, several, size
 from machine import device
 from machine.device import Machine
 from machine.kernels import compile_again_where_unfinished
-from machine.memory import is_out_of_memory
 from planning.micro_batch import divisors, remember_too_many
 from tokens.watch import TokensChanged
 from training.checkpointing import Checkpointer

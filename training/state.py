@@ -155,9 +155,10 @@ class Run:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gives back, fp32 [] each, on the device: the mean loss, the gradient's norm, 1 if it was skipped.
+    """What a step gives back, fp32 [] each, on the device; what try_step puts into extra is logged and recorded too.
 
-    Whatever extra holds is recorded in metrics.jsonl by its name.
+    loss is the mean loss, norm the gradient's, skipped 1 if the step was skipped. Each is shown by its name in the log
+    line and in metrics.jsonl.
     """
 
     loss: torch.Tensor

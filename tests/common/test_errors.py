@@ -73,7 +73,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path):
 
 @pytest.mark.parametrize(("error", "code", "words"), [
     ("KeyboardInterrupt", 130, ""), ("MemoryError", 5, "out of memory on the host"),
-    ("RuntimeError('CUDA error: out of memory')", 5, "out of memory on the GPU. Check with nvidia-smi"),
+    ("RuntimeError('CUDA error: out of memory')", 5, "out of memory. Halve --batch_size, or look with nvidia-smi"),
     ("PermissionError(13, 'Permission denied', 'a\\x1b')", 5, "Permission denied: a\\x1b. Check that"),
     ("OSError(28, 'No space left on device')", 5, "No space left on device. Check that"),
     ("OSError(24, 'Too many open files', 'a.txt')", 5, "ulimit -n 1024"),

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from machine import backends, device, memory
+from common.errors import is_out_of_memory
+from machine import backends, device
 from machine.timing import TrainingClock
 from tests.helpers import apple
 from tests.helpers.apple import GIB
@@ -66,7 +67,7 @@ def test_its_memory_is_what_metal_recommends(monkeypatch):
     assert machine.backend.free_memory() == GIB  # the RAM is shared with all other programs
     for message in ("MPS backend out of memory (MPS allocated: 4.90 GB, other allocations: 1.00 GB, max allowed: 6 GB)",
                     "Invalid buffer size: 24.00 GiB"):
-        assert memory.is_out_of_memory(RuntimeError(message))
+        assert is_out_of_memory(RuntimeError(message))
 
 
 def test_a_mark_waits_for_it_as_its_figures_are_read_next(monkeypatch):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from machine.memory import available_ram, is_out_of_memory
+from common.errors import is_out_of_memory
+from machine.memory import available_ram
 from tests.helpers.commands import run_python
 from tests.helpers.machines import CPU
 

@@ -13,12 +13,12 @@ from tests.helpers.commands import ROOT
 WATCHED = """
 import sys, threading, time
 from common.signals import Signals
-from machine.processes import _watch
+from machine.processes import _end_when_stuck
 beats, is_busy = [], sys.argv[1] == "busy"
 with Signals() as signals:
     signals.promise(lambda: "stopping", lambda: ("", ""))
     watched = (signals, lambda: len(beats), lambda: is_busy, 0.5)
-    threading.Thread(target=_watch, args=watched, daemon=True).start()
+    threading.Thread(target=_end_when_stuck, args=watched, daemon=True).start()
     print("ready", flush=True)
     for _ in range(40):
         time.sleep(0.1)
