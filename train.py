@@ -77,8 +77,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="num_heads num_attention_heads", redecides="n_kv_head n_inner", against="init_from")
     g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size",
            called="d_model dim n_embed hidden_size", redecides="n_inner init_std", against="init_from")
-    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, 256 where the size is chosen for a "
-           "CPU, or what the corpus allows",
+    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, without a GPU 256, or what the "
+           "corpus allows",
            called="block_size max_seq_len max_seq_length seq_len context_length n_ctx")
     g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting",
            called="drop dropout_rate resid_pdrop attn_pdrop")
@@ -96,7 +96,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g = parser.group("horizon")
     g.flag("--batch_size", flags.auto_or(whole(1, 2**20)), None, "sequences per device per forward pass; auto: the "
            "largest that is found to fit, with the tokens of a step unchanged",
-           "what fits: up to 16,384 tokens on a GPU, 4,096 on a CPU",
+           "what fits: up to 16,384 tokens on a GPU, 512 to 4,096 without",
            called="per_device_train_batch_size device_batch_size micro_batch_size",
            against="auto: model_parallel fsdp|hsdp",
            redecides="gradient_accumulation_steps learning_rate embedding_learning_rate min_lr beta2")
@@ -107,13 +107,13 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     follows = "min_lr warmup_steps eval_interval sample_interval log_interval"
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10",
            called="num_train_epochs max_epochs", against="cooldown_from",
-           replaces="max_steps cooldown_from", redecides=follows)
+           replaces="max_steps max_minutes cooldown_from", redecides=follows)
     g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit",
            called="max_iters num_iterations", against="cooldown_from",
-           replaces="epochs cooldown_from", redecides=follows)
+           replaces="epochs max_minutes cooldown_from", redecides=follows)
     g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
            "included; --epochs and --max_steps stay upper limits", "no limit",
-           redecides=f"epochs learning_rate embedding_learning_rate {follows}")
+           replaces="epochs max_steps", redecides=f"learning_rate embedding_learning_rate {follows}")
     g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
            "it is to --min_lr", "off", redecides="min_lr",
            replaces="epochs max_steps max_minutes cooldown", against="init_from")
@@ -368,7 +368,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
             out.say(f"patience    {args.patience} validations without a new best: the run ends here")
             break
         if is_too_late and state.step < recipe.total_steps:
-            out.say(deadline.describe_end(state, recipe))
+            out.say(deadline.describe_end(state, recipe, args.output_dir))
             break
     monitor.log(at_once=True)
 

@@ -17,7 +17,7 @@ from checkpoint.recorded import numbered_in, steps_in
 from checkpoint.verify import manifest_sha256, read_state, verify
 from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import BEST, named_in
-from common.names import CONFIG, MANIFEST, OPTIMIZER, STATE
+from common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
 from common.words import printable, several, shell_word
 
 NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
@@ -155,7 +155,8 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
 
 def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
                 ) -> Found | None:
-    """The verified checkpoint that --resume_from means, with its state; None if 'auto' finds no checkpoint.
+    """The verified checkpoint that --resume_from means, with its state; None if 'auto', or the folder of a run
+    that was killed before its first checkpoint, holds none.
 
     requested is a checkpoint, a folder of them (the newest sound one is taken), best or last, alone or after a folder,
     or 'auto' for output_dir. Raises UserError (exit 4) if there is none, or if output_dir holds checkpoints of another
@@ -164,7 +165,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     folder, name = named_in(Path(requested), output_dir)
     if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
         found = newest_sound(output_dir, warn)
-        if found is None and name:
+        if found is None and requested != "auto" and (name or not (output_dir / RUN_CONFIG).is_file()):
             raise _nothing_found(output_dir)
         return found
     path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
@@ -200,12 +201,13 @@ def is_inside(path: Path, output_dir: Path) -> bool:
     return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
 
 
-def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
+def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
                allow_new_data: bool, mixture: str = "") -> None:
     """Raises UserError if a checkpoint has another model (exit 4), another tokenizer or other tokens (exit 3).
 
     mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
     """
+    folder, state = found
     model, data = (state[key] if isinstance(state.get(key), dict) else {} for key in ("model", "data"))
     # Older programs had no such field, or named no architecture: those had the default.
     usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
@@ -213,15 +215,25 @@ def check_same(state: dict[str, Any], config: ModelConfig, train_sha256: str, to
     for key, value in {"arch": name_of(config), **asdict(config)}.items():
         if key != "dropout" and there.get(key) != value:
             raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "
-                           f"and {value} here. Give the flags of its run, or another --output_dir.")
+                           f"and {value} here. " + (keeping_vocabulary(folder, state) if key == "vocab_size" else
+                           "Another shape is another run: leave out --resume_from, and give another --output_dir."))
 
-    found = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256)]
+    compared = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256)]
     if not allow_new_data:
         before = data.get("mixture") or ""
-        found.append(("text", data.get("train_sha256"), train_sha256) if before == mixture else
-                     ("mixture", before or "one folder", mixture or "one folder"))
-    for what, before, here in found:
+        compared.append(("text", data.get("train_sha256"), train_sha256) if before == mixture else
+                        ("mixture", before or "one folder", mixture or "one folder"))
+    for what, before, here in compared:
         if str(before) != str(here):
-            or_else = "" if what == "tokenizer" else ", or --allow_new_data to go on with these"
+            cure = keeping_vocabulary(folder, state) if what == "tokenizer" else (
+                "Give that data, or --allow_new_data to go on with these.")
             raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(before)[:200]}; "
-                                       f"here {str(here)[:200]}. Give the data it was trained on{or_else}.")
+                                       f"here {str(here)[:200]}. {cure}")
+
+
+def keeping_vocabulary(folder: Path, state: dict[str, Any]) -> str:
+    """The commands with which the run of a checkpoint goes on with more text, for 15 minutes."""
+    more = 15 + round(state.get("seconds", 0) / 60)  # those of --max_minutes count all starts together
+    return ("More text for a trained model keeps its vocabulary:\n"
+            f"    python pretokenize.py TEXT --overwrite --tokenizer_file {shell_word(str(folder / TOKENIZER))}\n"
+            f"    python train.py --resume_from {shell_word(str(folder.parent))} --allow_new_data --max_minutes {more}")

@@ -27,15 +27,16 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
     of --config.
 
     They are looked for beside the checkpoints, then in the checkpoint. A run goes on in its own folder unless asked
-    names another. None if there is nothing to resume. Raises UserError (exit 2) for a config.toml that is not TOML.
+    names another. A run that was killed before its first checkpoint has a config.toml alone; auto begins a new one.
+    None if there is nothing to resume. Raises UserError (exit 2) for a config.toml that is not TOML.
     """
     output_dir = Path(asked.get("output_dir", "out"))
     requested = [path for name in ("resume_from", "cooldown_from") if (path := asked.get(name))]
-    found = (_checkpoints_of(path, output_dir) for path in requested)
-    folder, checkpoints = next((there for there in found if there[1]), (output_dir, []))
+    found = [_checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
+    folder, checkpoints = next((there for there in found if there[1]), found[0])
     if not checkpoints and (mirror := asked.get("mirror_to")):
         folder, checkpoints = Path(mirror), [*steps_in(Path(mirror)).values()]  # of a machine that is gone
-    if not checkpoints:
+    if not (checkpoints or asked.get("resume_from", "auto") != "auto"):
         return None
 
     has_own_file = (folder / RUN_CONFIG).is_file() and find_spec(TOML)
@@ -44,7 +45,8 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
         layer = _first_readable(checkpoints)
     if layer is None:
         return None
-    layer.given.pop("init_from", None)  # a resumed run does not begin at other weights
+    if checkpoints:
+        layer.given.pop("init_from", None)  # a resumed run does not begin at other weights
     mark = read_mark(folder)
     if "output_dir" in mark:  # a mirror, whose run goes on in a folder like its own
         layer.decided.update(output_dir=mark["output_dir"], mirror_to=str(folder))

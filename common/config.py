@@ -110,15 +110,16 @@ def laid_over(lower: Layer, upper: Layer, rows: Rows) -> Layer:
     return Layer(upper.source, given, decided)
 
 
-def changes(lower: Layer, upper: Layer) -> tuple[str, ...]:
-    """In words, the flags that the upper layer gives another value than the lower one has.
+def changes(lower: Layer, upper: Layer, settled: Layer) -> tuple[str, ...]:
+    """In words, the flags that the upper layer gives another value than the lower one has, and those given in the lower
+    one that the settled one has no longer.
 
     auto says nothing else than what was decided then.
     """
     there = lower.values
-    return tuple(f"{name} {printable(str(there[name]))[:60]} -> {printable(str(value))[:60]}"
-                 for name, value in upper.given.items()
-                 if value != "auto" and name in there and there[name] != value)
+    return (*(f"{name} {printable(str(there[name]))[:60]} -> {printable(str(value))[:60]}"
+              for name, value in upper.given.items() if value != "auto" and name in there and there[name] != value),
+            *(f"without {name}" for name in lower.given if name not in settled.values))
 
 
 # ---------------------------------------------------------------- reading

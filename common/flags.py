@@ -287,7 +287,7 @@ class Parser(argparse.ArgumentParser):
             asked = laid_over(self._checked(read_toml(Path(path))), asked, self.rows)
         there = self._checked((not self.problems and recorded(asked.values)) or Layer("", {}, {}))
         settled = laid_over(there, asked, self.rows)
-        origin = Origin(frozenset(settled.given), there.source, changes(there, asked))
+        origin = Origin(frozenset(settled.given), there.source, changes(there, asked, settled))
 
         rows = {name: row for name, row in self.rows.items() if name not in self.becomes}
         groups = {title: frozenset(names & rows.keys()) for title, names in self.groups.items()}

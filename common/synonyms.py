@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _OF_TRANSFORMERS = "transformers' own generate() has it: AutoModelForCausalLM opens every checkpoint."
-_OF_HARNESS = "lm-evaluation-harness measures it: its model type hf opens every checkpoint."
-_BY_PRETOKENIZE = "pretokenize.py reads such text into tokens; measure them by --tokens."
-_OWN_TOKENIZER = "Put the model's own tokenizer.json into the folder of --ckpt."
 _HEAD = "The output layer is computed by the compiler's own kernels."
 
 # Flags, or values, that there were: the default, with which a record says nothing, and what to do in their place.
@@ -25,19 +22,6 @@ GONE: dict[str, tuple[object, str]] = {
     **{f"generate {name}": (None, _OF_TRANSFORMERS) for name in (
         "stop", "repetition_penalty", "no_repeat_ngram_size", "min_p", "prompt_lines", "special_tokens")},
     "pretokenize dedup": (False, "Leave duplicates out before: datatrove, or sort -u for lines of JSON."),
-    "pretokenize min_document_chars": (0, "Leave short documents out before: jq -c 'select(.text | length >= 100)'."),
-    "generate cuda_graphs": (None, "With --compile a step is one CUDA graph."),
-    "generate tokenizer_file": (None, _OWN_TOKENIZER),
-    "evaluate tokenizer_file": (None, _OWN_TOKENIZER),
-    **{f"evaluate {name}": (None, _OF_HARNESS) for name in ("hellaswag", "lambada")},
-    **{f"evaluate {name}": (None, _BY_PRETOKENIZE) for name in ("text_field", "document_separator", "encoding")},
-    **{f"evaluate {name}": (None, "The machine decides the batch and the dtype; a window moves on by half of T.")
-       for name in ("stride", "batch_size", "amp_dtype")},
-    "pretokenize corpus": (None, "Name the dataset: hf://datasets/roneneldan/TinyStories."),
-    "export activation": (None, "Change activation_function in the config.json of the folder that was written."),
-    "plot panels": ("all", "The picture has the losses; trackers such as TensorBoard draw every figure."),
-    "plot html": (None, "Give --output plot.svg."),
-    "evaluate prune": (None, "python export.py --prune writes a pruned folder; measure it."),
 }
 
 

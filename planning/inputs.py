@@ -144,7 +144,7 @@ def _check(args: Flags, at: Session) -> Inputs:
             resumed = choose_resume(args.output, args.horizon.cooldown_from, args.min_lr, args.init_from, writes, out)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
-            find.check_same(resumed[1], config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
+            find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                             in_words(corpus.shares))
     problems.stop()
     assert corpus

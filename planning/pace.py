@@ -12,7 +12,7 @@ import torch
 
 from common.errors import Exit
 from common.flags import Flags
-from common.words import percent, size
+from common.words import percent, shell_word, size
 from machine import device
 from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
@@ -112,7 +112,7 @@ class Deadline:
 
     horizon is the last step of the schedule, None until it is planned. It is planned once and from then on read from
     the checkpoint, so that a run that was killed and resumed has the schedule of one that was not. On a resume other
-    minutes give more or less time to reach it; once it is reached, more minutes plan the next one.
+    minutes plan another one.
     """
 
     def __init__(self, minutes: float | None, stored: Mapping[str, Any], began: float):
@@ -126,7 +126,7 @@ class Deadline:
         self._is_resumed = minutes is not None and planned is not None
         if minutes is not None and planned is not None:
             self._began -= stored.get("seconds", 0.0)
-            if stored["step"] < settings["total_steps"] or minutes <= planned:
+            if minutes == planned or (minutes < planned and stored["step"] >= settings["total_steps"]):
                 self.horizon = settings["total_steps"]
 
     @property
@@ -149,11 +149,11 @@ class Deadline:
         """True if the seconds would go beyond the end."""
         return self.minutes is not None and self.used + seconds > 60 * self.minutes
 
-    def describe_end(self, state: TrainState, recipe: Recipe) -> str:
+    def describe_end(self, state: TrainState, recipe: Recipe, folder: str) -> str:
         """Why the run ends before its schedule does, and what would finish it."""
         return (f"time        {self.minutes:g} minutes are over at step {state.step:,} of {recipe.total_steps:,}: "
-                "steps took longer than those measured. To finish the schedule: --resume_from auto and a larger "
-                "--max_minutes")
+                f"steps took longer than measured. To finish: python train.py --resume_from {shell_word(folder)}"
+                f" --max_steps {recipe.total_steps}")
 
 
 def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:

@@ -82,12 +82,12 @@ class Pace:
 def say_first(setup: Setup) -> None:
     """Prints what will be trained and on what, before the seconds that building and compiling take."""
     config, sizing, machine = setup.config, setup.sizing, setup.machine
-    name = sizing.name if sizing else next((name for name, shape in SIZES.items() if shape == (
-        config.n_layer, config.n_head, config.n_embd)), "your shape")
-    why = f"for {count(setup.corpus.train.length)} tokens" if sizing else f"with T {config.seq_length:,}"
+    name, chosen = next((name for name, shape in SIZES.items() if shape == (
+        config.n_layer, config.n_head, config.n_embd)), "your shape"), sizing and sizing.name
+    why = f"for {count(setup.corpus.train.length)} tokens" if chosen else f"with T {config.seq_length:,}"
     where = f"{machine.precision} on {machine.name}" if machine.on_gpu else "a CPU"
     setup.out.say(f"size        {name}: {count(config.num_parameters)} parameters {why} on {where}"
-                  + " (or --model_size)" * bool(sizing))
+                  + " (or --model_size)" * bool(chosen))
     for line in (*machine.warnings, *setup.corpus.notes):
         setup.out.warn(line)
 
@@ -145,7 +145,7 @@ def describe_plan(setup: Setup) -> list[str]:
     args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
     config, recipe = plan.config, plan.recipe
     decided = {**vars(args), **recipe.flags(), "seq_length": config.seq_length,
-               "model_size": setup.sizing.name if setup.sizing else args.model_size}
+               "model_size": (setup.sizing and setup.sizing.name) or args.model_size}
     tokens = recipe.samples_per_step * config.seq_length
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: {config.n_layer} layers"
@@ -188,8 +188,8 @@ def doubts(setup: Setup) -> list[str]:
         found.append("no validation tokens: overfitting will not be seen.")
     elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
         found.append(f"the validation set has {least:,} tokens: its loss is largely chance.")
-    was_said = args.config.recorded and not args.config.changed  # when the run began
-    if sizing is None and num_tokens < config.num_parameters and recipe.passes > 1 and not was_said:
+    is_chosen = setup.resumed or (sizing and sizing.name)
+    if not is_chosen and num_tokens < config.num_parameters and recipe.passes > 1:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):

@@ -18,33 +18,29 @@ from common.errors import Exit, UserError
 from common.flags import Flags, FlagsOfGroup
 from common.words import count, several
 from machine.device import Machine
-from model import INIT_STD, SIZES, Options
+from model import INIT_STD, Options
 from ops.attention import Attention
 from planning import defaults
 from planning.schedules import Cooldown, Schedule
-from planning.sizing import MOST_EPOCHS, Sizing
+from planning.sizing import DEFAULT_SIZE, MOST_EPOCHS, Sizing, shape_of
 from training.optimizers import choose_optimizer
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
-DEFAULT_SIZE, DEFAULT_SEQ_LENGTH = "gpt2_small", 1024
+DEFAULT_SEQ_LENGTH = 1024
 LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of weights that allow more: Qwen3's allow 40,960, for which no memory is enough
 ENDLESS = 2**40  # epochs, until the horizon of --max_minutes is known
 
 
 @dataclass(frozen=True)
 class Recipe(Schedule):
-    """How the model is trained, every default decided; reasons say why, by the flag's name, of each default.
-
-    usual_learning_rate is the default for this run's model, batch and horizon, whatever was given.
-    """
+    """How the model is trained, every default decided; reasons say why, by the flag's name, of each default."""
 
     batch_size: int
     accumulation: int
     windows_per_epoch: int
     epochs: int
-    usual_learning_rate: float
     embedding_learning_rate: float
     init_std: float
     weight_decay: float
@@ -122,15 +118,11 @@ def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing:
     if flags.init_from:
         return _config_of_weights(flags, vocab_size, num_tokens)
 
-    given = (flags.n_layer, flags.n_head, flags.n_embd)
-    of_size = SIZES[sizing.name if sizing else flags.model_size or DEFAULT_SIZE]
-    n_layer, n_head, n_embd = (number or default for number, default in zip(given, of_size, strict=True))
-    if n_embd % n_head:
-        raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
+    shape = shape_of(flags, (sizing and sizing.name) or flags.model_size or DEFAULT_SIZE)
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     architecture = ARCHITECTURES[flags.arch or DEFAULT]
     others = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
-    config = architecture.sized((n_layer, n_head, n_embd), vocab_size, min(seq_length, num_tokens - 1), flags.dropout,
+    config = architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), flags.dropout,
                                 flags.tie_weights, **others)
     return replace(config, **{name: getattr(flags, name) for name in config.own_fields()})
 
@@ -189,7 +181,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     longer than the run, or a min_lr above a learning rate that was not given, exit 4 for another optimizer than the
     checkpoint's.
     """
-    settings, values = stored.get("settings") or {}, _Values(args, {**sizing.reasons} if sizing else {})
+    settings, values = stored.get("settings") or {}, _Values(args, {**sizing.reasons} if sizing and not stored else {})
     batch_size = values.of("batch_size", most_batch_size)
     samples_per_step = batch_size * args.gradient_accumulation_steps
     tokens_per_step = samples_per_step * config.seq_length
@@ -230,7 +222,6 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     return Recipe(
         **_schedule(values, settings, learning_rate, total_steps, cooldown), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
-        usual_learning_rate=usual.learning_rate,
         embedding_learning_rate=values.of("embedding_learning_rate", of_embeddings),
         init_std=values.of("init_std", usual.init_std if is_usual else INIT_STD),
         weight_decay=values.of("weight_decay", defaults.WEIGHT_DECAY),

@@ -24,6 +24,7 @@ from hub.names import as_recorded
 from machine.device import name_of_dtype
 from model import SIZES
 from planning.inputs import tokenizer_in
+from planning.schedules import learning_rate_at, schedule_of
 from tokens.tokenizer import load_tokenizer
 from training.mirror import delete_other_runs, take_mirror
 from training.optimizers import expected_state
@@ -131,13 +132,21 @@ def resume(run: Run, settings: Settings) -> None:
     notes = load.load_training(folder, run.model, optimizer, partial(expected_state, optimizer))
     if run.scaler.is_enabled() and stored.get("scaler"):
         run.scaler.load_state_dict(stored["scaler"])
-    say(f"resume      from {folder.name}, step {stored['step']:,} of {setup.recipe.total_steps:,}")
+    before, step, total = stored.get("settings", {}), stored["step"], setup.recipe.total_steps
+    planned = before.get("total_steps", total)
+    of = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
+    say(f"resume      from {folder.name}, step {step:,} of {of}")
+    with contextlib.suppress(KeyError, TypeError, ArithmeticError):  # somebody has edited the state
+        if planned != total:
+            was = learning_rate_at(step, schedule_of(before))
+            now, end = (learning_rate_at(at, setup.recipe) for at in (step + 1, total))
+            say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}")
     for note in notes:
         say(f"resume      {note}")
     for kind, what in (("settings", "changed"), ("environment", "losses will differ in the last digits")):
         before = stored.get(kind, {})
         changed = [f"{name} {printable(before[name])[:60]} -> {value}" for name, value in settings[kind].items()
-                   if before.get(name, value) != value]
+                   if before.get(name, value) != value and name not in ("epochs", "total_steps", "max_minutes")]
         if changed:
             say(f"resume      {what}: {', '.join(changed)}")
 

@@ -24,11 +24,9 @@ def spread(values: Sequence[float]) -> float:
 class LossCurve:
     """The losses of a run, step by step; values that are not finite take no part."""
 
-    def __init__(self, guessing: float, usual_learning_rate: float):
-        """guessing is the loss in nats of a model that knows nothing: ln V. Advice about a peak leads to the usual one.
-        """
+    def __init__(self, guessing: float):
+        """guessing is the loss in nats of a model that knows nothing: ln V."""
         self.guessing = guessing
-        self._usual = usual_learning_rate
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._quiet_until = 0
         self._block: list[float] = []
@@ -83,7 +81,7 @@ class LossCurve:
             return None
         return (f"the loss oscillates: it swings by {swing:.3f} every {BLOCK} steps, of which noise explains "
                 f"{noise:.3f}, and fell by {progress:.3f} in {len(last) * BLOCK:,} steps. "
-                f"{self._change(learning_rate, 'Halve', 0.5)}, or double --gradient_accumulation_steps.")
+                f"Halve --learning_rate, to {learning_rate / 2:.2g}, or double --gradient_accumulation_steps.")
 
     def _explodes(self, noise: float, learning_rate: float) -> str | None:
         lowest, now = min(self._middles), self._now
@@ -91,7 +89,7 @@ class LossCurve:
             return None
         steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * BLOCK
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
-                f"{self._change(learning_rate, 'Halve', 0.5)}, and resume from before the rise.")
+                f"Halve --learning_rate, to {learning_rate / 2:.2g}, and resume from before the rise.")
 
     def _stands_still(self, noise: float, learning_rate: float, share_of_peak: float) -> str | None:
         last, now = self._last_third, self._now
@@ -102,10 +100,4 @@ class LossCurve:
         if now > 0.97 * self.guessing:
             what = f"still that of guessing (ln V is {self.guessing:.2f})"
         return (f"the loss is {what}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
-                f"{self._change(learning_rate, 'Double', 2)}, or end the run: more steps like these gain nothing.")
-
-    def _change(self, learning_rate: float, verb: str, factor: float) -> str:
-        """Half or twice the rate; where it is further than that from the usual one, the usual one in one go."""
-        if learning_rate / self._usual > 2 if factor < 1 else self._usual / learning_rate > 2:
-            return f"Give --learning_rate {self._usual:.2g}, the default for this run, not {learning_rate:.2g}"
-        return f"{verb} --learning_rate, to {factor * learning_rate:.2g}"
+                f"Double --learning_rate, to {2 * learning_rate:.2g}, or end the run: more such steps gain nothing.")

@@ -66,7 +66,7 @@ class Monitor:
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
-        self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.usual_learning_rate)
+        self._curve = LossCurve(math.log(setup.config.vocab_size))
         self._overfitting = OverfittingWatch()
         self._first_step = self._last_logged = run.state.step
         self._last_loss = math.nan

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,16 +157,18 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
-    state = verify(sound / "checkpoint-900")
+    found = sound / "checkpoint-900", verify(sound / "checkpoint-900")
     config, shallow = make_model().config, make_model(n_layer=1).config
-    check_same(state, config, "a", "b", False)
-    check_same(state, config, "other", "b", True)
+    check_same(found, config, "a", "b", False)
+    check_same(found, config, "other", "b", True)
     for args, code, why in (
-            ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here"),
+            ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here.*leave out --re"),
+            ((replace(config, vocab_size=999), "a", "c", True), Exit.CHECKPOINT, "999 here. (.|\n)* --tokenizer_file "
+             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} --allow_new_data"),
             ((config, "other", "b", False), Exit.DATA, "on another text: a; here other.*--allow_new_data"),
-            ((config, "a", "other", True), Exit.DATA, "on another tokenizer: b; here other")):
+            ((config, "a", "other", True), Exit.DATA, "on another tokenizer: b; here other(.|\n)*--overwrite --tok")):
         with refused(why, code):
-            check_same(state, *args)
+            check_same(found, *args)
 
 
 def test_a_name_that_does_not_exist_is_answered_with_how_to_train_or_download_one(tmp_path, monkeypatch):

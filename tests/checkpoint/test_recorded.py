@@ -47,7 +47,7 @@ def test_a_new_run_records_nothing_to_take(place):
     run_config(place / "out", data_dir="d")  # it died before its first checkpoint
     assert recorded.recorded_flags({}) is None
     assert recorded.recorded_flags({"resume_from": "auto"}) is None
-    assert recorded.recorded_flags({"resume_from": "out"}) is None
+    assert flags_for(resume_from="out").values == {"data_dir": "d", "n_layer": 2, "output_dir": "out"}
     assert recorded.recorded_flags({"resume_from": "none"}) is None
 
 

@@ -21,7 +21,7 @@ def test_batch_size_auto_keeps_the_samples_of_a_step_and_a_resumed_run_tries_not
     assert code == 0
     found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB of .* \((.*)\)$", text, re.MULTILINE)
     assert found
-    assert found.groups() == ("4", "48", "1 tried")
+    assert found.groups() == ("4", "6", "1 tried")
     monkeypatch.setattr("planning.micro_batch.run_trial", None)
     code, text = run("--max_steps", "2", *flags, "--resume_from", "auto")
     assert code == 0

@@ -1,5 +1,8 @@
 """The size that is chosen where no flag names one."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -27,10 +30,13 @@ def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
     assert found == [32, 128, 256, 256]
 
 
-@pytest.mark.parametrize("flags", [["--model_size", "mini"], ["--n_layer", "2"], ["--n_embd", "64"],
-                                   ["--init_from", "gpt2"]])
-def test_a_flag_that_names_a_size_leaves_nothing_to_choose(flags, monkeypatch):
-    assert choose_sizing(train.read_flags(flags).model, None, False, None) is None  # type: ignore[arg-type]
+@pytest.mark.parametrize(("flags", "name"), [([], "tiny"), (["--model_size", "tiny"], None), (
+    ["--n_layer", "4", "--n_head", "4", "--n_embd", "128"], None)])
+def test_a_size_that_flags_name_gets_the_length_and_the_batch_of_the_same_size_chosen(flags, name, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    corpus: Any = SimpleNamespace(vocab_size=1024, train=SimpleNamespace(length=443_000))
+    found: Any = choose_sizing(train.read_flags(flags).model, corpus, False, None)
+    assert (found.name, found.seq_length, found.batch_size, found.epochs) == (name, 256, 4, 10)
 
 
 def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):

@@ -12,9 +12,9 @@ STEPS = np.arange(1, 1001)
 HEALTHY = 3.0 + 6.0 * np.exp(-STEPS / 150) + 1.2 * (STEPS + 10.0) ** -0.3
 
 
-def read(losses, usual: float = 6e-4) -> tuple[LossCurve, list[str]]:
+def read(losses) -> tuple[LossCurve, list[str]]:
     """The curve after these losses, and the spikes it told of."""
-    curve = LossCurve(GUESSING, usual)
+    curve = LossCurve(GUESSING)
     said = [curve.add(step, float(loss)) for step, loss in enumerate(losses, 1)]
     return curve, [line for line in said if line]
 
@@ -73,14 +73,6 @@ def test_a_flat_loss_is_told_while_the_learning_rate_is_high(level, words):
     assert words in advice
     assert "--learning_rate, to 0.0012" in advice
     assert curve.advice(6e-4, 0.1) is None  # at the end of a cosine it is what one expects
-
-
-@pytest.mark.parametrize("peak", [1e-7, 0.1])
-def test_a_learning_rate_far_from_the_default_is_led_back_to_it_in_one_go(peak):
-    losses = 4.0 + noise(5, 0.02) if peak < 1e-3 else HEALTHY + np.maximum(0, (STEPS - 700) / 100)
-    advice = read(losses, usual=1.35e-3)[0].advice(peak, 0.8)
-    assert advice is not None
-    assert f"Give --learning_rate 0.0014, the default for this run, not {peak:.2g}" in advice
 
 
 def test_a_short_curve_gets_no_advice():
