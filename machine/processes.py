@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +31,7 @@ from machine.backends import CPU, gpu_of_this_system
 # dies is noticed at once, by its closed connections and by torchrun.
 PATIENCE = timedelta(minutes=30)
 WATCH_SECONDS = 1.0
+ANSWER_SECONDS = 0.05
 STANDSTILL_SECONDS, STANDSTILL_STEPS = 20.0, 3  # after a signal: so long, and as many steps
 T = TypeVar("T")
 U = TypeVar("U")
@@ -163,7 +165,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     Here a process learns that another one is lost, and here an error of its own leaves it.
 
     use_gpu is the flag. On an error nothing is taken down in order, which would wait for processes that may be gone.
-    Raises UserError (exit 5) for more processes than GPUs.
+    Raises UserError (exit 5) for more processes than GPUs, and where one of them is lost or cannot be reached.
     """
     if processes is ALONE:
         yield
@@ -176,8 +178,10 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
                                           f"{num} GPUs. Give torchrun --nproc_per_node {num}.")
         here = torch.device(gpu.type, processes.local_rank)
         gpu.api.set_device(here)
-    dist.init_process_group(gpu.collectives if here else CPU.collectives, timeout=PATIENCE, device_id=here)
     try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=PATIENCE))
+        dist.init_process_group(gpu.collectives if here else CPU.collectives, timeout=PATIENCE, device_id=here,
+                                store=_store_of_this_start(store, rank, world_size), rank=rank, world_size=world_size)
         yield
     except RuntimeError as error:
         if not is_of_lost_process(error):
@@ -186,6 +190,28 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
                                       "can go on without it. What was saved is safe. Start again with --resume_from "
                                       "auto; torchrun --max_restarts 3 does that by itself.") from error
     dist.destroy_process_group()
+
+
+def _store_of_this_start(store: dist.Store, rank: int, world_size: int) -> dist.Store:
+    """The part of torchrun's store that belongs to this start of the processes.
+
+    torchrun keeps the store when it restarts them: there they would find addresses of processes that have died. Its
+    count of restarts differs between machines. So process 0 names the start, and answers each process that asks under
+    that name; one that finds the name of an earlier start gets no answer.
+    """
+    mine = uuid.uuid4().hex
+    if rank == 0:
+        store.set("start", mine)
+        part = dist.PrefixStore(mine, store)
+        for other in range(1, world_size):
+            part.set(part.get(f"process {other}").decode(), "")
+        return part
+    while True:
+        part = dist.PrefixStore(store.get("start").decode(), store)
+        part.set(f"process {rank}", mine)
+        if part.check([mine]):
+            return part
+        time.sleep(ANSWER_SECONDS)
 
 
 def _stop_without_torchrun() -> None:

@@ -3,12 +3,13 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import pytest
 
 from common.errors import Exit, UserError
-from machine.processes import ALONE, Processes, is_of_lost_process
-from tests.helpers.commands import ROOT
+from machine.processes import ALONE, Processes, is_of_lost_process, joined
+from tests.helpers.commands import ROOT, run_python
 
 WATCHED = """
 import sys, threading, time
@@ -23,6 +24,26 @@ with Signals() as signals:
     for _ in range(40):
         time.sleep(0.1)
         beats += [1] * (sys.argv[1] == "beating")
+"""
+
+RESTARTED = """
+import os, signal, time
+import torch.distributed as dist
+from common import ranks
+from machine.processes import Processes, joined
+store, ranks.STARTED_BY = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), os.getpid()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), WORLD_SIZE="2",
+                  TORCHELASTIC_USE_AGENT_STORE="True")
+for start in range(8):
+    for rank in (1, 0):  # the first finds what the store holds of the other
+        if os.fork() == 0:
+            signal.alarm(20)
+            os.environ["RANK"] = str(rank)
+            with joined(Processes(rank, 2, rank, 2), False):
+                dist.barrier(dist.new_group([0, 1]))
+                os._exit(0)
+        time.sleep(0.1)
+    assert [os.wait()[1] for _ in range(2)] == [0, 0]
 """
 
 
@@ -49,6 +70,22 @@ def test_an_error_of_a_process_on_its_own_has_its_number_and_is_said_by_it():
 ])
 def test_an_error_of_another_process_is_told_from_one_of_the_program(message, is_lost):
     assert is_of_lost_process(RuntimeError(message)) == is_lost
+
+
+def test_processes_that_are_restarted_meet_in_a_store_that_knows_dead_ones():
+    done = run_python(RESTARTED)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_store_that_cannot_be_reached_is_no_bug(monkeypatch):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("machine.processes.PATIENCE", timedelta(seconds=1))
+    monkeypatch.setattr("machine.processes._stop_without_torchrun", lambda: None)
+    with pytest.raises(UserError, match=r"cannot be reached.* Start again") as caught, joined(Processes(1, 2, 1, 2),
+                                                                                              False):
+        pass
+    assert caught.value.code == Exit.MACHINE
 
 
 @pytest.mark.parametrize(("state", "code"), [("still", 128 + signal.SIGTERM),
