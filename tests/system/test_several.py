@@ -5,6 +5,7 @@ Kills, signals, damages and failing disks befall several processes in test_fault
 """
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from common.errors import Exit
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of
-from tests.helpers.trial import MEASURED, STEP, tensors
+from tests.helpers.trial import MEASURED, STEP, Trial, tensors
 
 SMALL = ["--no-use_gpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "32", "--seq_length", "8", "--batch_size", "2",
          "--gradient_accumulation_steps", "4", "--max_steps", "12", "--eval_interval", "5", "--log_interval", "1",
@@ -225,35 +226,65 @@ def test_a_process_that_stands_still_for_a_while_is_waited_for(train):
 # ---------------------------------------------------------------- torchrun itself
 
 
+def workers(agent: subprocess.Popen) -> dict[int, int]:
+    """The processes of train.py that an agent of torchrun has started, by rank: their ids."""
+    assert agent.poll() is None, "torchrun has ended"
+    found = subprocess.run(["ps", "e", "-ww", "-o", "pid=,args=", "--ppid", str(agent.pid)], capture_output=True,
+                           text=True)
+    return {int(rank): int(line.split()[0]) for line in found.stdout.splitlines()
+            for rank in re.findall(r" RANK=(\d+)", line)}
+
+
+def kill(agents: list[subprocess.Popen], out: Path, when: str, step: int, rng: random.Random) -> None:
+    """Kills a process in the first second of its life, or in a step or a save after the checkpoint of that step."""
+    while when != "start" and max([0, *steps_in(out)] if out.exists() else [0]) < step:
+        time.sleep(0.05)
+    while not all(there := [workers(agent) for agent in agents]):
+        time.sleep(0.05)
+    ids = {rank: pid for each in there for rank, pid in each.items()}
+    victim = ids[0 if when == "save" else rng.choice([*ids])]
+    time.sleep(rng.random() if when == "start" else 0)
+    while when == "save":
+        if list(out.glob(".tmp-*")):
+            os.kill(victim, signal.SIGSTOP)
+            if list(out.glob(".tmp-*")):
+                break
+            os.kill(victim, signal.SIGCONT)
+        time.sleep(0.0002)
+    os.kill(victim, signal.SIGKILL)
+    while any(pid in workers(agent).values() for agent in agents for pid in ids.values()):
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.kills
-def test_torchrun_restarts_a_killed_worker_stops_at_a_signal_and_the_run_is_exact(train):
-    flags = ["--max_steps", "300", "--epochs", "99", "--checkpoint_every_steps", "20", "--eval_interval", "1000",
-             "--resume_from", "auto", "--optimizer", "adamw"]
-    out, printed = train.folder / "out", train.folder / "printed.txt"
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3",
-             "--master_port", str(20_000 + os.getpid() % 10_000), str(ROOT / "train.py"), "--data_dir",
-             str(train.corpus), "--output_dir", str(out), *SMALL, *flags]
-
-    def started() -> subprocess.Popen:
-        with printed.open("a") as stream:
-            return subprocess.Popen(words, stdout=stream, stderr=stream, start_new_session=True,
-                                    env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-    def wait_for_step(agent: subprocess.Popen, step: int) -> None:
-        while not out.exists() or max([0, *steps_in(out)]) < step:
-            assert agent.poll() is None, printed.read_text()
-            time.sleep(0.05)
-
-    agent = started()
-    wait_for_step(agent, 60)
-    found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(agent.pid)], capture_output=True, text=True)
-    workers = [int(line.split()[0]) for line in found.stdout.splitlines() if "train.py" in line]
-    os.kill(workers[1], signal.SIGKILL)
-    wait_for_step(agent, 160)
-    agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=60) != 0
-    assert started().wait(timeout=300) == 0, printed.read_text()
-    train(2, *flags, out="whole", alarm=600)
-    assert figures(out) == figures(train.folder / "whole"), printed.read_text()
-    assert tensors(out / "checkpoint-300") == tensors(train.folder / "whole/checkpoint-300")
+@pytest.mark.parametrize("num_machines", [1, 2])
+@pytest.mark.parametrize("strategy", TEAMS)
+def test_a_killed_process_costs_one_restart_of_torchrun_and_nothing_else(forks, corpus, tmp_path, strategy,
+                                                                         num_machines):
+    """Two agents are two machines. All cores are busy, so that processes start at different times."""
+    trial = Trial(forks, corpus, tmp_path, 100, "--optimizer", "adamw", "--model_parallel", strategy, "--epochs", "99",
+                  "--checkpoint_interval", "99", "--checkpoint_every_steps", "10", "--eval_interval", "1000",
+                  world_size=2 * num_machines, num_machines=num_machines)
+    kills = [("step", 20), ("start", 0), ("save", 40), ("start", 0), ("step", 70)]
+    rng, out, printed, began = random.Random(strategy), tmp_path / "out", tmp_path / "printed.txt", time.monotonic()
+    port = 20_000 + os.getpid() % 10_000
+    place = f"--nnodes 2 --rdzv_backend c10d --rdzv_endpoint localhost:{port}"
+    place = place if num_machines > 1 else f"--master_port {port}"
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", str(len(kills)),
+             *place.split(), str(ROOT / "train.py"), *trial.flags, "--output_dir", str(out)]
+    with printed.open("w") as stream:
+        more = {"stdout": stream, "stderr": stream, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+        agents = [subprocess.Popen(words, **more) for _ in range(num_machines)]
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        for when, step in kills:
+            kill(agents, out, when, step, rng)
+        codes = [agent.wait(timeout=300) for agent in agents]
+    finally:
+        for process in (*loops, *agents):
+            process.kill()
+    assert codes == [0] * num_machines, printed.read_text()
+    assert metrics_of(out) == trial.losses
+    assert tensors(out / "checkpoint-100") == trial.tensors[100]
+    print(f"{strategy}, {num_machines} machines: {len(kills)} restarts, {time.monotonic() - began:.0f} s")
