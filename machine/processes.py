@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from common import ranks
 from common.errors import Exit, UserError
@@ -179,35 +181,35 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
         here = torch.device(gpu.type, processes.local_rank)
         gpu.api.set_device(here)
     try:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=PATIENCE))
+        store, rank, world_size = next(rendezvous("env://", timeout=PATIENCE))
         dist.init_process_group(gpu.collectives if here else CPU.collectives, timeout=PATIENCE, device_id=here,
                                 store=_store_of_this_start(store, rank, world_size), rank=rank, world_size=world_size)
         yield
     except RuntimeError as error:
         if not is_of_lost_process(error):
             raise
-        raise UserError(Exit.MACHINE, "another process of this run has ended, or cannot be reached any more, and none "
-                                      "can go on without it. What was saved is safe. Start again with --resume_from "
-                                      "auto; torchrun --max_restarts 3 does that by itself.") from error
+        raise UserError(Exit.MACHINE, "another process of this run has ended, or cannot be reached any more. What was "
+                                      "saved is safe. Start again with --resume_from auto; torchrun --max_restarts 3 "
+                                      "does that by itself.") from error
     dist.destroy_process_group()
 
 
-def _store_of_this_start(store: dist.Store, rank: int, world_size: int) -> dist.Store:
+def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
     """The part of torchrun's store that belongs to this start of the processes.
 
     torchrun keeps the store when it restarts them: there they would find addresses of processes that have died. Its
-    count of restarts differs between machines. So process 0 names the start, and answers each process that asks under
+    count of restarts may differ between machines. So process 0 names the start, and answers each process that asks under
     that name; one that finds the name of an earlier start gets no answer.
     """
     mine = uuid.uuid4().hex
     if rank == 0:
         store.set("start", mine)
-        part = dist.PrefixStore(mine, store)
+        part = PrefixStore(mine, store)
         for other in range(1, world_size):
             part.set(part.get(f"process {other}").decode(), "")
         return part
     while True:
-        part = dist.PrefixStore(store.get("start").decode(), store)
+        part = PrefixStore(store.get("start").decode(), store)
         part.set(f"process {rank}", mine)
         if part.check([mine]):
             return part
