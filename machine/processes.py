@@ -198,7 +198,7 @@ def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
     """The part of torchrun's store that belongs to this start of the processes.
 
     torchrun keeps the store when it restarts them: there they would find addresses of processes that have died. Its
-    count of restarts may differ between machines. So process 0 names the start, and answers each process that asks under
+    count of restarts may differ between machines. So process 0 names the start, and answers each that asks under
     that name; one that finds the name of an earlier start gets no answer.
     """
     mine = uuid.uuid4().hex
