@@ -204,7 +204,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="sample_every")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart",
            called="logging_steps log_every")
-    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "trackio", "none")), None,
+    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "none")), None,
            "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
            "none", called="trackers report_to log_with logger wandb wandb_log", of="machine")
     g.old("--tensorboard", flags.SWITCH, lambda is_on, asked: {

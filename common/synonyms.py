@@ -18,7 +18,7 @@ GONE: dict[str, tuple[object, str]] = {
     "train reset_optimizer": (False, "Give --init_from, which starts from the weights alone."),
     "train budget": (None, "--dry_run with --gpu_cost_per_hour says what the run costs."),
     "train tf32": (True, "Set NVIDIA_TF32_OVERRIDE=0 in the environment to turn TF32 off."),
-    "train tracker mlflow": (None, "Give --tracker wandb, trackio or tensorboard."),
+    **{f"train tracker {name}": (None, "Give --tracker wandb or tensorboard.") for name in ("mlflow", "trackio")},
     **{f"generate {name}": (None, _OF_TRANSFORMERS) for name in (
         "stop", "repetition_penalty", "no_repeat_ngram_size", "min_p", "prompt_lines", "special_tokens")},
     "pretokenize dedup": (False, "Leave duplicates out before: datatrove, or sort -u for lines of JSON."),

@@ -106,31 +106,19 @@ def wandb(run: RecordedRun) -> Recorder:
         shutil.rmtree(path)
     library: Any = importlib.import_module("wandb")
     started = library.init(id=run.id, config=run.config, resume="allow")
+
+    def log(step: int, seconds: float, row: dict[str, Any]) -> None:
+        started.log({"_timestamp": seconds, **{
+            name: library.Html(f"<pre>{html.escape(value)}</pre>") if isinstance(value, str) else value
+            for name, value in row.items()}}, step=step)
+
     if is_offline:
         folder = f"{run.folder}/{os.path.basename(started.settings.sync_dir)}"
-        return log_by(library, started), started.finish, f"to upload: wandb sync {shell_word(folder)}", -1
-    return log_by(library, started), started.finish, f"wandb: {started.url}", run.step if started.resumed else -1
+        return log, started.finish, f"to upload: wandb sync {shell_word(folder)}", -1
+    return log, started.finish, f"wandb: {started.url}", run.step if started.resumed else -1
 
 
-def trackio(run: RecordedRun) -> Recorder:
-    """A database in output_dir/trackio."""
-    os.environ.update(TRACKIO_DIR=run.folder, HF_HUB_OFFLINE="1")  # it would ask the hub for the user's name
-    for path in Path(run.folder).glob(f"{PROJECT}.*"):
-        path.unlink()
-    library: Any = importlib.import_module("trackio")
-    started = library.init(project=PROJECT, name=f"{run.name}-{run.id}", config=run.config, resume="allow", embed=False)
-    return (log_by(library, started), started.finish,
-            f"to look: TRACKIO_DIR={shell_word(run.folder)} trackio show --project {PROJECT}", -1)
-
-
-def log_by(library: Any, started: Any) -> Callable[[int, float, dict[str, Any]], None]:
-    """The call by which wandb and trackio record a row."""
-    return lambda step, seconds, row: started.log({"_timestamp": seconds, **{
-        name: library.Html(f"<pre>{html.escape(value)}</pre>") if isinstance(value, str) else value
-        for name, value in row.items()}}, step=step)
-
-
-LIBRARIES = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
+LIBRARIES = {"tensorboard": tensorboard, "wandb": wandb}
 
 
 if __name__ == "__main__":

@@ -216,13 +216,6 @@ def test_a_process_with_another_recipe_or_other_tokens_says_in_what_it_differs(t
         assert re.search(f"error: process 1: {says}", done.stderr)
 
 
-@pytest.mark.slow
-def test_a_process_that_stands_still_for_a_while_is_waited_for(train):
-    done = train(2, raised=[Raised(STEP, MEASURED + 3, delay=10.0, rank=1)])
-    assert done.seconds > 10
-    assert metrics_of(train.folder / "out")[-1]["step"] == 12
-
-
 # ---------------------------------------------------------------- torchrun itself
 
 
