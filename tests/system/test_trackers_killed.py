@@ -25,8 +25,8 @@ def test_a_killed_run_is_one_run_in_tensorboard(corpus, tmp_path, forks):
     pytest.importorskip("tensorboard")
     out = tmp_path / "out"
     flags = [*TINY, "--no-use_gpu", "--data_dir", str(corpus), "--output_dir", str(out), "--log_interval", "10",
-             "--eval_interval", "100", "--sample_interval", "200", "--checkpoint_every_steps", "150", "--tracker", "tensorboard",
-             "--epochs", "999999", "--checkpoint_interval", "999999", "--max_steps", "3000"]
+             "--eval_interval", "100", "--sample_interval", "200", "--checkpoint_every_steps", "150", "--tracker",
+             "tensorboard", "--epochs", "999999", "--checkpoint_interval", "999999", "--max_steps", "3000"]
     killed = forks.run(["train.py", *flags], merged=True, raised=[Raised(STEP, MEASURED + 2000, signal.SIGKILL)])
     assert killed.code == -signal.SIGKILL, killed.stdout
     known = (out / "trackers.json").read_text()
