@@ -56,6 +56,9 @@ def test_it_moves_weights_as_pytorchs_fused_adamw_and_what_has_no_whole_blocks_b
     columns = moved.norm(dim=0) / expected.norm(dim=0)  # from the smallest gradients to the largest
     assert (columns - 1).abs().max() < 0.1
     assert all(torch.equal(a, b) for a, b in zip(eight[1:], full[1:], strict=True))
+    eight[0].grad[0, 0] = 1e6  # type: ignore[index]  # beside it all others of its block are next to nothing
+    optimizer.step()
+    assert optimizer.state[eight[0]]["exp_avg_sq_codes"].min() > 0  # by zero the next first moment would be divided
 
 
 def test_matrices_of_whole_blocks_are_in_8_bits_and_all_else_is_in_32():

@@ -1,7 +1,9 @@
 """When and from where a run saves, and what stays."""
 
+import itertools
 import re
 import time
+from types import SimpleNamespace
 
 from checkpoint.find import steps_in
 from checkpoint.folder import prune
@@ -35,6 +37,14 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_memory_is_there_
     assert max(logged) >= 3
     assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s\n", text)
     assert list(steps_in(run.folder / "out")) == [5, 4, 2]
+
+
+def test_the_minutes_to_a_rolling_checkpoint_begin_at_the_last_save(run, monkeypatch):
+    clock = itertools.count(0, 10)  # seconds, at each look
+    fake = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=float)
+    monkeypatch.setattr("training.checkpointing.time", fake)
+    run("--max_steps", "20", "--checkpoint_every", "1m", "--keep_checkpoints", "9", "--eval_interval", "99")
+    assert [*steps_in(run.folder / "out")] == [20, 18, 12, 6]
 
 
 def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatch):
