@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from common.config import Layer, Origin, Row, against, changes, laid_over, needed, read_toml
 from common.errors import MESSAGE_LINES, Exit, UserError, warn
+from common.terminal import USUAL_COLUMNS
 from common.words import printable
 
 MAX_WHOLE = 2**31 - 1
@@ -249,7 +250,7 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that takes no abbreviations and reports all problems together, with 'did you mean'."""
 
     def __init__(self, prog: str, description: str):
-        width = min(130, shutil.get_terminal_size((120, 24)).columns)
+        width = min(130, shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns)
         super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description,
                          allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
         # argparse's own expression takes -1 for a value, but -1e-3, -inf and -nan for flags.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from common.ranks import speaks
-from common.terminal import STDERR_LOCK, columns_of, in_notebook
+from common.terminal import STDERR_LOCK, columns_of, folded, in_notebook
 from common.words import duration
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Progress:
             try:
                 if self._bar is not None:
                     self._bar.clear()
-                self.stream.write(line + "\n")
+                self.stream.write(folded(line, self.stream) + "\n")
                 self.stream.flush()
                 if self._bar is not None:
                     self._bar.refresh()
@@ -91,7 +91,7 @@ class Progress:
         with STDERR_LOCK, self._lock, contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to stop
             if self._bar is not None:
                 self._bar.clear()
-            print(message, file=sys.stderr, flush=True)
+            print(folded(message, sys.stderr), file=sys.stderr, flush=True)
 
     def bar(self, total: int, done: int, unit: str, scale: bool = False) -> None:
         """Starts the bar, if this is a terminal. With scale tqdm counts the units, as '1.2G'."""

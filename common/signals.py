@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from common.ranks import is_one_of_several
-from common.terminal import STDERR_LOCK, in_notebook
+from common.terminal import STDERR_LOCK, folded, in_notebook
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 SAVING = getattr(signal, "SIGUSR1", None)
@@ -37,9 +37,9 @@ NOTHING = Stake("", "")
 
 
 def print_line(message: str) -> None:
-    """Prints one line to stderr; one that is closed is no reason to stop."""
+    """Prints a message to stderr; one that is closed is no reason to stop."""
     with STDERR_LOCK, contextlib.suppress(OSError, ValueError):
-        print(message, file=sys.stderr, flush=True)
+        print(folded(message, sys.stderr), file=sys.stderr, flush=True)
 
 
 class Signals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from typing import Any
 
@@ -28,3 +29,19 @@ def columns_of(stream: Any) -> int | None:
     with contextlib.suppress(OSError, ValueError):  # a stream of a test has no file descriptor
         return os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS
     return USUAL_COLUMNS
+
+
+def folded(text: str, stream: Any) -> str:
+    """The text as it is printed to the stream: on a terminal its lines break between words.
+
+    A command (python ..., torchrun ...) stays on one line, to be copied. A notebook breaks lines itself.
+    """
+    columns = columns_of(stream)
+    if columns is None or in_notebook():
+        return text
+    import textwrap  # some milliseconds of --help
+
+    lines = re.sub(r"(?<!\S)(python|torchrun).*", lambda found: found[0].replace(" ", "\0"), text).split("\n")
+    return "\n".join(textwrap.fill(line, columns, subsequent_indent="  | " * line.startswith("  | "),
+                                   break_long_words=False, break_on_hyphens=False)
+                     for line in lines).replace("\0", " ")

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from common.signals import USUALLY_SECONDS, Signals
+from common.signals import USUALLY_SECONDS, Signals, print_line
 from common.words import printable_text, several
 from generation.continuation import Continuation, Sampling
 from generation.decoder import Decoder
@@ -127,8 +127,8 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
     num_later = max(0, num_ids - 1)
     seconds = time.perf_counter() - first_at if num_later else 0.0
     rate = f"{num_later / seconds:.1f}" if num_later else "n/a"
-    print(f"first token {first_at - started:.3f} s, then {several(num_later, 'new token')} in {seconds:.2f} s, "
-          f"{rate} tok/s", file=sys.stderr)
+    print_line(f"first token {first_at - started:.3f} s, then {several(num_later, 'new token')} in {seconds:.2f} s, "
+               f"{rate} tok/s")
 
 
 # ---------------------------------------------------------------- generate.py --interactive

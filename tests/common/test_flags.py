@@ -1,6 +1,7 @@
 """Flags: each message says what is wrong with which value, and all problems are reported together."""
 
 import copy
+import os
 import pickle
 
 import pytest
@@ -112,11 +113,14 @@ def test_what_cannot_be_together_is_checked_once_each_value_is_right():
     assert len(problems("--batch_size", "0", check=check)) == 1
 
 
-def test_help_shows_every_default_and_ends_with_0(capsys):
+def test_help_shows_every_default_and_ends_with_0(capsys, monkeypatch):
+    monkeypatch.setattr("shutil.get_terminal_size", os.terminal_size)  # as in a pipe
     with pytest.raises(SystemExit) as ended:
         read("--help")
     assert ended.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    text = " ".join(printed.split())
     for shown in ("(default: 8)", "(default: by size)", "(default: auto)", "(default: data)", "(default: on with CUDA)",
                   "(default: on)", "(default: off)", "100% of them", "--compile, --no-compile", "auto|gpu"):
         assert shown in text

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from common.terminal import NOTEBOOK_VARIABLES, columns_of, in_notebook
+from common.terminal import NOTEBOOK_VARIABLES, columns_of, folded, in_notebook
 from tests.helpers.terminals import terminal as open_terminal
 
 
@@ -15,6 +15,16 @@ def test_a_pipe_has_no_width_and_a_terminal_its_own(monkeypatch):
         with open_terminal(columns, monkeypatch) as opened:
             assert columns_of(opened.stream) == (columns or 80)
             opened.close()
+
+
+@pytest.mark.parametrize(("text", "lines"), [
+    ("error: no such file. Run: python train.py --a b", "error: no\nsuch file.\nRun:\npython train.py --a b"),
+    ("  | one two three", "  | one\n  | two\n  | three"), ("\nout-of-memory --a\n\n", "\nout-of-memory\n--a\n\n")])
+def test_on_a_terminal_lines_break_between_words_but_no_command_does(text, lines, monkeypatch):
+    assert folded(text, io.StringIO()) == text
+    with open_terminal(10, monkeypatch) as opened:
+        assert folded(text, opened.stream) == lines
+        opened.close()
 
 
 @pytest.mark.parametrize("name", [*NOTEBOOK_VARIABLES, "MPLBACKEND"])
