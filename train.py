@@ -80,7 +80,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, without a GPU 256, or what the "
            "corpus allows",
            called="block_size max_seq_len max_seq_length seq_len context_length n_ctx")
-    g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting",
+    g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting; "
+           "other sizes of micro-batches draw other masks",
            called="drop dropout_rate resid_pdrop attn_pdrop")
     g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none",
              against="arch qwen3|llama, init_from")
