@@ -127,7 +127,7 @@ def test_a_signal_stops_the_run_and_loses_no_step(usual):
 
 def sweep_of(trial: Trial) -> Sweep:
     """The save of a run's second checkpoint."""
-    least, step, *_ = trial.tensors
+    least, step, *_ = sorted(trial.tensors)
     return Sweep(trial, step, least, "--keep_checkpoints", "1")
 
 
