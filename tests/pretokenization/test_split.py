@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretokenization.split import (
+from pretokenization.split import (, split_of_one
     LEAST_VAL_BYTES,
     VAL_FRACTION,
     Split,
@@ -31,3 +31,8 @@ def test_neither_part_is_empty_and_the_words_say_why():
     assert split_by_hash(0.1, 7, 7) == Split("none, there are no two different documents")
     assert split_by_hash(0.1, 7, tenth).rule == "the documents whose sha256 is among the lowest 10% of all values"
     assert split_by_hash(0, 7, tenth).rule == "none, as requested"
+
+
+def test_the_end_of_a_single_text_is_kept_where_a_whole_character_fits():
+    assert [split_of_one(*args).cuts for args in ((1000, 0.1), (5, 0.2, 4), (5, 0.2), (5, 0.0))] == [
+        (900,), (5,), (4,), (5,)]
