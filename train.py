@@ -60,6 +60,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on", of="call",
              needs="resume_from, cooldown_from", hidden=True)
 
+    follows = "min_lr warmup_steps eval_interval sample_interval log_interval"
     g = parser.group("model")
     g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2", replaces="bias",
            against="init_from")
@@ -67,7 +68,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
            called="size model model_name", replaces="n_layer n_head n_embd n_kv_head n_inner",
-           redecides="init_std", against="init_from")
+           redecides=f"epochs init_std optimizer learning_rate embedding_learning_rate {follows}", against="init_from")
     g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them, out/best, a "
            "Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION on the hub; the model takes "
            "their shape", "random weights", called="model_name_or_path initial_checkpoint_dir")
@@ -105,7 +106,6 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "together; double it to halve --batch_size", "one for each process",
            called="grad_accum_steps accumulate_grad_batches",
            redecides="learning_rate embedding_learning_rate min_lr beta2")
-    follows = "min_lr warmup_steps eval_interval sample_interval log_interval"
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10",
            called="num_train_epochs max_epochs", against="cooldown_from",
            replaces="max_steps max_minutes cooldown_from", redecides=follows)

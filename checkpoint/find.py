@@ -208,6 +208,8 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
     """
     folder, state = found
+    more_text = "More text keeps the vocabulary:\n" + with_more_text(
+        shell_word(folder.parent), folder / TOKENIZER, state.get("seconds", 0))
     model, data = (state[key] if isinstance(state.get(key), dict) else {} for key in ("model", "data"))
     # Older programs had no such field, or named no architecture: those had the default.
     usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
@@ -215,7 +217,7 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     for key, value in {"arch": name_of(config), **asdict(config)}.items():
         if key != "dropout" and there.get(key) != value:
             raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "
-                           f"and {value} here. " + (keeping_vocabulary(folder, state) if key == "vocab_size" else
+                           f"and {value} here. " + (more_text if key == "vocab_size" else
                            "Another shape is another run: leave out --resume_from, and give another --output_dir."))
 
     compared = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256)]
@@ -225,15 +227,17 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                         ("mixture", before or "one folder", mixture or "one folder"))
     for what, before, here in compared:
         if str(before) != str(here):
-            cure = keeping_vocabulary(folder, state) if what == "tokenizer" else (
+            cure = more_text if what == "tokenizer" else (
                 "Give that data, or --allow_new_data to go on with these.")
             raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(before)[:200]}; "
                                        f"here {str(here)[:200]}. {cure}")
 
 
-def keeping_vocabulary(folder: Path, state: dict[str, Any]) -> str:
-    """The commands with which the run of a checkpoint goes on with more text, for 15 minutes."""
-    more = 15 + round(state.get("seconds", 0) / 60)  # those of --max_minutes count all starts together
-    return ("More text for a trained model keeps its vocabulary:\n"
-            f"    python pretokenize.py TEXT --overwrite --tokenizer_file {shell_word(str(folder / TOKENIZER))}\n"
-            f"    python train.py --resume_from {shell_word(str(folder.parent))} --allow_new_data --max_minutes {more}")
+def with_more_text(folder: str, tokenizer: Path, seconds: float) -> str:
+    """The commands with which a run of so many seconds goes on with more text, as long again and 15 minutes.
+
+    folder is a word of a shell.
+    """
+    minutes = 15 + round(seconds / 30)  # those of --max_minutes count all starts together
+    return (f"python pretokenize.py MORE --output_dir more --tokenizer_file {shell_word(tokenizer)}\n"
+            f"python train.py --resume_from {folder} --data_dir more --allow_new_data --max_minutes {minutes}")

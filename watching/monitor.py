@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from architectures.table import ModelConfig
+from architectures.table import ModelConfig, architecture_of
+from checkpoint.find import with_more_text
 from common.words import duration, percent, printable, shell_word, size
 from machine.pinned import to_host
 from machine.timing import Mark
+from model import SIZES
 from planning.schedules import learning_rate_at
 from training.state import Run, Runtime, StepResult
 from training.validation import ValidationLoss
@@ -21,6 +23,7 @@ from watching.curve import LossCurve
 from watching.history import BITS_OF, VAL_LOSS_OF
 from watching.overfitting import OverfittingWatch
 from watching.trackers import Fields, Trackers
+from watching.verdict import verdict
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
 PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 20.0, 5.0  # for trackers, at the end of a run
@@ -75,7 +78,8 @@ class Monitor:
         self._skipped_in_a_row = 0
         self._on_the_way: deque[_Noted] = deque()  # oldest first
         self._said: set[str] = set()
-        self._recall(trackers.rows)
+        if run.state.best_val_loss is not None:  # else they are of another validation text
+            self._recall(trackers.rows)
 
     def __enter__(self) -> Monitor:
         self._out.on_warning = lambda message: self._trackers.log(self.state.step, time=time.time(), advice=message)
@@ -252,17 +256,31 @@ class Monitor:
         self._out.say("\n".join(f"{key}: {printable(value)}" for key, value in closing.items()))
 
     def say_what_next(self, best_step: int) -> None:
-        """Prints the command to type next: to generate, or after a signal to continue.
+        """Prints the command to type next: to generate, and what leads to a better model; after a signal to continue.
 
         best_step is that of the best checkpoint by validation on the disk, 0 where there is none.
         """
-        signals, state, folder = self._runtime.signals, self.state, shell_word(self._args.output_dir)
-        if signals.number is not None and not state.step:
-            self._out.say(f"stopped by {signals.name} before the first step was done; nothing was lost")
-        elif signals.number is not None:
+        signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
+        if signals.number is not None:
             self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
-        elif best_step in (0, state.step):
-            self._out.say(f"next: python generate.py --ckpt {folder}")
-        else:
-            self._out.say(f"next: python generate.py --ckpt {shell_word(self._args.output_dir + '/best')}\n"
-                          f"      the best by validation, step {best_step:,}; {folder} alone is the last one")
+            return
+        best = "" if best_step in (0, self.state.step) else (
+            f"/best\n      the best by validation, step {best_step:,}; {folder} alone is the last one")
+        self._out.say(f"next: python generate.py --ckpt {folder}{best}")
+        if self._overfitting.validations:
+            self._say_what_pays(folder)
+
+    def _say_what_pays(self, folder: str) -> None:
+        """Prints whether a longer run, a larger model or more text pays, why, and the commands; if the figures tell."""
+        state, config, watch, corpus = self.state, self._config, self._overfitting, self._run.setup.corpus
+        sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
+                 for name, shape in SIZES.items() if not state.init_from}
+        found = verdict(watch.validations, watch.losses[-1][0], state.samples_seen * config.seq_length,
+                        corpus.train.length, config.num_parameters, sizes)
+        if found and corpus.tokenizer_path:
+            what, why = found
+            roads = {"longer": f"python train.py --resume_from {folder} --max_steps {2 * state.step}",
+                     "more text": with_more_text(folder, corpus.tokenizer_path, state.seconds)}
+            command = roads.get(what, f"python train.py --config {folder}/config.toml --model_size {what} "
+                                      f"--output_dir {folder}-{what}")
+            self._out.say(f"{what} pays: {why}\n{command}")

@@ -20,8 +20,8 @@ STEEP = 1.1  # times the best loss: above that the curve falls steeply
 class Overfit:
     """Since which step a model overfits: losses at that step, the best by validation, and now."""
 
-    step: int
     best_val_loss: float
+    step: int
     val_loss: float
     loss_then: float
     loss: float
@@ -31,9 +31,8 @@ class OverfittingWatch:
     """Compares validation losses with the losses of the training steps before each of them."""
 
     def __init__(self) -> None:
-        self._steps: list[int] = []
-        self._val_losses: list[float] = []
-        self._losses: list[tuple[float, float]] = []  # before each validation: the mean, and its squared error
+        self.validations: list[tuple[float, int]] = []  # their losses and steps
+        self.losses: list[tuple[float, float]] = []  # before each validation: the mean, and its squared error
         self._now: list[float] = []  # since the last validation
 
     def add_losses(self, losses: Iterable[float]) -> None:
@@ -45,25 +44,24 @@ class OverfittingWatch:
         now, self._now = self._now, []
         if not (now and math.isfinite(val_loss)):
             return None
-        self._steps.append(step)
-        self._val_losses.append(val_loss)
-        self._losses.append((fmean(now), variance(now) / len(now) if len(now) > 1 else 0.0))
+        self.validations.append((val_loss, step))
+        self.losses.append((fmean(now), variance(now) / len(now) if len(now) > 1 else 0.0))
 
-        best = self._val_losses.index(min(self._val_losses))
-        (then, error_then), (loss, error) = self._losses[best], self._losses[-1]
+        best = self.validations.index(min(self.validations))
+        (then, error_then), (loss, error) = self.losses[best], self.losses[-1]
         falls = then - loss > 2 * math.sqrt(error_then + error)
         if not falls or not self._has_risen_since(best):
             return None
-        return Overfit(self._steps[best], self._val_losses[best], val_loss, then, loss)
+        return Overfit(*self.validations[best], val_loss, then, loss)
 
     def _has_risen_since(self, best: int) -> bool:
         """True if the validation loss has risen by more than it wavers anyway, and goes on rising."""
-        last = self._val_losses[-WORSE_VALIDATIONS:]
-        if len(self._val_losses) - 1 - best < WORSE_VALIDATIONS or last[-1] <= last[0]:
+        losses = [loss for loss, _ in self.validations]
+        last = losses[-WORSE_VALIDATIONS:]
+        if len(losses) - 1 - best < WORSE_VALIDATIONS or last[-1] <= last[0]:
             return False
         # Second differences of normal noise have sqrt(6) times its deviation, those of a smooth curve are near zero.
         # The steep beginning is left out. An estimate from few of them may be far too low.
-        losses = self._val_losses
         steep = next(at for at, loss in enumerate(losses) if loss <= STEEP * losses[best])
         v = losses[min(steep, len(losses) - 4):]
         bends = [abs(a - 2 * b + c) for a, b, c in zip(v, v[1:], v[2:], strict=False)]

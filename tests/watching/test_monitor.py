@@ -72,15 +72,20 @@ def test_a_resumed_run_remembers_that_overfitting_was_said_or_that_it_was_not(ov
         assert text.count("overfitting since step 8") == said, steps
 
 
-def test_the_closing_line_names_best_and_last_where_they_differ(overfitting, monkeypatch):
+def test_the_closing_lines_name_best_and_last_where_they_differ_and_what_pays(overfitting, corpus, monkeypatch):
     monkeypatch.chdir(overfitting.folder)
+    monkeypatch.setattr("watching.verdict.FEWEST_STEPS", 8)
     _, text = overfitting("--max_steps", "20", out="my run")
-    folder = f"'{overfitting.folder}/my run"
-    assert (f"\nnext: python generate.py --ckpt {folder}/best'\n"
-            f"      the best by validation, step 8; {folder}' alone is the last one\n") in text
-    _, text = overfitting("--max_steps", "8", out="rising")
-    assert f"\nnext: python generate.py --ckpt {overfitting.folder}/rising\n" in text
-    assert "alone is the last" not in text
+    folder = f"'{overfitting.folder}/my run'"
+    assert (f"\nnext: python generate.py --ckpt {folder}/best\n"
+            f"      the best by validation, step 8; {folder} alone is the last one\n"
+            "more text pays: validation 4.80 is 1.50 above its best, at step 8 of 20\n"
+            f"python pretokenize.py MORE --output_dir more --tokenizer_file {corpus}/tokenizer.json\n"
+            f"python train.py --resume_from {folder} --data_dir more --allow_new_data --max_minutes 15\n") in text
+    _, text = overfitting("--max_steps", "8", out="falling")
+    folder = f"{overfitting.folder}/falling"
+    assert f"\nnext: python generate.py --ckpt {folder}\nlonger pays: 0.0 of 20 tokens a parameter in 0." in text
+    assert f"\npython train.py --resume_from {folder} --max_steps 16\n" in text
 
 
 # ---------------------------------------------------------------- what is recorded
