@@ -22,6 +22,7 @@ from common.errors import Exit, UserError, guard
 from common.ranks import world_size
 from planning.contradictions import contradictions
 from planning.early import TRIAL, before_torch
+from training.table import OPTIMIZERS
 
 # ---------------------------------------------------------------- flags
 
@@ -124,11 +125,11 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            called="early_stopping_patience")
 
     g = parser.group("optimizer: decay on matrices and embeddings only", "updates")
-    g.flag("--optimizer", one_of("auto", "adamw", "muon", "adamw8bit"), "auto", "muon: matrices inside blocks by Muon, "
-           "all else by AdamW; adamw8bit: moments of 2 bytes a parameter, not 8; auto: muon for steps of many tokens, "
-           "adamw for trained weights and where --learning_rate, --beta1 or --beta2 is given",
-           called="optim opt", redecides="learning_rate min_lr embedding_learning_rate init_std",
-           against="adamw8bit: model_parallel fsdp|hsdp")
+    each = OPTIMIZERS.items()
+    g.flag("--optimizer", one_of("auto", *OPTIMIZERS), "auto", "; ".join(f"{name}: {row.words}" for name, row in each)
+           + "; auto: muon for steps of many tokens, adamw for trained weights and where --learning_rate, --beta1 or "
+           "--beta2 is given", called="optim opt", redecides="learning_rate min_lr embedding_learning_rate init_std",
+           against=", ".join(f"{name}: {row.against}" for name, row in each if row.against))
     g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch",
            called="lr max_lr peak_lr matrix_lr", redecides="min_lr embedding_learning_rate init_std")
     g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of all that is not in a block's matrices",

@@ -12,17 +12,17 @@ from common.errors import Exit
 from common.flags import Flags, having
 from common.progress import Progress
 from common.words import count
-from machine import device
 from machine.backends import NVIDIA
 from machine.cards import TYPICAL, find_card
 from machine.device import Machine
 from machine.facts import matmul_flops
 from model import SIZES, Options
 from planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
-from planning.plan import attention_in_words, figure
+from planning.plan import describe_machine, figure
 from planning.recipe import LOSS_CHUNK, choose_config, choose_options
-from training.optimizers import OPTIMIZERS, OptimizerKind
+from training.optimizers import state_bytes
 from training.state import FAST
+from training.table import largest
 
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
 PRODUCT_SECONDS = 2.0  # for products of matrices
@@ -46,9 +46,9 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.dtype, machine.backend.matmul_width, PRODUCT_SECONDS)
-    for line in (*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
-                 f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}"):
+    for line in describe_machine(config, machine):
         out.say(line)
+    out.say(f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}")
     for warning in machine.warnings:
         out.warn(warning)
 
@@ -57,12 +57,12 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
             f"{config.vocab_size:,} ids, by the products above and {SHARE_OF_PEAK:.0%} of a card's peak.\n"
             "-: does not fit. With your tokens, --dry_run measures.")
     options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
-    kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
-    out.say("\n".join(table(models, machine, options, kind, products, args.gpu_cost_per_hour or 1.0)))
+    optimizer, cost_per_hour = largest(args.optimizer), args.gpu_cost_per_hour or 1.0
+    out.say("\n".join(table(models, machine, options, optimizer, products, cost_per_hour)))
     return Exit.DONE
 
 
-def table(models: dict[str, ModelConfig], machine: Machine, options: Options, kind: OptimizerKind, products: float,
+def table(models: dict[str, ModelConfig], machine: Machine, options: Options, optimizer: str, products: float,
           cost_per_hour: float) -> Iterator[str]:
     """A column for each size; a line for its parameters, for this machine, and for each memory that cards come with.
 
@@ -85,7 +85,7 @@ def table(models: dict[str, ModelConfig], machine: Machine, options: Options, ki
         room = (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
         rows[f"{name}, {gigabytes} GB"] = setting, room, SHARE_OF_PEAK * 1e12 * card.half_tflops
     for label, (setting, room, flops) in rows.items():
-        yield line(label, (price_of(config, replace(setting, optimizer_bytes=kind.memory_bytes(config)), room,
+        yield line(label, (price_of(config, replace(setting, optimizer_bytes=state_bytes(optimizer, config)), room,
                                     flops / cost_per_hour) for config in models.values()))
 
 

@@ -7,10 +7,12 @@ update is scaled so that both optimizers' rates have one unit (Liu et al. 2025, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from model import INIT_STD
+from training.table import OPTIMIZERS
 
 if TYPE_CHECKING:
     from architectures.table import ModelConfig
@@ -27,8 +29,6 @@ ADAMW_BY_WIDTH, MOST_BY_WIDTH, NARROWEST = 1.2, 0.9, 128
 MATRICES_SHARE, WIDTH_OF_SHARE = 0.63, 384
 FULL_WARMUP = 100  # steps; a shorter one stands less: the peak falls in proportion
 LOWEST_PEAK = 1e-5  # where the laws are far from what they were found with
-# The peak for Muon by width, a line on logarithmic scales in between; from the last width on it falls as before it.
-MUON_PEAKS = {128: 7e-3, 384: 5e-3, 768: 4.5e-3, 1024: 3.5e-3, 1280: 3.1e-3, 1600: 2.8e-3}
 # For trained weights, of the lower of both laws: about the 6.25e-5 of GPT (Radford et al. 2018, section 4.1).
 FINETUNING = 0.1
 
@@ -79,13 +79,13 @@ class Usual(NamedTuple):
 
 def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int, is_finetuning: bool,
                 ) -> Usual:
-    """The defaults where --learning_rate is not given: Muon's by MUON_PEAKS, any other's by AdamW's width and laws."""
+    """The defaults where --learning_rate is not given; an optimizer without peaks of its own has AdamW's."""
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
     if is_finetuning:
         rate = max(1e-6, FINETUNING * lower_law)
         return Usual(rate, rate, INIT_STD, f"{FINETUNING:g} of two laws' lower one (Radford et al. 2018)")
-    if optimizer == "muon":
-        rate = _muon_peak(config.n_embd)
+    if peaks := OPTIMIZERS[optimizer].peaks:
+        rate = _peak_by_width(config.n_embd, [*peaks.items()])
         return Usual(rate, rate, INIT_STD, "by width (Liu et al. 2025)")
 
     width = max(config.n_embd, NARROWEST)
@@ -125,9 +125,8 @@ def rate_by_parameters(config: ModelConfig) -> float:
     return max(1e-6, 0.003239 - 0.0001395 * math.log(config.num_block_weights))
 
 
-def _muon_peak(width: int) -> float:
-    """Muon's peak by width, between the points of MUON_PEAKS."""
-    points = list(MUON_PEAKS.items())
+def _peak_by_width(width: int, points: Sequence[tuple[int, float]]) -> float:
+    """A line on logarithmic scales between the points; from the last width on it falls as before it."""
     if width <= points[0][0]:
         return points[0][1]
     (low, rate), (high, next_rate) = next(

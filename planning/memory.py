@@ -19,7 +19,8 @@ from machine.device import Machine
 from machine.processes import ALONE, Processes
 from model import Options
 from planning.sizing import Sizing
-from training.optimizers import OPTIMIZERS
+from training.optimizers import state_bytes
+from training.table import OPTIMIZERS, largest
 
 GIB = 2**30
 MARGIN = 0.08  # of the memory there is; left free for what nobody counted
@@ -200,24 +201,25 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
 
     The strategy is the first that is predicted to fit the memory: ddp, then hsdp where there are several machines, then
     fsdp. It must leave room for --batch_size, or for the LEAST_TOKENS, which keep a device busy. The micro-batch is a
-    power of two, predicted to fit 80% of the memory, with no more tokens than keep the device busy. --optimizer auto,
-    which depends on it, counts as AdamW, which keeps more than the others.
+    power of two, predicted to fit 80% of the memory, with no more tokens than keep the device busy.
     """
-    kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
+    optimizer = largest(args.optimizer)  # as auto depends on the micro-batch
+    optimizer_bytes = state_bytes(optimizer, config)
     accumulates = args.gradient_accumulation_steps > processes.world_size
+    total_bytes = machine.backend.total_memory()
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
     def setting(strategy: str) -> MemorySetting:
-        return MemorySetting.of(machine, options, accumulates, True, kind.memory_bytes(config), strategy, processes)
+        return MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes)
 
     strategy, why = args.model_parallel, "--model_parallel"
     if processes.world_size == 1:
         strategy, why = "alone", ""
-    elif strategy == "auto" and (args.batch_size == "auto" or args.optimizer == "adamw8bit"):
-        strategy, why = "ddp", "--batch_size auto and --optimizer adamw8bit work with no other"
+    elif strategy == "auto" and (args.batch_size == "auto" or "fsdp" in OPTIMIZERS[optimizer].against):
+        cause = "--batch_size auto" if args.batch_size == "auto" else f"--optimizer {optimizer}"
+        strategy, why = "ddp", f"{cause} works with no other"
     elif strategy == "auto":
         batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
-        total_bytes = machine.backend.total_memory()
         room = int((1 - MARGIN) * total_bytes) // sharing_ram - (CUDA_CONTEXT if machine.on_gpu else 0)
         strategies = ("ddp", "hsdp", "fsdp") if processes.num_machines > 1 else ("ddp", "fsdp")
         needed = {name: predicted_peak(config, batch_size, setting(name)) for name in strategies}
@@ -225,8 +227,8 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
         why = f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
 
     most = sizing.batch_size if sizing else max(1, machine.backend.busy_tokens // config.seq_length)
-    memory_bytes = machine.backend.total_memory() if args.batch_size is None else 2**62  # auto tries what really fits
-    found = largest_micro_batch(config, setting(strategy), 0.8 * (memory_bytes // sharing_ram), most)
+    total_bytes = total_bytes if args.batch_size is None else 2**62  # auto tries what really fits
+    found = largest_micro_batch(config, setting(strategy), 0.8 * (total_bytes // sharing_ram), most)
     return strategy, why, 1 << max(1, found).bit_length() - 1
 
 

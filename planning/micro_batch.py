@@ -26,7 +26,7 @@ from model import Options
 from planning.early import TRIAL
 from planning.memory import MARGIN, MemorySetting, largest_micro_batch
 from planning.recipe import Recipe
-from training.optimizers import OPTIMIZERS
+from training.optimizers import state_bytes
 from training.state import Runtime
 
 OUT_OF_MEMORY = 75  # the exit code by which a trial says so
@@ -61,7 +61,7 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     """
     machine, out, processes = runtime.machine, runtime.out, runtime.processes
     samples = recipe.samples_per_step // processes.world_size
-    setting = MemorySetting.of(machine, options, samples > 1, True, OPTIMIZERS[recipe.optimizer].memory_bytes(config))
+    setting = MemorySetting.of(machine, options, samples > 1, True, state_bytes(recipe.optimizer, config))
     free = machine.backend.free_memory()
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))

@@ -17,8 +17,8 @@ from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
 from tokens.mixture import share_in_words
 from training.checkpointing import SavingPlan, most_checkpoints
-from training.optimizers import OptimizerKind
 from training.state import Setup
+from training.table import OPTIMIZERS
 
 MIN_VAL_TOKENS = 1000
 
@@ -34,7 +34,6 @@ class Plan:
     config: ModelConfig
     options: Options
     recipe: Recipe
-    kind: OptimizerKind
     memory: MemorySetting
     saving: SavingPlan
     where: str
@@ -158,20 +157,21 @@ def describe_plan(setup: Setup) -> list[str]:
         ("horizon", f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
                     f"{figure(recipe.passes)} epochs"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
-        ("optimizer", f"{plan.kind.words}; {plan.kind.memory_bytes(config):.3g} bytes of state a parameter"),
+        ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {plan.memory.optimizer_bytes:.3g} bytes of state a "
+                      "parameter"),
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
           for name, value in decided.items() if name in recipe.reasons)]
-    return [*device.describe(machine, machine.backend.total_memory(), attention_in_words(config, machine)),
-            *(f"{label:<12}{text}" for label, text in rows)]
+    return [*describe_machine(config, machine), *(f"{label:<12}{text}" for label, text in rows)]
 
 
-def attention_in_words(config: ModelConfig, machine: Machine) -> str:
-    """How attention is computed here."""
-    if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
-        return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
-    return device.attention_backend(machine, config.n_head, config.seq_length, config.head_dim, config.dropout,
-                                    config.n_kv_head)
+def describe_machine(config: ModelConfig, machine: Machine) -> list[str]:
+    """The lines about the machine, and how attention is computed there."""
+    attention = "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
+    if not attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
+        attention = device.attention_backend(machine, config.n_head, config.seq_length, config.head_dim,
+                                             config.dropout, config.n_kv_head)
+    return device.describe(machine, machine.backend.total_memory(), attention)
 
 
 # ---------------------------------------------------------------- objections

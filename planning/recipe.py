@@ -185,7 +185,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     batch_size = values.of("batch_size", most_batch_size)
     samples_per_step = batch_size * args.gradient_accumulation_steps
     tokens_per_step = samples_per_step * config.seq_length
-    kind, why = choose_optimizer(args, config, samples_per_step, stored)
+    optimizer, why = choose_optimizer(args, config, samples_per_step, stored)
     if why:
         values.reasons["optimizer"] = why
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
@@ -207,7 +207,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
 
     # The peak, and what was found together with the default peak. A step of another size has another peak.
     total_tokens = max(1, total_steps) * tokens_per_step
-    usual = defaults.usual_rates(kind.name, config, tokens_per_step, total_tokens, bool(args.init_from))
+    usual = defaults.usual_rates(optimizer, config, tokens_per_step, total_tokens, bool(args.init_from))
     is_same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
     recorded = settings.get("learning_rate") if is_same_step else None
     learning_rate = values.of("learning_rate", recorded or usual.learning_rate, "as the run began" if recorded else (
@@ -231,7 +231,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         eval_tokens=args.eval_tokens or settings.get("eval_tokens", eval_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=values.reasons, optimizer=kind.name)
+        reasons=values.reasons, optimizer=optimizer)
 
 
 def _cooldown_of(horizon: FlagsOfGroup, settings: Mapping[str, Any]) -> Cooldown | None:

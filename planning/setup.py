@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe
 from tokens.corpus import Corpus
 from training.checkpointing import SavingPlan, plan_saving
-from training.optimizers import OPTIMIZERS
+from training.optimizers import state_bytes
 from training.parallel import sequences_at_a_time
 from training.recovery import compile_run
 from training.starting import in_common
@@ -57,19 +57,19 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
             lambda: find_micro_batch(args, config, options, recipe, runtime, argv)))
 
     # Where the tokens live, how the run saves, and what of the memory is left to each process.
-    kind, weights = OPTIMIZERS[recipe.optimizer], 0 if machine.backend.has_own_memory else 4 * config.num_parameters
-    optimizer_bytes = kind.memory_bytes(config)
+    weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
+    optimizer_bytes = state_bytes(recipe.optimizer, config)
     where, why_there = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
     saving = SavingPlan(**processes.agree(lambda: asdict(plan_saving(config, optimizer_bytes, held_bytes))))
-    memory = MemorySetting.of(machine, options, True, saving.copies, optimizer_bytes, strategy, processes)
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(
             lambda: what_fits(Path(args.output_dir), recipe, runtime.out)))
     at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
-    memory = replace(memory, accumulates=recipe.samples_per_step > at_a_time * processes.world_size)
+    memory = MemorySetting.of(machine, options, recipe.samples_per_step > at_a_time * processes.world_size,
+                              saving.copies, optimizer_bytes, strategy, processes)
 
-    plan = Plan(config, options, recipe, kind, memory, saving, where, why_there, at_a_time, why_strategy)
+    plan = Plan(config, options, recipe, memory, saving, where, why_there, at_a_time, why_strategy)
     setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose)
     processes.check_same(in_common(setup))
     return setup

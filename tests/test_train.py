@@ -37,8 +37,9 @@ from tests.helpers.training import (
 )
 from tokens.layouts import Part
 from tokens.stream import TokenStream
-from training.optimizers import OPTIMIZERS, parameter_groups
+from training.optimizers import parameter_groups
 from training.state import Run
+from training.table import OPTIMIZERS
 from training.validation import Validator
 from watching.monitor import Monitor
 
@@ -71,7 +72,7 @@ def test_a_step_equals_plain_adamw_with_clipping(clip):
     ours = small_model(bias=False)
     theirs = copy.deepcopy(ours)
     learner = run_of(ours, learning_rate=1e-3, grad_clip=clip)
-    groups = parameter_groups(theirs, OPTIMIZERS["adamw"], 0.1)
+    groups = parameter_groups(theirs, "adamw", 0.1)
     reference = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), foreach=False, fused=False)
     for seed in range(5):
         x, y = small_batch(4, seed)

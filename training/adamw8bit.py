@@ -10,13 +10,13 @@ On a CPU the step is eager, in pieces that take little memory; on a GPU it can b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from checkpoint.contents import StateTensor
-from training.beside_adamw import BesideAdamW
+from training.beside_adamw import BesideAdamW, Rows
 
 BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes
@@ -38,46 +38,6 @@ State: TypeAlias = dict[str, torch.Tensor]  # of a parameter: 'step', CODES and 
 def in_8_bits(parameter: torch.Tensor) -> bool:
     """True if the moments of a parameter are kept in 8 bits: of a matrix that has whole blocks alone."""
     return parameter.dim() >= 2 and parameter.numel() % BLOCK == 0
-
-
-class AdamW8bit(BesideAdamW):
-    """AdamW with moments in 8 bits for the groups whose rule is 'adamw8bit', and adamw for the others."""
-
-    rule = "adamw8bit"
-
-    def __init__(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
-                 adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]):
-        super().__init__([part for group in groups for part in split(group)], learning_rate, adamw, update_all)
-        self._betas, device = betas, self._finite.device
-        self._place = torch.arange(BLOCK, device=device) * BY_PLACE % 1
-        self._host_knows = device.type == "cpu"  # whether to skip a step: it has no device to wait for
-        self._piece = CPU_PIECE if self._host_knows else GPU_PIECE
-
-    def new_state(self, parameter: torch.Tensor) -> State:
-        """Moments of zero."""
-        return {name: torch.zeros(kept.shape, dtype=kept.dtype, device=parameter.device)
-                for name, kept in kept_in_8_bits(parameter).items()}
-
-    def update(self, found_inf: torch.Tensor | None, grad_scale: torch.Tensor) -> None:
-        """One step of what is in 8 bits."""
-        stays = None if found_inf is None else found_inf > 0
-        if stays is not None and self._host_knows:
-            if stays:
-                return
-            stays = None
-        parameters: list[torch.Tensor] = [p for group in self._own for p in group["params"]]
-        rates = [(rate, 1 - rate * group["weight_decay"])
-                 for group, rate in zip(self._own, self._rates, strict=True) for _ in group["params"]]
-        self._update(parameters, [p.grad for p in parameters], [self.state[p] for p in parameters], rates, self._betas,
-                     (self._place, grad_scale, stays), self._piece if self._update is update_all else 2**62)
-
-
-def kept_in_8_bits(parameter: torch.Tensor) -> dict[str, StateTensor]:
-    """Shapes and types of what is kept for a parameter."""
-    shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // BLOCK,), torch.float32)
-    return {"step": StateTensor((), torch.float32),
-            "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,
-            "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
 
 
 def split(group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -151,3 +111,38 @@ def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torc
 def store(tensor: torch.Tensor, values: torch.Tensor, stays: torch.Tensor | None) -> None:
     """Writes the values, cut towards zero where the tensor holds codes, unless it stays as it is."""
     tensor.copy_(values if stays is None else torch.where(stays, tensor, values.to(tensor.dtype)))
+
+
+# ---------------------------------------------------------------- the optimizer
+
+
+class AdamW8bit(BesideAdamW):
+    """AdamW with moments in 8 bits for the groups whose rule is 'adamw8bit', and adamw for the others."""
+
+    rule, function = "adamw8bit", staticmethod(update_all)
+
+    def __init__(self, groups: list[dict[str, Any]], *rest: Any):
+        super().__init__([part for group in groups for part in split(group)], *rest)
+        device = self._finite.device
+        self._place = torch.arange(BLOCK, device=device) * BY_PLACE % 1
+        self._host_knows = device.type == "cpu"  # whether to skip a step: it has no device to wait for
+        self._piece = CPU_PIECE if self._host_knows else GPU_PIECE
+
+    @staticmethod
+    def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
+        """The count of steps, codes and scales."""
+        shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // BLOCK,), torch.float32)
+        return {"step": StateTensor((), torch.float32),
+                "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,
+                "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
+
+    def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
+        """One step of what is in 8 bits."""
+        if self._host_knows and found_inf:
+            return
+        parameters: list[torch.Tensor] = [p for group in self._own for p in group["params"]]
+        rates = [(rate, 1 - rate * group["weight_decay"])
+                 for group, rate in zip(self._own, self._rates, strict=True) for _ in group["params"]]
+        decided = self._place, grad_scale, None if self._host_knows else found_inf > 0
+        self._update(parameters, [p.grad for p in parameters], [self.state[p] for p in parameters], rates, self._betas,
+                     decided, self._piece if self._update is update_all else 2**62)

@@ -1,29 +1,47 @@
-"""What Muon and AdamW with moments in 8 bits share: each updates some groups of parameters, AdamW all others."""
+"""What all optimizers but AdamW share: each updates some groups of parameters, AdamW all others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
+from typing import Any, TypeAlias
 
 import torch
 
+from checkpoint.contents import StateTensor
 from machine.backends import backend_of
+
+Rows: TypeAlias = tuple[int, ...]  # of each matrix that is stacked in a parameter
+
+
+def with_rows(group: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, Rows]]:
+    """The parameters of a group, each with the rows of its matrices, () where the group does not say."""
+    return zip(group["params"], group.get("rows") or repeat(()), strict=False)
+
+
+def zeros_of(kept: Mapping[str, StateTensor], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The state of a parameter before its first step; tensors of its shape are sharded like it."""
+    return {name: torch.zeros_like(parameter, dtype=its.dtype) if its.shape == parameter.shape
+            else torch.zeros(its.shape, dtype=its.dtype, device=parameter.device) for name, its in kept.items()}
 
 
 class BesideAdamW(torch.optim.Optimizer):
     """An optimizer of the groups whose rule is its own, and adamw for the others, in one.
 
     found_inf and grad_scale are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1
-    changes no bit. update(), new_state() and the function that is compiled are those of the classes below it.
+    changes no bit. update(), kept() and the function that is compiled are those of the classes below it. dtype is that
+    in which they multiply matrices.
     """
 
     found_inf: torch.Tensor | None = None
     grad_scale: torch.Tensor | None = None
     rule: str
+    function: Callable[..., None]
 
-    def __init__(self, groups: list[dict[str, Any]], learning_rate: float,
-                 adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], function: Callable[..., None]):
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
+                 adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], dtype: torch.dtype = torch.float32):
         super().__init__(groups, {"lr": learning_rate})
+        self._betas, self._dtype, self._update = betas, dtype, self.function
         self._own = [group for group in self.param_groups if group["rule"] == self.rule]
         others = [group for group in self.param_groups if group["rule"] != self.rule]
         self._adamw: Any = adamw(others) if others else None
@@ -32,16 +50,15 @@ class BesideAdamW(torch.optim.Optimizer):
         device = self.param_groups[0]["params"][0].device
         self._rates = [torch.zeros((), device=device) for _ in self._own]  # filled at each step, without a wait
         self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
-        self._function = self._update = function
 
     def compile_step(self) -> None:
         """Makes every later step of its own groups one compiled graph; on a CPU it stays eager, as fast or faster."""
         if backend_of(self._finite).runs_ahead:
-            self._update = torch.compile(self._function, dynamic=False, fullgraph=True)
+            self._update = torch.compile(self.function, dynamic=False, fullgraph=True)
 
     def run_eagerly(self) -> None:
         """Undoes compile_step."""
-        self._update = self._function
+        self._update = self.function
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -51,15 +68,17 @@ class BesideAdamW(torch.optim.Optimizer):
             self._adamw.step()
         for group, rate in zip(self._own, self._rates, strict=True):
             rate.fill_(group["lr"])
-            for parameter in group["params"]:
+            for parameter, rows in with_rows(group):
                 if not self.state[parameter]:
-                    self.state[parameter] = self.new_state(parameter)
-        self.update(self.found_inf, self._unscaled if self.grad_scale is None else self.grad_scale)
+                    self.state[parameter] = zeros_of(self.kept(parameter, rows), parameter)
+        self.update(self._finite if self.found_inf is None else self.found_inf,
+                    self._unscaled if self.grad_scale is None else self.grad_scale)
 
-    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What is kept for a parameter before its first step."""
+    @staticmethod
+    def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
+        """Shapes and types of what is kept for a parameter; before its first step it is zero."""
         raise NotImplementedError
 
-    def update(self, found_inf: torch.Tensor | None, grad_scale: torch.Tensor) -> None:
+    def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
         """One step of its own groups."""
         raise NotImplementedError

@@ -8,48 +8,18 @@ Moonlight, section 2.2), so that both take the same learning rates and weight de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from checkpoint.contents import StateTensor
 from ops.orthogonal import orthogonalized
 from ops.shards import all_gathered, in_shares, like, local
-from training.beside_adamw import BesideAdamW
+from training.beside_adamw import BesideAdamW, Rows
 
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
 MOST_ELEMENTS = 2**25  # orthogonalized at a time, so that the working memory stays below half a GiB
-
-Rows = tuple[int, ...]  # of each matrix that is stacked in a parameter
-
-
-class Muon(BesideAdamW):
-    """Muon for the groups whose rule is 'muon', and adamw for the others, in one optimizer.
-
-    A group of Muon's has 'rows' besides 'params': for each parameter the rows of its matrices. The orthogonalization is
-    computed in dtype.
-    """
-
-    rule = "muon"
-
-    def __init__(self, groups: list[dict[str, Any]], learning_rate: float,
-                 adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], dtype: torch.dtype = torch.bfloat16):
-        super().__init__(groups, learning_rate, adamw, update_matrices)
-        self._dtype = dtype
-
-    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A momentum of zero."""
-        return {"momentum_buffer": torch.zeros_like(parameter)}
-
-    def update(self, found_inf: torch.Tensor | None, grad_scale: torch.Tensor) -> None:
-        """One step of the hidden matrices."""
-        decided = self._finite if found_inf is None else found_inf, grad_scale
-        for group, rate in zip(self._own, self._rates, strict=True):
-            weights: list[torch.Tensor] = group["params"]
-            self._update(weights, [weight.grad for weight in weights],
-                         [self.state[weight]["momentum_buffer"] for weight in weights], group["rows"],
-                         (rate, group["weight_decay"]), decided, self._dtype)
 
 
 def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor],
@@ -106,3 +76,25 @@ def some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:
             group = []
         group.append(number)
     yield group
+
+
+class Muon(BesideAdamW):
+    """Muon for the groups whose rule is 'muon', and adamw for the others, in one optimizer.
+
+    A group of Muon's has 'rows' besides 'params': for each parameter the rows of its matrices.
+    """
+
+    rule, function = "muon", staticmethod(update_matrices)
+
+    @staticmethod
+    def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
+        """The momentum."""
+        return {"momentum_buffer": StateTensor(tuple(parameter.shape), torch.float32)}
+
+    def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
+        """One step of the hidden matrices."""
+        for group, rate in zip(self._own, self._rates, strict=True):
+            weights: list[torch.Tensor] = group["params"]
+            self._update(weights, [weight.grad for weight in weights],
+                         [self.state[weight]["momentum_buffer"] for weight in weights], group["rows"],
+                         (rate, group["weight_decay"]), (found_inf, grad_scale), self._dtype)

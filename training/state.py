@@ -19,7 +19,7 @@ from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
 from ops.attention import Attention, causal_attention
-from training.optimizers import adamw_for, dtype_of_products, parameter_groups
+from training.optimizers import adamw_for, build_optimizer, dtype_of_products, parameter_groups
 from training.parallel import Alone, Decisions, build
 
 if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a Run itself
@@ -189,15 +189,15 @@ FAST = Parts()
 def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
     """The model as the seed makes it, with its optimizer and loss scaler, and the batches it learns from."""
     args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
-    recipe, kind = plan.recipe, plan.kind
+    recipe = plan.recipe
     with setup.out.phase("building the model"):
         torch.manual_seed(args.seed)
         model, parallel = build(plan.config, plan.options, plan.memory.strategy, setup.processes, machine,
                                 recipe.init_std, machine.compile and args.compile_mode == "reduce-overhead")
         lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
-        groups = parameter_groups(model, kind, recipe.weight_decay, lr_scale)
-        optimizer = kind.build(groups, recipe.learning_rate, (args.beta1, recipe.beta2),
-                               adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
+        groups = parameter_groups(model, recipe.optimizer, recipe.weight_decay, lr_scale)
+        optimizer = build_optimizer(recipe.optimizer, groups, recipe.learning_rate, (args.beta1, recipe.beta2),
+                                    adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     with setup.out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, plan.where, plan.config.seq_length, args.seed, machine.device,

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import Exit, UserError
 from common.files import sha256_of
-from training.optimizers import RULES
+from training.optimizers import kept_by_adamw
 
-ADAMW_STATE = RULES["adamw"]
+ADAMW_STATE = kept_by_adamw
 
 
 def no_warning(message: str) -> None:

@@ -20,7 +20,7 @@ from machine.processes import Processes
 from model import Options
 from tests.helpers.training import run_of
 from train import try_step
-from training.optimizers import OPTIMIZERS, parameter_groups
+from training.optimizers import build_optimizer, parameter_groups
 from training.parallel import build
 
 
@@ -68,8 +68,8 @@ def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[
     model, parallel = build(config, Options(), step.strategy, processes, machine, 0.02)
     if step.strategy == "ddp":  # the fake backend's all_reduce returns nothing
         parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
-    kind = OPTIMIZERS[step.optimizer]
-    optimizer = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), dtype=torch.bfloat16)
+    groups = parameter_groups(model, step.optimizer, 0.1)
+    optimizer = build_optimizer(step.optimizer, groups, 1e-3, (0.9, 0.95), dtype=torch.bfloat16)
     run = run_of(model, machine=machine, optimizer=optimizer, parallel=parallel)
     ids = torch.randint(0, config.vocab_size, (step.batch_size, config.seq_length))
 

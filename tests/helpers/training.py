@@ -19,7 +19,7 @@ from machine.device import Machine
 from machine.processes import ALONE
 from model import GPT, GPTConfig
 from planning.recipe import Recipe
-from training.optimizers import OPTIMIZERS, parameter_groups
+from training.optimizers import build_optimizer, parameter_groups
 from training.parallel import Alone, Decisions
 from training.state import Run, Runtime, Setup, TrainState
 
@@ -75,8 +75,8 @@ def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_
     """What train.try_step needs to train the model; more are an optimizer, a parallel, batches, a label_smoothing."""
     import train
 
-    machine, kind = machine or on_cpu(), OPTIMIZERS[name]
-    optimizer = more.get("optimizer") or kind.build(parameter_groups(model, kind, 0.1), learning_rate, (0.9, 0.95))
+    machine, optimizer = machine or on_cpu(), more.get("optimizer") or build_optimizer(
+        name, parameter_groups(model, name, 0.1), learning_rate, (0.9, 0.95))
     args = having(train.read_flags(["--no-use_gpu"]), label_smoothing=more.get("label_smoothing", 0.0))
     runtime = Runtime.of(machine, ALONE, Progress(io.StringIO()), Signals())
     plan: Any = types.SimpleNamespace(recipe=recipe(batch_size=1, grad_clip=grad_clip), config=model.config)

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from model import SIZES, GPTConfig
-from planning.defaults import MUON_PEAKS, Usual, default_beta2, rate_by_compute, rate_by_parameters, usual_rates
+from planning.defaults import Usual, default_beta2, rate_by_compute, rate_by_parameters, usual_rates
+from training.table import OPTIMIZERS
 
 STEPS = (2**10, 2**14, 2**19)  # tokens
 
@@ -51,7 +52,8 @@ def test_initial_weights_of_adamw_are_wider_in_narrow_models():
 
 
 def test_muons_peak_meets_its_table_and_falls_smoothly_with_the_width():
-    assert [of_width(width, "muon").learning_rate for width in MUON_PEAKS] == pytest.approx([*MUON_PEAKS.values()])
+    peaks = OPTIMIZERS["muon"].peaks or {}
+    assert [of_width(width, "muon").learning_rate for width in peaks] == pytest.approx([*peaks.values()])
     rates = [of_width(width, "muon").learning_rate for width in range(16, 4097, 16)]
     assert all(1 <= a / b < 1.05 for a, b in itertools.pairwise(rates))
 

@@ -27,7 +27,7 @@ from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of
 from tests.helpers.trial import FAILED, MEASURED, STEP, TINY, Sweep, Trial, damage, prove, some, tensors
-from training.optimizers import OPTIMIZERS
+from training.table import OPTIMIZERS
 
 EVERY_10 = "--checkpoint_every_steps 10 --eval_interval 10 --dropout 0.1"
 USUAL = f"{EVERY_10} --sample_interval 15 --gradient_accumulation_steps 2"

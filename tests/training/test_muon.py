@@ -39,7 +39,7 @@ def test_it_equals_pytorchs_muon_where_each_stacked_matrix_is_a_parameter(at_a_t
     ours = weights_of(0)
     theirs = [part.detach().clone().requires_grad_() for weight, rows in zip(ours, ROWS, strict=True)
               for part in weight.split(rows)]
-    optimizer = Muon([group_of(ours)], 0.02, no_adamw, torch.bfloat16)
+    optimizer = Muon([group_of(ours)], 0.02, (0.9, 0.95), no_adamw, torch.bfloat16)
     reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     for seed in range(1, 6):
         gradients = give_gradients(ours, seed)
@@ -58,7 +58,7 @@ def test_q_k_and_v_are_made_orthogonal_apart():
     whole, parts = weights_of(0)[1:2], weights_of(0)[1:2]
     for weights, rows in ((whole, (48,)), (parts, (16, 16, 16))):
         weights[0].grad = torch.cat([scale * weights_of(1)[1][:16].detach() for scale in (1.0, 1e-3, 1e3)])
-        Muon([group_of(weights, rows=[rows], weight_decay=0.0)], 0.02, no_adamw, torch.float32).step()
+        Muon([group_of(weights, rows=[rows], weight_decay=0.0)], 0.02, (0.9, 0.95), no_adamw, torch.float32).step()
     q, k, v = (parts[0] - weights_of(0)[1]).detach().split(16)
     assert torch.allclose(q, k, atol=1e-6)
     assert torch.allclose(q, v, atol=1e-6)

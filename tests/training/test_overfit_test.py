@@ -9,7 +9,7 @@ import data
 import train
 from architectures.table import ARCHITECTURES
 from common.errors import Exit
-from training.optimizers import OPTIMIZERS
+from training.table import OPTIMIZERS
 
 LEARNS = ["--overfit", "1", "--learning_rate", "0.03", "--weight_decay", "0"]
 

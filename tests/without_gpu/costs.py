@@ -28,9 +28,10 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     from planning.memory import MemorySetting, memory_parts, predicted_peak
     from planning.recipe import choose_config, choose_options
     from tests.helpers.training import run_of
-    from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
+    from training.optimizers import build_optimizer, dtype_of_products, parameter_groups, state_bytes
     from training.parallel import Alone
     from training.recovery import compiles_in_parts
+    from training.table import largest
 
     card = CARDS[capability]
     half = torch.bfloat16 if capability >= 80 else torch.float16
@@ -38,7 +39,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     args = train.read_flags(flags)
     config = choose_config(args.model, VOCABULARY, 10**9)
     options = choose_options(args.activation_checkpointing, False, machine, fused_attention(half), {})
-    kind = OPTIMIZERS["adamw" if args.optimizer == "auto" else args.optimizer]
+    name = largest(args.optimizer)
     B, T = args.batch_size, config.seq_length
 
     ledger = Ledger()
@@ -46,8 +47,8 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
         Compiler(fake, ledger)
         with machine.device:  # not .to(): tensors without memory cannot be moved
             model: Any = architecture_of(config).build(config, options).train()
-        optimizer: Any = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), torch.optim.AdamW,
-                                    dtype_of_products(machine))
+        optimizer: Any = build_optimizer(name, parameter_groups(model, name, 0.1), 1e-3, (0.9, 0.95),
+                                         dtype=dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
         run = run_of(model, scaler, machine=machine, optimizer=optimizer, parallel=Alone(model))
         run.parallel.compile(compiles_in_parts(args.compile_mode, machine))
@@ -64,7 +65,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
             accumulation = args.gradient_accumulation_steps
             train.try_step(run, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
 
-    setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, False, kind.memory_bytes(config))
+    setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, False, state_bytes(name, config))
     wide = [shape for dtype, shape in ledger.made if dtype == torch.float32
             and math.prod(shape) >= B * T * config.n_embd and B * T in (shape[0], math.prod(shape[:2]))]
     return {"peak": ledger.peak, "predicted": predicted_peak(config, B, setting),

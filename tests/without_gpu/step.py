@@ -51,20 +51,20 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     from model import Options
     from planning.recipe import choose_config
     from tests.helpers.training import run_of
-    from training.optimizers import OPTIMIZERS, dtype_of_products, parameter_groups
+    from training.optimizers import build_optimizer, dtype_of_products, parameter_groups
 
     half = torch.bfloat16 if card.capability >= 80 else torch.float16
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(["--arch", arch, "--model_size", "gpt2_small", "--n_layer", str(LAYERS)])
     config = choose_config(args.model, VOCABULARY, 10**6)
     options = Options(half, loss_chunk=2048, attention=fused_attention(half))
-    kind, waits = OPTIMIZERS[optimizer_name], Waits()
+    waits = Waits()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         compiler = Compiler(fake)
         with machine.device:  # not .to(): tensors without memory cannot be moved
             model = architecture_of(config).build(config, options).train()
-        optimizer: Any = kind.build(parameter_groups(model, kind, 0.1), 1e-3, (0.9, 0.95), torch.optim.AdamW,
-                               dtype_of_products(machine))
+        groups = parameter_groups(model, optimizer_name, 0.1)
+        optimizer: Any = build_optimizer(optimizer_name, groups, 1e-3, (0.9, 0.95), dtype=dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
         run = run_of(model, scaler, machine=machine, optimizer=optimizer)
         model.compile(dynamic=False)

@@ -10,7 +10,7 @@ import pytest
 from architectures.table import ARCHITECTURES
 from tests.without_gpu import NEEDS
 from tests.without_gpu.pretended import CARDS
-from training.optimizers import OPTIMIZERS
+from training.table import OPTIMIZERS
 
 OLDEST_WITH_BF16 = 80
 MODEL = ["forward", "backward"]
