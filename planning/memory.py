@@ -58,7 +58,6 @@ class MemorySetting:
            strategy: str = "alone", processes: Processes = ALONE) -> MemorySetting:
         """The setting of a run. Sharded weights are gathered in the dtype of autocast, so all that follows has it."""
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
-        strategy = strategy if processes.world_size > 1 else "alone"
         is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)
         return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates, 2 if is_half else 4,
                              options.loss_chunk or None, options.recompute, copies, optimizer_bytes, strategy,
@@ -216,8 +215,7 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
     if processes.world_size == 1:
         strategy, why = "alone", ""
     elif strategy == "auto" and (args.batch_size == "auto" or "fsdp" in OPTIMIZERS[optimizer].against):
-        cause = "--batch_size auto" if args.batch_size == "auto" else f"--optimizer {optimizer}"
-        strategy, why = "ddp", f"{cause} works with no other"
+        strategy, why = "ddp", "--batch_size auto, or this --optimizer, needs it"
     elif strategy == "auto":
         batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
         room = int((1 - MARGIN) * total_bytes) // sharing_ram - (CUDA_CONTEXT if machine.on_gpu else 0)

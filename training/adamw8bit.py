@@ -10,7 +10,7 @@ On a CPU the step is eager, in pieces that take little memory; on a GPU it can b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -40,13 +40,11 @@ def in_8_bits(parameter: torch.Tensor) -> bool:
     return parameter.dim() >= 2 and parameter.numel() % BLOCK == 0
 
 
-def split(group: dict[str, Any]) -> list[dict[str, Any]]:
+def split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The parts of a group that are updated by one rule each."""
-    ours = [p for p in group["params"] if in_8_bits(p)]
-    others = [p for p in group["params"] if not in_8_bits(p)]
-    rest = {key: value for key, value in group.items() if key != "rows"}
-    return [{**rest, "params": params, "rule": rule} for params, rule in ((ours, "adamw8bit"), (others, "adamw"))
-            if params]
+    for rule in ("adamw8bit", "adamw"):
+        if params := [p for p in group["params"] if in_8_bits(p) == (rule == "adamw8bit")]:
+            yield {**group, "params": params, "rows": [()] * len(params), "rule": rule}
 
 
 # ---------------------------------------------------------------- the step

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import repeat
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -14,11 +13,6 @@ from machine.backends import backend_of
 Rows: TypeAlias = tuple[int, ...]  # of each matrix that is stacked in a parameter
 
 
-def with_rows(group: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, Rows]]:
-    """The parameters of a group, each with the rows of its matrices, () where the group does not say."""
-    return zip(group["params"], group.get("rows") or repeat(()), strict=False)
-
-
 def zeros_of(kept: Mapping[str, StateTensor], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """The state of a parameter before its first step; tensors of its shape are sharded like it."""
     return {name: torch.zeros_like(parameter, dtype=its.dtype) if its.shape == parameter.shape
@@ -26,7 +20,7 @@ def zeros_of(kept: Mapping[str, StateTensor], parameter: torch.Tensor) -> dict[s
 
 
 class BesideAdamW(torch.optim.Optimizer):
-    """An optimizer of the groups whose rule is its own, and adamw for the others, in one.
+    """An optimizer of the groups whose rule is its own, and adamw for the others, in one; see parameter_groups.
 
     found_inf and grad_scale are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1
     changes no bit. update(), kept() and the function that is compiled are those of the classes below it. dtype is that
@@ -68,7 +62,7 @@ class BesideAdamW(torch.optim.Optimizer):
             self._adamw.step()
         for group, rate in zip(self._own, self._rates, strict=True):
             rate.fill_(group["lr"])
-            for parameter, rows in with_rows(group):
+            for parameter, rows in zip(group["params"], group["rows"], strict=True):
                 if not self.state[parameter]:
                     self.state[parameter] = zeros_of(self.kept(parameter, rows), parameter)
         self.update(self._finite if self.found_inf is None else self.found_inf,

@@ -21,7 +21,7 @@ from common.errors import Exit, UserError
 from machine.backends import backend_of
 from machine.device import Machine
 from ops.options import Options
-from training.beside_adamw import Rows, with_rows, zeros_of
+from training.beside_adamw import Rows, zeros_of
 from training.table import OPTIMIZERS
 
 MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -37,27 +37,23 @@ def build_optimizer(name: str, groups: list[dict[str, Any]], learning_rate: floa
 # ---------------------------------------------------------------- groups of parameters
 
 
-def rule_of(name: str, is_hidden: bool) -> str:
-    """The optimizer by whose rule that one updates a matrix inside blocks, or else."""
-    return name if is_hidden or OPTIMIZERS[name].updates_all else "adamw"
-
-
 def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float = 1.0,
                      ) -> list[dict[str, Any]]:
     """Every parameter in exactly one group: matrices inside blocks, then embeddings and output layer, then vectors.
 
-    Vectors, which are norms and biases, do not decay.
-    lr_scale is the rate of the last two groups as a multiple of that of hidden matrices.
+    Vectors, which are norms and biases, do not decay. rows are, for each parameter, those of the matrices that are
+    stacked in it; () outside of blocks. lr_scale is the rate of the last two groups as a multiple of that of hidden
+    matrices.
     """
     hidden = architecture_of(model.config).hidden_matrices(model.config)
     parameters = dict(model.named_parameters())
-    others = [parameter for key, parameter in parameters.items() if key not in hidden]
-    other = {"rule": rule_of(name, False), "lr_scale": lr_scale}
-    return [
-        {"params": [parameters[key] for key in hidden], "rows": list(hidden.values()), "rule": name,
-         "weight_decay": weight_decay, "lr_scale": 1.0},
-        {"params": [p for p in others if p.dim() >= 2], "weight_decay": weight_decay, **other},
-        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, **other}]
+    tables = [key for key, parameter in parameters.items() if key not in hidden and parameter.dim() >= 2]
+    vectors = [key for key, parameter in parameters.items() if key not in hidden and parameter.dim() < 2]
+    return [{"params": [parameters[key] for key in keys], "rows": [hidden.get(key, ()) for key in keys],
+             "rule": name if keys is hidden or OPTIMIZERS[name].updates_all else "adamw",
+             "weight_decay": decay, "lr_scale": scale}
+            for keys, decay, scale in ((hidden, weight_decay, 1.0), (tables, weight_decay, lr_scale),
+                                       (vectors, 0.0, lr_scale))]
 
 
 # ---------------------------------------------------------------- what is kept
@@ -78,16 +74,15 @@ def kept_by(rule: str, parameter: torch.Tensor, rows: Rows = ()) -> dict[str, St
 def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, StateTensor]:
     """The tensors that the optimizer keeps for one of its parameters: what a checkpoint stores."""
     return next(kept_by(group["rule"], parameter, rows) for group in optimizer.param_groups
-                for p, rows in with_rows(group) if p is parameter)
+                for p, rows in zip(group["params"], group["rows"], strict=True) if p is parameter)
 
 
 def state_bytes(name: str, config: ModelConfig) -> float:
     """Bytes of state per parameter of a model, by the shapes of its parameters."""
     with torch.device("meta"):
-        parameters = dict(architecture_of(config).build(config, Options()).named_parameters())
-    rows = architecture_of(config).hidden_matrices(config)
-    kept = (tensor for key, parameter in parameters.items() for tensor in kept_by(
-        rule_of(name, key in rows), parameter, rows.get(key, ())).values())
+        groups = parameter_groups(architecture_of(config).build(config, Options()), name, 0.0)
+    kept = (tensor for group in groups for parameter, rows in zip(group["params"], group["rows"], strict=True)
+            for tensor in kept_by(group["rule"], parameter, rows).values())
     return sum(tensor.num_bytes for tensor in kept if tensor.shape) / config.num_parameters
 
 

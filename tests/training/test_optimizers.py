@@ -7,18 +7,12 @@ import pytest
 import torch
 
 import train
+from checkpoint.contents import StateTensor
 from common.errors import Exit
 from model import GPT, GPTConfig
 from tests.helpers import apple
 from tests.helpers.training import run_of, small_batch, small_model
-from training.optimizers import (
-    HostDecides,
-    adamw_for,
-    choose_optimizer,
-    expected_state,
-    parameter_groups,
-    state_bytes,
-)
+from training.optimizers import HostDecides, adamw_for, choose_optimizer, expected_state, parameter_groups, state_bytes
 from training.state import Run
 from training.table import OPTIMIZERS
 
@@ -57,6 +51,15 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
     scalars = sum(tensor.nbytes for state in made.values() for tensor in state.values() if tensor.dim() == 0)
     expected = state_bytes(name, model.config) * model.config.num_parameters
     assert num_bytes - scalars == pytest.approx(expected, rel=0.02)
+
+
+def test_what_is_kept_may_depend_on_the_matrices_that_are_stacked(monkeypatch):
+    monkeypatch.setattr("training.muon.Muon.kept", lambda parameter, rows: {  # as of Shampoo, a factor for each
+        str(number): StateTensor((each, each), torch.float32) for number, each in enumerate(rows)})
+    run, c = run_of(model := small_model(vocab_size=128), name="muon"), model.config
+    assert len(expected_state(run.optimizer, model.get_parameter("transformer.h.0.attn.c_attn.weight"))) == 3
+    assert state_bytes("muon", c) * c.num_parameters == pytest.approx(
+        2 * 4 * (5 * 16**2 + 64**2) + 8 * (c.num_parameters - c.num_block_weights))
 
 
 def stepped(run: Run, *seeds: int, grad_scale: float | None = None) -> list[torch.Tensor]:
