@@ -22,6 +22,7 @@ from common.words import printable
 
 MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that is quoted in a message
+MOST_PROBLEMS = 20  # of a file: looking for similar names takes half a millisecond each
 ON_THE_LINE_ALONE = ("config", "debug")  # flags that a file cannot set
 
 # ---------------------------------------------------------------- kinds of values
@@ -276,7 +277,7 @@ class Parser(argparse.ArgumentParser):
         Origin. Raises UserError (exit 2) with all problems.
         """
         self.problems = []
-        line, unknown = self.parse_known_intermixed_args(argv)
+        line, unknown = self.parse_known_intermixed_args([self._as_switch(word) for word in argv])
         self.problems += self._explain_unknown(unknown)
         asked = Layer("the command line", {}, {})
         words: dict[str, Any] = {}  # those of no flag
@@ -302,6 +303,12 @@ class Parser(argparse.ArgumentParser):
             self.stop()
         return args
 
+    def _as_switch(self, word: str) -> str:
+        """--compile=False, as nanoGPT spells it, as --no-compile; other words as they are."""
+        name, _, value = word.partition("=")
+        spelt = {"true": "--", "false": "--no-"}.get(value.lower())
+        return spelt + name[2:] if spelt and self.kinds.get(name[2:]) is SWITCH else word
+
     def _contradictions(self, values: Mapping[str, Any]) -> Iterator[str]:
         """What does not go together by the rows of the flags that are set, a line each."""
         for name, row in self.rows.items():
@@ -326,6 +333,8 @@ class Parser(argparse.ArgumentParser):
         found = Layer(layer.source, {}, {})
         for fields, values in ((layer.given, found.given), (layer.decided, found.decided)):
             for name, value in fields.items():
+                if len(self.problems) >= MOST_PROBLEMS:
+                    break
                 try:
                     if not self._is_gone(name, value, layer.source, fields is layer.decided):
                         values[name] = self._value_in_file(name, value, layer.source)
@@ -369,15 +378,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for a problem it cannot go on after, for example a flag without its value."""
-        if "ignored explicit argument" in message:  # as in --compile=False
+        if "ignored explicit argument" in message:  # as in --compile=0
             message = f"{message.split(':')[0]}: takes no value. --NAME turns it on, --no-NAME off."
         self.problems.append(message.removeprefix("argument "))
         self.stop()
 
     def stop(self) -> NoReturn:
-        """Raises one UserError (exit 2) with a line for each problem; the fifth line sums up what does not fit."""
+        """Raises one UserError (exit 2) with a line for each problem; the fifth line sums up what does not fit.
+
+        What has an answer in its line comes last then."""
         shown = self.problems
         if len(shown) > MESSAGE_LINES:
+            shown = sorted(shown, key=lambda problem: "Did you mean" in problem or "Here it is called" in problem)
             rest = [problem.split(" ")[0].rstrip(":") for problem in shown[MESSAGE_LINES - 1:]]
             shown = [*shown[:MESSAGE_LINES - 1], f"and {len(rest)} more: {', '.join(rest)}"]
         raise UserError(Exit.FLAGS, "\nerror: ".join(shown))
