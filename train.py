@@ -1,5 +1,6 @@
-"""Train a language model, GPT-2, Qwen3 or Llama: tokens in, checkpoints out.
+"""Train a language model, GPT-2, Qwen3 or Llama: texts or tokens in, checkpoints out.
 
+    python train.py mytexts/                                            texts, made tokens first, to out/
     python train.py --use_gpu --use_amp --compile                       data/ from pretokenize.py, GPT-2 Small, to out/
     python train.py --model_size mini --compile --use_amp               on a laptop's processor
     python train.py --use_gpu --resume_from auto                        continue where the last run in out/ stopped
@@ -14,6 +15,7 @@ one optimizer step over accumulated micro-batches of B sequences of T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from checkpoint.recorded import recorded_flags
@@ -21,7 +23,7 @@ from common import flags
 from common.errors import Exit, UserError, guard
 from common.ranks import world_size
 from planning.contradictions import contradictions
-from planning.early import TRIAL, before_torch
+from planning.early import TRIAL, before_torch, in_tokens, make_tokens
 from training.table import OPTIMIZERS
 
 # ---------------------------------------------------------------- flags
@@ -43,10 +45,13 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     parser.own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line "
                     "wins", "none", of="call")
     g = parser.group("data")
+    g.flag("texts", flags.one_or_more(text("TEXT")), None, "texts, made tokens first, in NAME.tokens beside them",
+           "none", of="call")
+    parser.becomes["texts"] = in_tokens
     g.flag("--data_dir", flags.one_or_more(text("DIR[:WEIGHT]")), "data", "folder of token files, which the next four "
            "flags override; several, as in a:0.7 b:0.3, are mixed by weights in tokens, without weights by their sizes",
            called="data dataset data_path dataset_path train_data",
-           replaces="bin_file val_bin_file tokenizer_file metadata_file vocab_size")
+           replaces="texts bin_file val_bin_file tokenizer_file metadata_file vocab_size")
     g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir",
            called="train_bin train_file")
     g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
@@ -227,9 +232,11 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before the seconds that importing torch takes."""
+    """Checks flags and packages before the seconds that importing torch takes; has texts made tokens."""
     args = read_flags(argv[3:] if argv[:1] == [TRIAL] else argv)
     before_torch(args.init_from, args.output)
+    if args.texts and not args.check and argv[:1] != [TRIAL]:
+        make_tokens(args.of_one_call, Path(args.data_dir))
     return 0
 
 

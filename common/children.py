@@ -54,17 +54,18 @@ class Answer(NamedTuple):
 
 
 def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
-        env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0) -> Answer:
+        env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0, shows: bool = False) -> Answer:
     """Runs a script of ours until it has answered or the seconds are over; then it is killed with all it has started.
 
-    With grace_seconds it is asked to stop before, and given that long; it must not print much then. Raises
-    SystemExit after a signal. On Linux, if a process has to die where memory runs out, it is the child.
+    With grace_seconds it is asked to stop before, and given that long; it must not print much then. With shows it
+    prints where this process does, and the answer holds nothing of that. Raises SystemExit after a signal. On Linux, if
+    a process has to die where memory runs out, it is the child.
     """
     # A script of ours runs alone, and its own folder must be on its path.
     env = {**{name: value for name, value in on_its_own(os.environ).items() if name != SAFE_PATH}, **env}
     before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child behind
-    ends_at, is_over = time.monotonic() + seconds, False
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ends_at, is_over, pipe = time.monotonic() + seconds, False, None if shows else subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
                           errors="replace", env=env, start_new_session=os.name == "posix") as child:
         with contextlib.suppress(OSError):
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")

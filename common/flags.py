@@ -205,8 +205,10 @@ class Group:
 
     def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "", hidden: bool = False,
              **row: str) -> None:
-        """Declares a flag with a value. unset is shown as the default where there is none: what happens then; row holds
-        fields of Row."""
+        """Declares a flag with a value; without dashes before its name, words that stand behind no flag.
+
+        unset is shown as the default where there is none: what happens then; row holds fields of Row.
+        """
 
         def convert(value: str) -> Any:
             try:
@@ -218,8 +220,8 @@ class Group:
 
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else default)
         self.group.add_argument(name, type=convert, default=argparse.SUPPRESS, metavar=kind.metavar, help=words,
-                                nargs="+" if kind.has_several else None)
-        self._enter(name[2:], kind, default, row)
+                                nargs=("+" if name[0] == "-" else "*") if kind.has_several else None)
+        self._enter(name.lstrip("-"), kind, default, row)
 
     def switch(self, name: str, default: bool | None, words: str, unset: str = "", hidden: bool = False,
                **row: str) -> None:
@@ -232,9 +234,9 @@ class Group:
     def old(self, name: str, kind: ValueKind, becomes: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
         """Declares an old spelling: becomes returns the flags that it means, by its value and the other flags given."""
         if kind is SWITCH:
-            self.switch(name, None, "", hidden=True)
+            self.switch(name, None, "", hidden=True, of="old")
         else:
-            self.flag(name, kind, None, "", hidden=True)
+            self.flag(name, kind, None, "", hidden=True, of="old")
         self.parser.becomes[name[2:]] = becomes
 
     def _enter(self, name: str, kind: ValueKind, default: Any, row: dict[str, str]) -> None:
@@ -291,7 +293,7 @@ class Parser(argparse.ArgumentParser):
         settled = laid_over(there, asked, self.rows)
         origin = Origin(frozenset(settled.given), there.source, changes(there, asked, settled))
 
-        rows = {name: row for name, row in self.rows.items() if name not in self.becomes}
+        rows = {name: row for name, row in self.rows.items() if row.of != "old"}
         groups = {title: frozenset(names & rows.keys()) for title, names in self.groups.items()}
         for title, of in (("of_one_call", "call"), ("of_the_machine", "machine")):
             groups[title] = frozenset(name for name, row in rows.items() if row.of == of)

@@ -154,8 +154,8 @@ VARIANTS = {
     "--gpu_cost_per_hour": "2 | --dry_run",
 }
 # Tested in common/, planning/ and system/, with a resumed run, with a real compile, or on a GPU.
-ELSEWHERE = ["--config", "--check", "--model_size", "--allow_new_data", "--overwrite", "--tracker", "--compile_mode",
-             "--verbose", "--deterministic", "--model_parallel", "--debug"]
+ELSEWHERE = ["--config", "--texts", "--check", "--model_size", "--allow_new_data", "--overwrite", "--tracker",
+             "--compile_mode", "--verbose", "--deterministic", "--model_parallel", "--debug"]
 CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"
                     r"time: .*|\.\.\. .*\n|hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|data_wait:.*|out-\d+")
 
