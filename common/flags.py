@@ -286,6 +286,8 @@ class Parser(argparse.ArgumentParser):
         for name, value in vars(line).items():
             has_one = name in self.kinds and self.kinds[name].has_several and len(value) == 1
             (asked.given if name in self.rows else words)[name] = value[0] if has_one else value
+        for action in self._get_positional_actions() if unknown else ():  # their words may be values of those
+            asked.given.pop(action.dest, None)
         self._in_new_words(asked)
         if path := asked.given.pop("config", None):
             asked = laid_over(self._checked(read_toml(Path(path))), asked, self.rows)
