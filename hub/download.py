@@ -25,7 +25,7 @@ OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GEN
               TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
               "README.md", "LICENSE")
 # In the order of preference: Parquet, JSON lines, text; a README.md is no text of the dataset.
-KINDS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
+FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
 MOST_NAMED = 8  # files or folders in a message
 
@@ -117,7 +117,7 @@ def choose_files(name: HubName, there: Sequence[str]) -> list[str]:
     if path in there:
         return [path]
     inside = [each for each in there if not path or each.startswith(f"{path}/") or fnmatch(each, path)]
-    for kind in KINDS:
+    for kind in FORMATS:
         of_kind = sorted(each for each in inside if re.search(kind, each.lower()))
         folders = sorted({each.partition("/")[0] for each in of_kind})
         if not path and len(folders) > 1 and all("/" in each for each in of_kind):

@@ -164,7 +164,8 @@ def of_environment() -> Processes:
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """While inside, the processes can speak with each other: by gloo, and on GPUs, of which each has one, by NCCL too.
 
-    Here a process learns that another one is lost, and here an error of its own leaves it.
+    Here a process learns that another one is lost, and here an error of its own leaves it. What is said where a GPU's
+    collective hangs is in _end_when_stuck.
 
     use_gpu is the flag. On an error nothing is taken down in order, which would wait for processes that may be gone.
     Raises UserError (exit 5) for more processes than GPUs, and where one of them is lost or cannot be reached.

@@ -17,7 +17,7 @@ BLOCK_ROWS = 128  # queries in a block, where attention is computed in blocks
 
 
 class Context(NamedTuple):
-    """What attention depends on besides q, k and v, the same in all blocks of a forward pass.
+    """What attention depends on besides q, k and v, the same in all blocks of a forward pass, whose enter makes it.
 
     dropout is the probability that a weight of attention is dropped, 0 outside of training. rotation holds the cosines
     and sines of the positions, [T, K/2] each, where queries and keys are rotated.
@@ -34,7 +34,7 @@ def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.T
                      ) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
 
-    This is training's mask; that of decoding is in generation/decoder.py.
+    This and attention_in_blocks are training's mask; that of decoding is in generation/decoder.py.
 
     PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
     faster.

@@ -161,7 +161,8 @@ class Monitor:
                 "left": f"{duration(per_step * (recipe.total_steps - step))} left"}
         if self.state.skipped_steps:
             said["skipped"] = f"{self.state.skipped_steps} skipped"
-        self._out.at(step, " | ".join(said.values()), [said[name] for name in BY_IMPORTANCE if name in said])
+        by_importance = [said[name] for name in (*BY_IMPORTANCE, *figures) if name in said]
+        self._out.at(step, " | ".join(said.values()), by_importance)
 
     # ---- warnings and advice
 
