@@ -1,8 +1,7 @@
 """The ladder: what a rung is, running it, and whether it computes what the first one does.
 
-A rung is a set of train.py's flags. It is run by train.py in a process of its own, and read from its metrics.jsonl and
-its closing lines. What the first rungs do slowly train.py cannot: benchmarks/naive.py has it, and train.py's own loop
-runs with it.
+A rung is a set of train.py's flags. It is run by train.py in a process of its own, and read from its metrics.jsonl.
+What the first rungs do slowly train.py cannot: benchmarks/naive.py has it, and train.py's own loop runs with it.
 """
 
 from __future__ import annotations
@@ -168,7 +167,6 @@ class Timed:
     peak_memory_bytes: int
     losses: Losses
     mfu: float | None
-    compile_seconds: float
 
 
 class RungFailed(UserError):
@@ -209,10 +207,8 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
     if not timed:
         raise RungFailed("no step was logged after the warm-up")
     median = statistics.median(timed)
-    closing = dict(line.split(": ", 1) for line in answer.printed.splitlines() if ": " in line)
-    return Timed(1e3 * median, bench.shape.tokens_per_step / median, int(closing["peak_memory_bytes"]),
-                 {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"),
-                 float(closing.get("compile_seconds", 0)))
+    return Timed(1e3 * median, bench.shape.tokens_per_step / median, rows[-1]["memory_bytes"],
+                 {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"))
 
 
 def loss_difference(losses: Losses, others: Losses) -> float:

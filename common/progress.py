@@ -48,6 +48,7 @@ class Progress:
         self.on_warning: Callable[[str], None] | None = None
 
         self._bar: Any = None
+        self._figures = ""  # its text
         self._lock = threading.RLock()
         self.now("")
         self._last_printed = self._phase_began
@@ -109,7 +110,9 @@ class Progress:
         """
         if self._bar is not None:
             with self._lock:
-                self._draw(" | ".join([*fields[1:], *fields[:1]]) or line)
+                self._last_printed = time.monotonic()
+                self._figures = " | ".join([*fields[1:], *fields[:1]]) or line
+                self._draw(self._figures)
                 self._bar.update(done - self._bar.n)
             if line and self._transcript is not None:
                 self._transcript.add(line)
@@ -167,7 +170,7 @@ class Progress:
                 self.say(line)
             else:
                 self._last_printed = now
-                self._draw(line)
+                self._draw(f"{line} | {self._figures}")
                 self._bar.refresh()
 
 

@@ -177,7 +177,7 @@ def dry_run(run: Run, pace: Pace) -> int:
     tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
     lines = [f"step_seconds: {pace.step:.4f}, the fastest of {WARM_STEPS}",
              f"tokens_per_second: {tokens_per_second:.0f}",
-             f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}",
+             *([f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}"] * setup.machine.on_gpu),
              f"loss: {pace.loss:.4f}, of random weights",
              f"peak_memory: {size(setup.machine.backend.peak_memory())}"]
     if setup.args.gpu_cost_per_hour is not None:

@@ -63,9 +63,9 @@ table() { # PART: how each of its commands ended, and the lines with its figures
         name=$(basename "$status" .status)
         echo "$name: exit code $(sed -n 1p "$status"), $(sed -n 2p "$status") s, $(sed -n 3p "$status")"
         {
-            grep -E '^(machine|shape|rung|losses|memory|precision|step  |compile_seconds|peak_memory:|tokens_per_second)' \
+            grep -E '^(machine|shape|rung|losses|memory|precision|step  |compiled|peak_memory:|tokens_per_second)' \
                 "$out/$name.txt"
-            grep -E '^(nanoGPT|ours|FAILED| +[0-9]+  )|[0-9.]+x$|(passed|failed).* in |skipped_steps' "$out/$name.txt"
+            grep -E '^(nanoGPT|ours|FAILED| +[0-9]+  )|[0-9.]+x$|(passed|failed).* in |^skipped' "$out/$name.txt"
             grep '^step [0-9]' "$out/$name.txt" | tail -n 1
         } | sed 's/^/    /'
     done

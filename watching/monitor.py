@@ -12,7 +12,7 @@ import torch
 
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.find import with_more_text
-from common.words import duration, percent, printable, shell_word, size
+from common.words import duration, percent, printable, several, shell_word, size
 from machine.pinned import to_host
 from machine.timing import Mark
 from model import SIZES
@@ -157,7 +157,7 @@ class Monitor:
                 "norm": f"norm {figures.pop('grad_norm'):.2f}",
                 **{name: f"{name} {value:.4g}" for name, value in figures.items()},
                 "time": f"{seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
-                "mfu": f"mfu {percent(share)}", "memory": f"{held / 2**30:.1f} GiB",
+                **({"mfu": f"mfu {percent(share)}"} if self._gpu or share else {}), "memory": f"{held / 2**30:.1f} GiB",
                 "left": f"{duration(per_step * (recipe.total_steps - step))} left"}
         if self.state.skipped_steps:
             said["skipped"] = f"{self.state.skipped_steps} skipped"
@@ -241,20 +241,19 @@ class Monitor:
 
     def close(self, seconds: float, is_saved: bool) -> None:
         """Ends the bar and prints the closing block."""
-        state, machine, compile_seconds = self.state, self._machine, self._run.compile_seconds
+        state = self.state
         self._out.end_bar()
         self._close_trackers()
         self._out.close()
-        checkpoint = f"{self._args.output_dir}/checkpoint-{state.step}" if is_saved else "none"
-        peak_bytes = machine.backend.peak_memory()
-        closing = {"steps": state.step, "tokens": state.samples_seen * self._config.seq_length,
-                   "loss": "n/a" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step "
-                   f"{self._last_logged}", "best_val_loss": state.best,
-                   "skipped_steps": state.skipped_steps, "seconds": f"{seconds:.1f}",
-                   **({} if compile_seconds is None else {"compile_seconds": f"{compile_seconds:.1f}"}),
-                   "peak_memory": size(peak_bytes), "peak_memory_bytes": peak_bytes,
-                   "data_wait": f"{self._gauge.wait_share:.1%} of the steps' time", "checkpoint": checkpoint}
-        self._out.say("\n".join(f"{key}: {printable(value)}" for key, value in closing.items()))
+        closing = {
+            "trained": f"{several(state.step, 'step')}, {state.samples_seen * self._config.seq_length:,} tokens; "
+                       f"{duration(seconds)} since this start",
+            "loss": "" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step {self._last_logged:,}",
+            "val loss": "" if state.best_val_loss is None else f"{state.best}, the best",
+            "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
+            "memory": f"{size(self._machine.backend.peak_memory())} at most",
+            "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
+        self._out.say("\n".join(f"{key:<12}{value}" for key, value in closing.items() if value))
 
     def say_what_next(self, best_step: int) -> None:
         """Prints the command to type next: to generate, and what leads to a better model; after a signal to continue.

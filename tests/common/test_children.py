@@ -77,5 +77,5 @@ def test_ctrl_c_in_a_terminal_does_not_reach_a_child_that_is_still_starting(meth
                       f"    process = start_process(multiprocessing.get_context('{method}'), time.sleep, 0.3)\n"
                       f"    for _ in range(3):\n        os.killpg(0, signal.SIGINT) if not signals.number else None\n"
                       f"        time.sleep(0.02)\n    process.join()\n    print(signals.name, process.exitcode)")
-    assert done.stdout == "SIGINT 0\n", done.stderr
+    assert done.stdout == "Ctrl-C 0\n", done.stderr
     assert "Traceback" not in done.stderr

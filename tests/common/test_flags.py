@@ -14,7 +14,7 @@ from common.errors import Exit, UserError
 def parser() -> flags.Parser:
     made = flags.Parser("x.py", "A command.")
     group = made.group("all")
-    group.flag("--batch_size", flags.whole(1), 8, "rows; 100% of them")
+    group.flag("--batch_size", flags.whole(1), 8, "rows; 100% of them, and each row is a window of the text")
     group.flag("--learning_rate", flags.real(0, 10, above=True), None, "peak", "by size")
     group.flag("--beta", flags.real(0, 1, below=True), 0.9, "decay")
     group.flag("--mode", flags.one_of("auto", "gpu"), "auto", "where")

@@ -29,7 +29,7 @@ def test_what_nohup_ignores_stays_ignored():
                       "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nwith Signals() as signals:\n"
                       "    os.kill(os.getpid(), signal.SIGHUP)\n    print(signals.number)\n"
                       "    os.kill(os.getpid(), signal.SIGINT)\n    print(signals.name)")
-    assert done.stdout == "None\nSIGINT\n"
+    assert done.stdout == "None\nCtrl-C\n"
 
 
 PROMISE = ("import os, signal, sys, time\nfrom common.signals import Signals, Stake\n"
@@ -44,7 +44,7 @@ def test_the_first_signal_is_answered_while_the_main_thread_is_busy_and_the_seco
     done = run_python(busy + "    os.kill(os.getpid(), signal.SIGTERM)\n    wait()")
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr == (
-        "SIGINT: stopping after step 3. Ctrl-C now ends it at once and loses the 2 steps since a.\n"
+        "Ctrl-C: stopping after step 3. Ctrl-C now ends it at once and loses the 2 steps since a.\n"
         "SIGTERM: ended at once. Lost: the 2 steps since a. Safe: a.\n")
 
 
@@ -52,7 +52,7 @@ def test_a_command_that_ends_within_its_patience_says_nothing():
     code = ("import os, signal, time\nfrom common.signals import Signals\nwith Signals(patience=0.3) as signals:\n"
             "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep({})\n")
     assert run_python(code.format(0)).stderr == ""
-    assert run_python(code.format(0.8)).stderr == "SIGINT: stopping. Ctrl-C now ends it at once.\n"
+    assert run_python(code.format(0.8)).stderr == "Ctrl-C: stopping. Ctrl-C now ends it at once.\n"
 
 
 def test_a_terminal_that_stands_still_does_not_hold_the_second_signal():

@@ -30,7 +30,6 @@ def leave_a_run(words: Sequence[str], lose: float = 0.0, complaint: str = "", co
     """Writes what a run of train.py with these words leaves, every loss a share `lose` too high."""
     folder = Path(words[words.index("--output_dir") + 1])
     folder.mkdir()
-    steps = [{"step": n, "loss": (5 - n) * (1 + lose), "seconds": 0.5, "mfu": None} for n in (1, 2, 3)]
+    steps = [{"step": n, "loss": (5 - n) * (1 + lose), "seconds": 0.5, "memory_bytes": 1_000_000} for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    closing = "attention   flash\ncompile_seconds: 1.5\npeak_memory_bytes: 1000000\nloss: 2.0 at step 3\n"
-    return Answer(code, closing, complaint)
+    return Answer(code, "", complaint)

@@ -85,7 +85,7 @@ def test_all_cells_run_from_top_to_bottom(nbformat, fields, tmp_path):
     texts = shown(notebook)
     place = tmp_path / "machine"
     for number, words in enumerate(("", "", "", f"kept in      {tmp_path / 'drive'}/first",
-                                    "next: python train.py", "cost: ", "best_val_loss: ", "ROMEO:", "perplexity",
+                                    "next: python train.py", "cost: ", "val loss    ", "ROMEO:", "perplexity",
                                     "first-exported", "")):
         assert words in texts[number], texts[number]
     curve = next(output for cell in notebook.cells if "#@title 6." in cell.source for output in cell.outputs

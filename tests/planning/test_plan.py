@@ -26,6 +26,7 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
             "attention", "model", "memory", "step", "horizon", "schedule", "default"} <= {
                 line.split(" ")[0] for line in text.splitlines()}
     assert "the validation set has 92 tokens: its loss is largely chance" in text
+    assert "mfu" not in text  # of a CPU
     assert not (run.folder / "out").exists()
 
 
