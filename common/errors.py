@@ -18,7 +18,7 @@ from typing import Any
 from common.children import leave_out_current_folder
 from common.files import IS_WINDOWS
 from common.ranks import speaks
-from common.signals import STOPPING, name_of, print_line
+from common.signals import STOPPING, print_line, signal_name
 from common.words import first_line, printable
 
 MESSAGE_LINES = 5  # the most lines that one error takes
@@ -202,7 +202,7 @@ def _leave_at_a_signal() -> None:
     def leave(number: int, _: object) -> None:
         with contextlib.suppress(OSError):  # not print: a handler may interrupt one
             if speaks():
-                os.write(2, f"stopped by {name_of(number)}; nothing was lost\n".encode())
+                os.write(2, f"stopped by {signal_name(number)}; nothing was lost\n".encode())
         os._exit(128 + number)
 
     for number in STOPPING:

@@ -42,7 +42,7 @@ def print_line(message: str) -> None:
         print(folded(message, sys.stderr), file=sys.stderr, flush=True)
 
 
-def name_of(number: int) -> str:
+def signal_name(number: int) -> str:
     """A signal by the name that people know: 'Ctrl-C', 'SIGTERM'."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
@@ -119,7 +119,7 @@ class Signals:
     @property
     def name(self) -> str:
         """The name of the first signal, for example 'SIGTERM'; empty before it."""
-        return name_of(self.number) if self.number is not None else ""
+        return signal_name(self.number) if self.number is not None else ""
 
     def _start_thread(self) -> None:
         """Starts the thread that reads the pipe to which the interpreter writes the number of each signal."""
@@ -144,7 +144,7 @@ class Signals:
 
     def _receive(self, number: int, _frame: object = None) -> None:
         if number == SAVING:
-            self._answer(lambda: f"{name_of(number)}: saving after this step, and going on")
+            self._answer(lambda: f"{signal_name(number)}: saving after this step, and going on")
             return
         is_repeated = self._num_received > 0 and time.monotonic() - self.at < ONE_STOP_SECONDS
         if is_repeated and (in_notebook() or is_one_of_several()):
@@ -157,7 +157,7 @@ class Signals:
         if self._num_received == 1 and not at_once:
             self._answer(self._first_words)
         else:
-            thread = self._answer(lambda: self._last_words(name_of(number), at_once))
+            thread = self._answer(lambda: self._last_words(signal_name(number), at_once))
             for _ in range(10):  # on a busy machine all of the process may stand still during one of the waits
                 thread.join(ANSWER_SECONDS / 10)
             os._exit(128 + number)
