@@ -151,7 +151,7 @@ class Deadline:
 
     def describe_end(self, state: TrainState, recipe: Recipe, folder: str) -> str:
         """Why the run ends before its schedule does, and what would finish it."""
-        return (f"time        {self.minutes:g} minutes are over at step {state.step:,} of {recipe.total_steps:,}: "
+        return (f"time        {self.minutes:g} min are over at step {state.step:,} of {recipe.total_steps:,}: "
                 f"steps took longer than measured. To finish: python train.py --resume_from {shell_word(folder)}"
                 f" --max_steps {recipe.total_steps}")
 

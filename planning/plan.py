@@ -95,11 +95,11 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
     args, plan, recipe = setup.args, setup.plan, setup.recipe
     steps = recipe.total_steps - steps_done
-    epochs = figure(steps * recipe.samples_per_step / recipe.windows_per_epoch)
+    epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
-              f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs} epoch{'s' * (epochs != '1')}",
+              f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
               *describe_sharing(setup)]
     if not args.dry_run:
         most = most_checkpoints(args.output, recipe)
@@ -117,14 +117,13 @@ def describe_sharing(setup: Setup) -> list[str]:
     plan, corpus, processes, lines = setup.plan, setup.corpus, setup.processes, []
     if corpus.shares:
         tokens = plan.recipe.total_steps * plan.recipe.samples_per_step * plan.config.seq_length
-        epochs = [figure(share.weight * tokens / share.corpus.train.length) for share in corpus.shares]
-        said = [f"{share.name} {share_in_words(share.weight)}, {number} epochs"
-                for share, number in zip(corpus.shares, epochs, strict=True)]
+        said = [f"{share.name} {share_in_words(share.weight)}, "
+                f"{in_epochs(share.weight * tokens / share.corpus.train.length)}" for share in corpus.shares]
         lines.append(f"mixture     {'; '.join(said)}")
     if processes.world_size > 1:
         held = size(predicted_peak(plan.config, plan.at_a_time, plan.memory))
         how = f"{plan.memory.strategy}: {plan.why_strategy}"
-        lines.append(f"processes   {processes.world_size}, {how}; each takes {held}")
+        lines.append(f"processes   {processes.world_size}, {how}; {held} of memory for each")
     num_gpus = setup.machine.backend.num_devices()
     if num_gpus > 1 and processes.world_size == 1 and not is_one_of_several():
         lines.append(f"GPUs        1 of {num_gpus} is used. All, by: torchrun --nproc_per_node gpu train.py ...")
@@ -134,6 +133,11 @@ def describe_sharing(setup: Setup) -> list[str]:
 def figure(number: float) -> str:
     """A positive number with three digits or more, never in powers of ten: '0.185', '9.99', '15,400'."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}" if not 0 < number < 1e-4 else f"{number:.6f}"
+
+
+def in_epochs(number: float) -> str:
+    """Epochs in words: '1 epoch', '0.185 epochs'."""
+    return f"{(shown := figure(number))} epoch{'s' * (shown != '1')}"
 
 
 # ---------------------------------------------------------------- the whole plan
@@ -147,15 +151,16 @@ def describe_plan(setup: Setup) -> list[str]:
                "model_size": (setup.sizing and setup.sizing.name) or args.model_size}
     tokens = recipe.samples_per_step * config.seq_length
     rows = [
-        ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: {config.n_layer} layers"
-                  f", {config.n_head} heads, width {config.n_embd}, T {config.seq_length}, {config.vocab_size:,} ids"),
+        ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
+                  f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, "
+                  f"width {config.n_embd}, T {config.seq_length}, {config.vocab_size:,} ids"),
         ("memory", describe_memory(config, plan.at_a_time, plan.memory) + ", recomputed" * plan.options.recompute),
         ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
                    f"for validation; in {plan.where}: {plan.why_there}"),
         ("step", f"{tokens:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}"),
         ("horizon", f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
-                    f"{figure(recipe.passes)} epochs"),
+                    f"{in_epochs(recipe.passes)}"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
         ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {plan.memory.optimizer_bytes:.3g} bytes of state a "
                       "parameter"),

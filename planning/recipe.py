@@ -259,7 +259,8 @@ def _schedule(values: _Values, settings: Mapping[str, Any], learning_rate: float
     if min_lr > learning_rate:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Lower it.")
     if args.warmup_steps and args.warmup_steps >= total_steps and not args.cooldown_from:
-        raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has {total_steps} steps. Lower it.")
+        raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has "
+                                    f"{several(total_steps, 'step')}. Lower it.")
     warmup_steps = defaults.default_warmup(total_steps)
     if settings.get("warmup_steps", total_steps) < total_steps:  # else it would begin again in a longer run
         warmup_steps = settings["warmup_steps"]

@@ -93,7 +93,7 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
     name = fitting[-1] if fitting else next(iter(configs))
     reasons = {"seq_length": f"{LONGEST_SEQUENCE} without an NVIDIA GPU, less for few tokens"}
     if name:
-        reasons["model_size"] = f"the largest, with a token or more for each parameter, that {minutes:g} minutes allow"
+        reasons["model_size"] = f"the largest, with a token or more for each parameter, that {minutes:g} min allow"
 
     affordable = int(flops / configs[name].flops_per_token / num_tokens)
     wanted = -(-20 * configs[name].num_parameters // num_tokens)

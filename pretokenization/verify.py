@@ -39,8 +39,8 @@ def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
             with progress.phase(f"reading {split}"):
                 signals.look()
                 num_documents = verify_split(folder, split, stream, corpus, metadata)
-            progress.say(f"{split}: {stream.length:,} tokens, {num_documents:,} documents: sizes, sha256, ids, ends of "
-                         "documents as recorded")
+            progress.say(f"{split}: {stream.length:,} tokens, {several(num_documents, 'document')}: sizes, sha256, "
+                         "ids, ends of documents as recorded")
     progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
 
 

@@ -92,7 +92,7 @@ def test_steps_that_turn_out_slower_end_in_time_and_say_what_finishes_the_schedu
         monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
     code, text = run("--max_minutes", "0.02", "--max_steps", "100000")
     assert code == 0
-    said = re.search(r"\ntime        0.02 minutes .* at step ([\d,]+) of 100,000: steps took longer than measured\."
+    said = re.search(r"\ntime        0.02 min are over at step ([\d,]+) of 100,000: steps took longer than measured\."
                      rf" To finish: python train.py --resume_from {run.folder}/out --max_steps 100000\n", text)
     assert said
     step = int(said[1].replace(",", ""))

@@ -20,13 +20,14 @@ from tests.helpers.machines import CPU
 
 
 def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
-    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5")
+    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5", "--epochs", "1", "--batch_size", "3")
     assert code == 0
     assert {"step_seconds:", "tokens_per_second:", "peak_memory:", "time", "cost:", "device", "precision",
             "attention", "model", "memory", "step", "horizon", "schedule", "default"} <= {
                 line.split(" ")[0] for line in text.splitlines()}
     assert "the validation set has 92 tokens: its loss is largely chance" in text
     assert "mfu" not in text  # of a CPU
+    assert re.search(r" parameters: 1 layer, \d heads, .*\n(.*\n)+horizon .*, 1 epoch\n", text)
     assert not (run.folder / "out").exists()
 
 
@@ -61,8 +62,8 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
 
 
 @pytest.mark.parametrize(("strategy", "local_world_size", "words"), [
-    ("ddp", 4, "processes   4, ddp: asked for; each takes 6.2 GiB"),
-    ("hsdp", 2, "processes   4, hsdp: asked for; each takes 4.9 GiB")])
+    ("ddp", 4, "processes   4, ddp: asked for; 6.2 GiB of memory for each"),
+    ("hsdp", 2, "processes   4, hsdp: asked for; 4.9 GiB of memory for each")])
 def test_a_line_says_how_processes_share_and_what_each_holds(strategy, local_world_size, words):
     assert sharing(GPU, Processes(0, 4, 0, local_world_size), strategy) == [words]
 
