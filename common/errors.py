@@ -261,8 +261,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if the error says that the device, or the host, has no memory left; PyTorch's class is known by its name."""
-    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(
-        words in str(error) for words in OUT_OF_MEMORY)
+    is_by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_by_class or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _write_crash_log(error: BaseException) -> str:
