@@ -311,7 +311,8 @@ class Parser(argparse.ArgumentParser):
         """--compile=False, as nanoGPT spells it, as --no-compile; other words as they are."""
         name, _, value = word.partition("=")
         spelt = {"true": "--", "false": "--no-"}.get(value.lower())
-        return spelt + name[2:] if spelt and self.kinds.get(name[2:]) is SWITCH else word
+        is_switch = name.startswith("--") and self.kinds.get(name[2:]) is SWITCH
+        return spelt + name[2:] if spelt and is_switch else word
 
     def _contradictions(self, values: Mapping[str, Any]) -> Iterator[str]:
         """What does not go together by the rows of the flags that are set, a line each."""

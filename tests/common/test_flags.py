@@ -43,8 +43,8 @@ def test_values_defaults_and_both_spellings_of_a_value():
     args = read("--batch_size=1_024", "--learning_rate", "1e-3", "--mode=gpu", "--data_dir", "a=b c")
     assert (args.batch_size, args.learning_rate, args.mode, args.data_dir) == (1024, 0.001, "gpu", "a=b c")
     assert read("--batch_size", "16,384").batch_size == 16384
-    args = read("--compile=False", "--bias=false", "--use_amp=TRUE", "--data_dir=False")  # as nanoGPT spells it
-    assert (args.compile, args.bias, args.use_amp, args.data_dir) == (False, False, True, "False")
+    args = read("--compile=False", "--bias=false", "--use_amp=TRUE", "--data_dir", "a bias=true")  # as in nanoGPT
+    assert (args.compile, args.bias, args.use_amp, args.data_dir) == (False, False, True, "a bias=true")
 
 
 @pytest.mark.parametrize(("typo", "meant"), [
