@@ -42,7 +42,7 @@ def owned(output_dir: Path) -> Iterator[None]:
     with lock:
         if not try_lock(lock.fileno()):
             lock.seek(0)
-            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200)).strip()}). Wait "
+            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). Wait "
                                        "for it, or choose another folder.")
         try:
             with _writing(shown):
