@@ -170,7 +170,7 @@ class Progress:
                 self.say(line)
             else:
                 self._last_printed = now
-                self._draw(f"{line} | {self._figures}")
+                self._draw(" | ".join(filter(None, (line, self._figures))))
                 self._bar.refresh()
 
 
