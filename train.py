@@ -15,7 +15,6 @@ one optimizer step over accumulated micro-batches of B sequences of T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from checkpoint.recorded import recorded_flags
@@ -236,7 +235,7 @@ def answer_early(argv: Sequence[str]) -> int:
     args = read_flags(argv[3:] if argv[:1] == [TRIAL] else argv)
     before_torch(args.init_from, args.output)
     if args.texts and not args.check and argv[:1] != [TRIAL]:
-        make_tokens(args.of_one_call, Path(args.data_dir))
+        make_tokens(args.of_one_call, args.data_dir)
     return 0
 
 

@@ -21,6 +21,7 @@ import generate
 from benchmarks.ladder import LEARNING_RATE, TUNED, Bench, RungFailed, ladder, problem_of, run_rung
 from common.children import PROGRAM
 from common.errors import optional
+from common.names import METADATA
 from generation.continuation import Continuation, Sampling
 from generation.sampling import decode
 from model import SIZES
@@ -64,7 +65,7 @@ def in_turns(bench: Bench, ways: Mapping[str, Callable[[], float | None]]) -> di
 
 def tokens_of(data_dir: str) -> np.ndarray:
     """The first training tokens of a folder."""
-    stream = open_corpus(Path(data_dir), None, Path(data_dir) / "metadata.json", None).train
+    stream = open_corpus(Path(data_dir), None, Path(data_dir) / METADATA, None).train
     return data.Tokens(stream, "mmap", torch.device("cpu")).read(0, min(stream.length, MOST_TOKENS))
 
 

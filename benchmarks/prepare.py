@@ -13,6 +13,7 @@ import train
 from benchmarks.ladder import SEED, Facts, Shape
 from common.errors import Exit, UserError
 from common.files import write_whole
+from common.names import METADATA
 from common.words import printable, several
 from machine import device
 from machine.backends import NVIDIA
@@ -48,7 +49,7 @@ def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
     tokens.astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
     fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
               "splits": {"train": {"tokens": num_tokens}}}
-    write_whole(folder / "metadata.json", json.dumps(fields))
+    write_whole(folder / METADATA, json.dumps(fields))
 
 
 def num_parameters(shape: Shape) -> int:

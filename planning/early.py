@@ -14,6 +14,7 @@ from common.errors import Exit, UserError, require
 from common.files import read_text
 from common.flags import FlagsOfGroup, in_list
 from common.memory import let_segments_grow
+from common.names import METADATA
 from common.ranks import is_one_of_several, speaks
 from common.signals import Signals
 from common.words import printable, shell_line
@@ -21,7 +22,6 @@ from hub.names import check_package
 from trackers.tracker import requested_trackers, require_packages
 
 TRIAL = "trial"  # the first word of the command line of a child process that tries something
-MARK = "metadata.json"  # what pretokenize.py writes last
 
 
 def before_torch(init_from: str | None, flags: FlagsOfGroup) -> None:
@@ -46,20 +46,21 @@ def in_tokens(texts: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     first = Path(in_list(texts)[0])
     if others := asked.keys() & {"data_dir", "bin_file", "vocab_size", "init_from"}:
         raise ValueError(f"{printable(first)}: not with --{min(others)}")
-    if all((Path(word) / MARK).exists() for word in in_list(texts)):
+    if all((Path(word) / METADATA).exists() for word in in_list(texts)):
         return {"data_dir": texts}
     folder = first.parent / f"{first.resolve().name}.tokens"
     return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
 
 
-def make_tokens(flags: FlagsOfGroup, folder: Path) -> None:
-    """Has pretokenize.py fill the folder with the tokens of the texts, unless it holds them.
+def make_tokens(flags: FlagsOfGroup, data_dir: str) -> None:
+    """Has pretokenize.py fill the folder data_dir with the tokens of the texts, unless it holds them.
 
     Raises UserError: exit 3 for texts that are not those of which the tokens were made, exit 2 in a run that makes no
     tokens. Raises SystemExit where pretokenize.py fails.
     """
-    texts, shown, mark = in_list(flags.texts), printable(folder), folder / MARK
-    make = ["pretokenize.py", *texts, "--output_dir", str(folder)]
+    texts, shown, folder = in_list(flags.texts), printable(data_dir), Path(data_dir)
+    mark = folder / METADATA
+    make = ["pretokenize.py", *texts, "--output_dir", data_dir]
     if mark.exists():
         from pretokenization.sources import files_of  # which imports numpy
 

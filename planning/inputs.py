@@ -18,7 +18,7 @@ from checkpoint.verify import manifest_sha256
 from common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from common.files import cache_folder
 from common.flags import Flags, FlagsOfGroup, having
-from common.names import TOKENIZER
+from common.names import METADATA, TOKENIZER
 from common.progress import Progress
 from common.ranks import speaks
 from common.signals import Signals
@@ -255,7 +255,7 @@ def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corp
             return folder / name
         return Path(given) if given else None
 
-    metadata, tokenizer = part(flags.metadata_file, "metadata.json"), part(flags.tokenizer_file, "tokenizer.json")
+    metadata, tokenizer = part(flags.metadata_file, METADATA), part(flags.tokenizer_file, "tokenizer.json")
     vocab_size, notes = flags.vocab_size, ()
     if init_from and not (metadata or tokenizer or vocab_size):
         weights, config = load.starting_config(init_from, lambda said: None)

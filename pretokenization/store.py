@@ -16,11 +16,11 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
+from common.names import METADATA
 from common.words import printable
 
 WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
 LOCK = ".pretokenize.lock"
-MARK = "metadata.json"  # it gets its place last, and makes the set complete
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never the file that a link points to
 SPLITS = ("train", "val")
 # The last ones are of sets in other layouts, and in several files, which this program once wrote.
@@ -91,14 +91,14 @@ class Folder:
 
     def _clean(self) -> None:
         """Deletes the work folder and, of a commit that was killed between two renames, what had its name already."""
-        if (self.work / MARK).exists() and not (self.path / MARK).exists():
+        if (self.work / METADATA).exists() and not (self.path / METADATA).exists():
             for path in self.outputs():
                 path.unlink()
         shutil.rmtree(self.work, ignore_errors=True)
 
     def outputs(self) -> list[Path]:
         """The outputs that are in the folder."""
-        return sorted(path for path in self.path.iterdir() if path.name == MARK or OUTPUTS.fullmatch(path.name))
+        return sorted(path for path in self.path.iterdir() if path.name == METADATA or OUTPUTS.fullmatch(path.name))
 
     def refuse_old(self, overwrite: bool) -> None:
         """Raises UserError (exit 3) if there are finished outputs, which may not be replaced."""
@@ -134,13 +134,13 @@ class Folder:
         """
         for name in names:
             sync(self.work / name)
-        write_whole(self.work / MARK, json.dumps(metadata, indent=2) + "\n")
-        (self.path / MARK).unlink(missing_ok=True)
+        write_whole(self.work / METADATA, json.dumps(metadata, indent=2) + "\n")
+        (self.path / METADATA).unlink(missing_ok=True)
         sync(self.path)
         for path in self.outputs():
             if path.name not in names:  # a val.bin of the set that is replaced
                 path.unlink()
-        for name in (*names, MARK):
+        for name in (*names, METADATA):
             rename(self.work / name, self.path / name)
             if name == names[-1]:
                 sync(self.path)

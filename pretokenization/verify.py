@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import Exit, UserError
+from common.names import METADATA
 from common.progress import Progress
 from common.signals import Signals
 from common.words import printable, printable_text, several
@@ -23,15 +24,15 @@ SHOWN_CHARACTERS = 400
 
 def open_folder(folder: Path) -> Corpus:
     """The token files of a finished folder. Raises UserError (exit 3)."""
-    return open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json")
+    return open_corpus(folder, None, folder / METADATA, folder / "tokenizer.json")
 
 
 def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
     """Checks everything that a finished folder records. Raises UserError (exit 3) at the first difference."""
-    corpus, metadata = open_folder(folder), read_metadata(folder / "metadata.json")
+    corpus, metadata = open_folder(folder), read_metadata(folder / METADATA)
     path = folder / "tokenizer.json"
     if metadata.get("format") != METADATA_FORMAT or corpus.vocab_size != vocab_size_of(load_tokenizer(path)):
-        raise _differs(folder / "metadata.json", "its vocab_size is not that of the tokenizer beside it")
+        raise _differs(folder / METADATA, "its vocab_size is not that of the tokenizer beside it")
     if (metadata.get("tokenizer") or {}).get("sha256") != corpus.tokenizer_sha256:
         raise _differs(path, "its sha256 is not recorded in metadata.json")
     for split, stream in (("train", corpus.train), ("val", corpus.val)):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.errors import Exit, UserError
 from common.files import sha256_of
+from common.names import METADATA
 from common.words import printable
 from tokens.files import find_splits
 from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise
@@ -114,7 +115,7 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
     (exit 3).
     """
     folder = place if place.is_dir() else place.parent
-    beside, tokenizer = folder / "metadata.json", folder / "tokenizer.json"
+    beside, tokenizer = folder / METADATA, folder / "tokenizer.json"
     metadata = metadata_of(beside) if beside.is_file() else Metadata(place)
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
