@@ -35,5 +35,5 @@ def test_neither_part_is_empty_and_the_words_say_why():
 
 
 def test_the_end_of_a_single_text_is_kept_where_a_whole_character_fits():
-    assert [split_of_one(*args).cuts for args in ((1000, 0.1), (5, 0.2, 4), (5, 0.2), (5, 0.0))] == [
-        (900,), (5,), (4,), (5,)]
+    assert [split_of_one(1000, 0.1).cuts, split_of_one(5, 0.2, 4).cuts] == [(900,), (5,)]
+    assert [split_of_one(5, 0.2).cuts, split_of_one(5, 0.0).cuts] == [(4,), (5,)]
