@@ -21,7 +21,7 @@ from typing import Any
 from common import flags
 from common.errors import guard, optional, require, warn
 from common.names import CARD, CONFIG, WEIGHTS
-from hub.names import as_recorded, check_package, name_of_folder, problems_with_name, problems_with_push
+from hub.names import as_recorded, check_package, problems_with_name, problems_with_push
 
 # ---------------------------------------------------------------- flags
 
@@ -175,7 +175,8 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
     try:
         signals.look()
         if form_of(args) == "gguf":
-            num_tensors = write_gguf(config, weights, source, args.tokenizer_file, temporary, args.dtype)
+            num_tensors = write_gguf(config, weights, source, args.tokenizer_file, temporary, args.dtype,
+                                     target.stem)
         elif args.prune is None:
             num_tensors = write_folder(source, stored_tensors(source), temporary, args.dtype)
         else:
@@ -227,8 +228,8 @@ def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
 
 
 def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], source: Path, tokenizer_file: str | None,
-               path: Path, dtype: str) -> int:
-    """Writes the file; returns the number of tensors.
+               path: Path, dtype: str, name: str) -> int:
+    """Writes the file, the model's name in it; returns the number of tensors.
 
     Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, exit 3 for a tokenizer
     that it would read differently, and as in_dtype.
@@ -243,12 +244,11 @@ def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], source:
              "other ids.")
     tensors = gguf_tensors(gguf, config, weights, dtype)
     kind, types = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], gguf.LlamaFileType
-    on_hub, template = name_of_folder(str(source)), chat_template(source)
+    template = chat_template(source)
 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     for field, value in {
-        "type": gguf.GGUFType.MODEL, "name": on_hub.repo.rpartition("/")[2] if on_hub else source.resolve().name,
-        **architecture.gguf_fields(config),
+        "type": gguf.GGUFType.MODEL, "name": name, **architecture.gguf_fields(config),
         "file_type": {"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype],
         "tokenizer_model": "gpt2", "tokenizer_pre": vocabulary.splits_as, "token_list": vocabulary.tokens,
         "token_types": [gguf.TokenType[kind] for kind in vocabulary.kinds], "token_merges": vocabulary.merges,

@@ -208,6 +208,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            hidden=True, of="call", against="eval_tokens", replaces="eval_tokens")
     g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run",
            called="sample_every")
+    g.flag("--sample_prompt", flags.escaped(), None, "text that samples continue", "a newline",
+           against="sample_interval 0")
     g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart",
            called="logging_steps log_every")
     g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "none")), None,
@@ -288,15 +290,16 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
 
         # The model, its optimizer, its batches. Steps are measured and undone; they fix the horizon of --max_minutes.
         run = build_run(setup, parts, TrainState.from_stored(inputs.stored))
+        validator = Validator(run)
         with recovery.explaining_memory(run):
             if run.state.step < setup.recipe.total_steps:
                 recovery.compile_run(run)
-            pace = measure_pace(run, take_step, deadline)
+            pace = measure_pace(run, take_step, validator, deadline)
         run.setup = plan_until(deadline, setup, pace, run.state.step)
-        return train(run, pace, deadline, argv)
+        return train(run, pace, deadline, validator, argv)
 
 
-def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
+def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
     """Trains from random weights, those of --init_from, or a checkpoint; returns the exit code."""
     setup, signals = run.setup, run.setup.runtime.signals
     forget_best_on_other_tokens(run)
@@ -304,7 +307,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, argv: Sequence[str]) -> int:
         say_rest(setup, pace, run.state.step)
 
     # The start.
-    validator, settings = Validator(run), settings_of(setup)
+    settings = settings_of(setup)
     checkpointer = Checkpointer(run, settings, validator.tokenizer)
     start(run, settings, validator.tokenizer)
 

@@ -17,7 +17,7 @@ from common.children import PROGRAM
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import ValueKind
-from common.words import count, printable
+from common.words import count, printable, several
 from watching.history import Curve, LoggedRun, read_run
 
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
@@ -61,7 +61,7 @@ def recipes() -> ValueKind:
 def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path) -> bool:
     """Trains by every recipe with every seed, then prints what each learned; False if a run failed."""
     bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
-                  f"{steps:,} steps, {num_seeds} seeds of each recipe, in {printable(folder)}")
+                  f"{several(steps, 'step')}, {several(num_seeds, 'seed')} of each recipe, in {printable(folder)}")
     runs: dict[str, list[LoggedRun]] = {}
     problems = bench.found["problems"] = []
     # Recipes take turns, so a machine whose speed changes does so for all of them.

@@ -151,7 +151,7 @@ def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_lengt
         "clean_up_tokenization_spaces": False,
     }
     if end_of_text_id in names:
-        fields.update(dict.fromkeys(("bos_token", "eos_token", "unk_token"), names[end_of_text_id]))
+        fields.update(dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), names[end_of_text_id]))
     return fields
 
 

@@ -52,21 +52,21 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     for warning in machine.warnings:
         out.warn(warning)
 
-    what = "price" if args.gpu_cost_per_hour else "hours"
+    price = args.gpu_cost_per_hour
+    what = f"price, at {price:g} an hour," if price else "hours"
     out.say(f"\nThe {what} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
             f"{config.vocab_size:,} ids, by the products above and {SHARE_OF_PEAK:.0%} of a card's peak.\n"
             "-: does not fit. With your tokens, --dry_run measures.")
     options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
-    optimizer, cost_per_hour = largest(args.optimizer), args.gpu_cost_per_hour or 1.0
-    out.say("\n".join(table(models, machine, options, optimizer, products, cost_per_hour)))
+    out.say("\n".join(table(models, machine, options, largest(args.optimizer), products, price)))
     return Exit.DONE
 
 
 def table(models: dict[str, ModelConfig], machine: Machine, options: Options, optimizer: str, products: float,
-          cost_per_hour: float) -> Iterator[str]:
+          price: float | None) -> Iterator[str]:
     """A column for each size; a line for its parameters, for this machine, and for each memory that cards come with.
 
-    products is the FLOP/s of matrix products on this machine.
+    products is the FLOP/s of matrix products on this machine. The price is that of a GPU's hour, and no processor's.
     """
     def line(label: str, cells: Iterable[str]) -> str:
         return f"{label:<18}" + "".join(f"{cell:>10}" for cell in cells)
@@ -77,6 +77,8 @@ def table(models: dict[str, ModelConfig], machine: Machine, options: Options, op
     share = SHARE_ON_GPU if machine.on_gpu else SHARE_COMPILED if machine.compile else SHARE_EAGER
     rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0),
                              (1 - MARGIN) * machine.backend.total_memory(), share * products)}
+    if price and not machine.on_gpu:
+        rows.clear()
     for gigabytes, name in TYPICAL.items():
         card = find_card(name)
         assert card
@@ -86,7 +88,7 @@ def table(models: dict[str, ModelConfig], machine: Machine, options: Options, op
         rows[f"{name}, {gigabytes} GB"] = setting, room, SHARE_OF_PEAK * 1e12 * card.half_tflops
     for label, (setting, room, flops) in rows.items():
         yield line(label, (price_of(config, replace(setting, optimizer_bytes=state_bytes(optimizer, config)), room,
-                                    flops / cost_per_hour) for config in models.values()))
+                                    flops / (price or 1.0)) for config in models.values()))
 
 
 def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_price: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +13,20 @@ import torch
 
 from common.errors import Exit
 from common.flags import Flags
-from common.words import percent, shell_word, size
+from common.words import percent, several, shell_word, size
 from machine import device
 from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 from training.state import Run, Setup, StepResult, TrainState
+from training.validation import SAMPLE_TOKENS, Validator
 from watching.monitor import mfu
 
 WARM_STEPS = 3  # that are measured at least, after a cold one
 MEASURING_SHARE, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes that may go into measuring, and at most
 LONG_SECONDS = 5.0  # a cold step that takes longer is measured enough
 MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
-VALIDATION_SHARE = 0.4  # of a training token's time for one of validation: a forward pass is a third of the work
+MEASURED_TOKENS = 8  # of a sample
+BETWEEN_SHARE = 0.1  # of --max_minutes for validations, saves of the best and samples; one of each comes at the end
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
 SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
 
@@ -33,19 +36,32 @@ TakeStep = Callable[..., StepResult]  # that of train.py
 # ---------------------------------------------------------------- how long a run takes
 
 
-def measure_pace(run: Run, take_step: TakeStep, deadline: Deadline) -> Pace:
-    """Measures what a step takes, longer where a horizon depends on it, and derives the rest."""
+def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: Deadline) -> Pace:
+    """Measures a step, longer where a horizon depends on it, a validation and a sample; derives what a save takes."""
     setup = run.setup
-    plan, corpus = setup.plan, setup.corpus
+    plan = setup.plan
     minutes = deadline.minutes if deadline.is_open else None
     at_least = min(MEASURING_SHARE * 60 * (minutes or 0.0), MEASURING_SECONDS)
     seconds, loss = _measure_step(run, take_step, setup.args.dry_run, at_least)
     written = plan.saving.checkpoint_bytes / WRITTEN_BYTES
     copied = plan.saving.checkpoint_bytes / COPIED_BYTES if plan.saving.copies else written
-    val_token = VALIDATION_SHARE * seconds / (plan.recipe.samples_per_step * plan.config.seq_length)
-    val_tokens = corpus.val.length if corpus.val else 0
-    compile_seconds = setup.processes.agree(lambda: run.compile_seconds or 0.0)
-    return Pace(seconds, val_token, val_tokens, copied, written, compile_seconds, loss)
+    val_tokens = setup.corpus.val.length if setup.corpus.val else 0
+    val_token, sample = _measure_between(run, validator, val_tokens)
+    return Pace(seconds, val_token, val_tokens, sample, copied, written, loss)
+
+
+def _measure_between(run: Run, validator: Validator, val_tokens: int) -> tuple[float, float]:
+    """Seconds of a token of validation, where there are any, and of a sample."""
+    setup, times = run.setup, []
+    windows = min(run.batch_size * setup.processes.world_size, setup.recipe.eval_windows(setup.config))
+    for measure in (validator.measure, validator.measure, lambda _: validator.sample(MEASURED_TOKENS)):
+        started = time.perf_counter()
+        measure(windows)  # the first time it compiles
+        times.append(time.perf_counter() - started)
+    setup.machine.backend.release_memory()  # so that what is made next lies together
+    _, validation, sample = setup.processes.agree(lambda: times)
+    tokens = min(val_tokens, windows * setup.config.seq_length)
+    return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_TOKENS * bool(setup.recipe.sample_interval)
 
 
 def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -> tuple[float, float]:
@@ -77,7 +93,6 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     for group, learning_rate in zip(groups, learning_rates, strict=True):
         group["lr"] = learning_rate
     run.optimizer.state.clear()
-    machine.backend.release_memory()  # so that what is made next lies together
     run.scaler.load_state_dict(scaler)
     device.set_rng_state(machine, rng)
     runtime.gauge.forget()
@@ -89,15 +104,19 @@ def recipe_within(seconds: float, args: Flags, plan: Plan, pace: Pace, steps_don
     """The plan's recipe for as many steps as a run can do in the seconds, one more than is done at least.
 
     The recipe's horizon stays the upper limit. A validation has a hundredth of the tokens of the run, unless its tokens
-    were decided.
+    were decided. Where BETWEEN_SHARE of the seconds is too short for all validations and samples, there are fewer.
     """
     recipe = plan.recipe
     is_decided = args.epochs or args.max_steps or args.eval_tokens or args.eval_batches or steps_done
 
     def ends_at(step: int) -> Recipe:
         tokens = step * recipe.samples_per_step * plan.config.seq_length
-        return replace(recipe, total_steps=step, eval_interval=eval_interval_of(args.eval_interval, step),
-                       eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(tokens))
+        within = replace(recipe, total_steps=step, eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(
+            tokens))
+        each = pace.validation(within) + pace.save + pace.sample
+        least = math.ceil((step - steps_done) / max(1, BETWEEN_SHARE * seconds // max(each, 1e-9)))
+        return replace(within, eval_interval=args.eval_interval or max(least, eval_interval_of(None, step)),
+                       sample_interval=max(least, step // 5) if args.sample_interval is None else args.sample_interval)
 
     more = range(steps_done + 2, recipe.total_steps + 1)
     return ends_at(steps_done + 1 + bisect_right(more, seconds, key=lambda step: pace.seconds(
@@ -164,7 +183,8 @@ def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) ->
     seconds = setup.processes.agree(lambda: (1 - SPARE) * 60 * minutes - deadline.used)
     within = recipe_within(seconds, args, plan, pace, steps_done)
     recipe = replace(setup.recipe_until(within.total_steps), batch_size=within.batch_size,
-                     accumulation=within.accumulation, eval_tokens=within.eval_tokens)
+                     accumulation=within.accumulation, eval_tokens=within.eval_tokens,
+                     eval_interval=within.eval_interval, sample_interval=within.sample_interval)
     return replace(setup, plan=replace(plan, recipe=recipe))
 
 
@@ -177,11 +197,13 @@ def dry_run(run: Run, pace: Pace) -> int:
     tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
     lines = [f"step_seconds: {pace.step:.4f}, the fastest of {WARM_STEPS}",
              f"tokens_per_second: {tokens_per_second:.0f}",
+             f"validation_seconds: {pace.validation(recipe):.4f}, of every {several(recipe.eval_interval, 'step')}",
              *([f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}"] * setup.machine.on_gpu),
              f"loss: {pace.loss:.4f}, of random weights",
              f"peak_memory: {size(setup.machine.backend.peak_memory())}"]
-    if setup.args.gpu_cost_per_hour is not None:
+    if (cost := setup.args.gpu_cost_per_hour) is not None:
         hours = pace.seconds(recipe, run.state.step) / 3600
-        lines.append(f"cost: {hours * setup.args.gpu_cost_per_hour * setup.processes.world_size:.2f}")
+        lines.append(f"cost: {hours * cost * setup.processes.world_size:.2f}" if setup.machine.on_gpu else
+                     f"cost: n/a, these are a processor's hours. Cards: --check --gpu_cost_per_hour {cost:g}")
     setup.out.say("\n".join(lines))
     return Exit.DONE

@@ -44,18 +44,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a step, of a token of validation, of a save as training waits for it, of the last save, of compiling.
+    """Seconds of a step, of a token of validation, of a sample, of a save as training waits for it, of the last save.
 
-    Those of a step and of compiling are measured, and its loss; the others are derived from it and from the bytes of a
-    checkpoint. Where the model is compiled, the first validation compiles once more. val_tokens are all that there are.
+    Those of saves are derived from the bytes of a checkpoint, the others are measured, and the loss of a step.
+    val_tokens are all that there are.
     """
 
     step: float
     val_token: float
     val_tokens: int
+    sample: float
     save: float
     last_save: float
-    compiling: float
     loss: float
 
     def validation(self, recipe: Recipe) -> float:
@@ -65,14 +65,16 @@ class Pace:
     def ending(self, recipe: Recipe, save_seconds: float) -> float:
         """From any step to the end, where the last save takes save_seconds or what is assumed: a step may have begun.
         """
-        return 2 * self.step + self.validation(recipe) + max(self.last_save, save_seconds)
+        return 2 * self.step + self.validation(recipe) + self.sample + max(self.last_save, save_seconds)
 
     def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
         """From the steps done to the end of the run. Each validation may save a new best, each epoch saves."""
-        steps, validations = recipe.total_steps - steps_done, recipe.num_validations(steps_done)
+        steps = recipe.total_steps - steps_done
+        validations, samples = (recipe.num_times(every, steps_done) for every in (
+            recipe.eval_interval, recipe.sample_interval))
         epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
-        between_steps = validations * (self.validation(recipe) + self.save) + epochs * self.save
-        return steps * self.step + between_steps + self.last_save + self.compiling
+        between_steps = validations * (self.validation(recipe) + self.save) + samples * self.sample + epochs * self.save
+        return steps * self.step + between_steps + self.last_save
 
 
 # ---------------------------------------------------------------- in three lines

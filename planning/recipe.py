@@ -97,9 +97,9 @@ class Recipe(Schedule):
         """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
         return max(1, self.eval_tokens // config.seq_length)
 
-    def num_validations(self, steps_done: int = 0) -> int:
-        """How many validations come after the steps that are done: at every eval_interval, and after the last step."""
-        return -(-self.total_steps // self.eval_interval) - steps_done // self.eval_interval
+    def num_times(self, interval: int, steps_done: int = 0) -> int:
+        """How often something comes after the steps done: at every interval, and after the last step; 0: never."""
+        return -(-self.total_steps // interval) - steps_done // interval if interval else 0
 
 
 # ---------------------------------------------------------------- the model

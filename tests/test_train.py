@@ -150,7 +150,8 @@ VARIANTS = {
     "--output_dir": "{tmp}/elsewhere", "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",
     "--checkpoint_every": "1", "--keep_checkpoints": "1 | --checkpoint_every_steps 1", "--mirror_to": "{tmp}/mirror",
     "--resume_from": "auto", "--init_from": "nowhere", "--eval_interval": "1", "--eval_tokens": "24",
-    "--eval_batches": "1", "--sample_interval": "1", "--log_interval": "2", "--dry_run": "", "--overfit": "2",
+    "--eval_batches": "1", "--sample_interval": "1",
+    "--sample_prompt": "def | --sample_interval 2", "--log_interval": "2", "--dry_run": "", "--overfit": "2",
     "--gpu_cost_per_hour": "2 | --dry_run",
 }
 # Tested in common/, planning/ and system/, with a resumed run, with a real compile, or on a GPU.
@@ -281,10 +282,10 @@ def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, mo
     assert run(*flags, out="whole")[0] == 0
     measure = Validator.measure
 
-    def stopping(validator):
+    def stopping(validator, *windows):
         if validator._run.state.step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
-        return measure(validator)
+        return measure(validator, *windows)
 
     monkeypatch.setattr(Validator, "measure", stopping)
     code, text = run(*flags, out="parts")

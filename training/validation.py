@@ -101,20 +101,20 @@ class Validator:
         setup = run.setup
         corpus, device = setup.corpus, setup.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
-        self._run, self._setup = run, setup
+        self._run = run
         self._tokens = [data.Tokens(stream, "mmap", device) for stream in corpus.validations]
         lengths = bytes_per_id(self.tokenizer, setup.config.vocab_size) if self.tokenizer else None
         self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(device)
 
-    def measure(self) -> ValidationLoss | None:
+    def measure(self, num_windows: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
-        The windows are those of the recipe, whatever the micro-batch is.
+        The windows are those of the recipe, whatever the micro-batch is, or so many.
         """
-        run, setup, T = self._run, self._setup, self._setup.config.seq_length
+        run, setup, T = self._run, self._run.setup, self._run.setup.config.seq_length
         signals, machine, processes = setup.runtime.signals, setup.machine, setup.processes
         windows = data.shared_windows([tokens.length for tokens in self._tokens], T,
-                                      setup.recipe.eval_windows(setup.config))
+                                      num_windows or setup.recipe.eval_windows(setup.config))
         measured: list[LossSums] = []
         with setup.out.phase("validating"), setup.runtime.clock.pause():
             for tokens, num in zip(self._tokens, windows, strict=True):
@@ -129,17 +129,17 @@ class Validator:
             return mean_by_weight(list(zip(shares, measured, strict=True)))
         return measured[0].mean() if measured else None
 
-    def sample(self) -> str | None:
+    def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
         if self.tokenizer is None:
             return None
-        model, setup, signals = self._run.model, self._setup, self._setup.runtime.signals
-        ids: list[int] = []
+        model, setup, signals = self._run.model, self._run.setup, self._run.setup.runtime.signals
+        prompt, ids = setup.args.sample_prompt or "\n", []
         with setup.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
-                ids += sample(model, self.tokenizer.encode("\n", add_special_tokens=False).ids, SAMPLE_TOKENS,
+                ids += sample(model, self.tokenizer.encode(prompt, add_special_tokens=False).ids, num_tokens,
                               setup.args.seed + self._run.state.step, setup.corpus.end_of_text_id,
                               should_stop=lambda: signals.number is not None)
             model.train()
-        return None if signals.number is not None else printable_text(self.tokenizer.decode(ids)).strip()
+        return None if signals.number is not None else printable_text(prompt + self.tokenizer.decode(ids)).strip()

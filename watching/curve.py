@@ -64,6 +64,13 @@ class LossCurve:
         return (self._oscillates(noise, learning_rate) or self._explodes(noise, learning_rate)
                 or self._stands_still(noise, learning_rate, share_of_peak))
 
+    def verdict(self, loss: float, learning_rate: float) -> str | None:
+        """What a last loss above that of guessing says, by a tenth of it at least: of few steps it may be noise."""
+        if not loss > 1.1 * self.guessing:
+            return None
+        return (f"the last loss, {loss:.4f}, is worse than guessing (ln V is {self.guessing:.2f}). "
+                f"Halve --learning_rate, to {learning_rate / 2:.2g}.")
+
     @property
     def _now(self) -> float:
         return median(self._middles[-4:])

@@ -245,6 +245,8 @@ class Monitor:
         self._out.end_bar()
         self._close_trackers()
         self._out.close()
+        if advice := self._curve.verdict(self._last_loss, self._recipe.learning_rate):
+            self._out.warn(advice)
         closing = {
             "trained": f"{several(state.step, 'step')}, {state.samples_seen * self._config.seq_length:,} tokens; "
                        f"{duration(seconds)} since this start",

@@ -32,7 +32,7 @@ def test_transformers_opens_a_checkpoint_as_its_own(sound, texts):
         assert (ours(ids) - expected).abs().max() < 1e-5 * expected.abs().max()
     assert theirs.generation_config.eos_token_id == theirs.config.eos_token_id == 0
     tokenizer, reader = load_tokenizer(path / "tokenizer.json"), AutoTokenizer.from_pretrained(path)
-    assert reader.eos_token_id == 0
+    assert reader.eos_token_id == reader.pad_token_id == 0
     assert reader.model_max_length == 16
     rng = random.Random(0)
     for _ in range(300):

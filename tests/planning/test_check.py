@@ -37,6 +37,9 @@ def test_the_machine_and_the_hours_of_each_size_are_said(say):
     assert re.search(r"^ +tiny +mini +small +medium +large +xl$", said, re.MULTILINE)
     assert re.search(r"^this machine( +[\d.,*-]+){6}$", said, re.MULTILINE)
     assert re.search(r"^H100, 80 GB( +[\d.,]+){6}$", said, re.MULTILINE)
+    said = say("--gpu_cost_per_hour", "2.5")
+    assert "The price, at 2.5 an hour, of 20 tokens" in said
+    assert "this machine" not in said  # a processor, which has no price
 
 
 def test_the_flags_of_a_shape_make_it_the_only_one(say):

@@ -19,7 +19,7 @@ from tests.helpers.training import metrics_of, recipe, same_tensors
 from training.state import TrainState
 from watching.monitor import Monitor
 
-PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, save=0.5, last_save=2.0, compiling=0.0, loss=1.0)
+PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, sample=0.0, save=0.5, last_save=2.0, loss=1.0)
 
 
 @pytest.mark.parametrize("flags", [["--dropout", "0.1", "--gradient_accumulation_steps", "3"],
@@ -53,6 +53,16 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
     assert takes(steps) == pytest.approx(PACE.step * (steps - done), rel=0.7)
     assert planned_within(seconds, recipe(total_steps=done + 9)).total_steps == done + 9  # --max_steps, --epochs
     assert planned_within(0, open_end).total_steps == done + 1
+
+
+def test_validations_and_samples_take_a_tenth_of_the_minutes_and_each_is_in_the_hours():
+    args, plan = train.read_flags([]), types.SimpleNamespace(recipe=recipe(total_steps=2**50, eval_tokens=50),
+                                                             config=GPTConfig(70, 8, 1, 2, 16))
+    slow = dataclasses.replace(PACE, val_token=0.06, sample=2.5)  # 6, half and 2.5 seconds
+    found = recipe_within(300, args, plan, slow, 0)  # type: ignore[arg-type]
+    assert [found.num_times(every) for every in (found.eval_interval, found.sample_interval)] == [3, 3]
+    assert slow.seconds(found) == pytest.approx(
+        found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
 
 
 def planned(text: str) -> int:
