@@ -198,11 +198,11 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     Rounds of multiply-add and xorshift permute 0..2^k - 1, the next power of two. An image outside 0..n-1 goes through
     the rounds again until it is inside (cycle walking: Black and Rogaway 2002, section 3).
     """
-    bits = max(1, (n - 1).bit_length())
+    bits = (n - 1).bit_length()
     whole = np.uint32 if bits <= 32 else np.uint64  # the low bits of a product depend on low bits alone
     top = (1 << bits) - 1
     last = whole(n - 1)
-    shift = whole(max(1, (bits + 1) // 2))
+    shift = whole((bits + 1) // 2)
     keys = [whole((scrambled(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors must be odd
 
     def rounds(x: np.ndarray) -> np.ndarray:

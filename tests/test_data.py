@@ -38,7 +38,7 @@ def test_permute_is_a_bijection(key):
         assert sorted(data.permute(np.arange(n), n, key).tolist()) == list(range(n))
 
 
-@pytest.mark.parametrize("n", [20, 2**32 - 5, 2**32, 2**32 + 1, 2**40])
+@pytest.mark.parametrize("n", [1, 2, 20, 2**32 - 5, 2**32, 2**32 + 1, 2**40])
 def test_permute_multiplies_as_unbounded_integers_would(n):
     bits = (n - 1).bit_length()
 
@@ -198,11 +198,11 @@ class SlowWindows:
 
     def rows(self, first: int, num: int) -> np.ndarray:
         self.asked.append((first, num, threading.current_thread().name))
-        time.sleep(2 * data.COLD_SECONDS)
+        time.sleep(2e-3)
         return (first + np.arange(num)[:, None] + np.arange(self.seq_length + 1)).astype("<i4")
 
 
-def test_batches_come_from_any_windows_and_slow_ones_are_read_ahead():
+def test_batches_come_from_any_windows_and_slow_ones_alone_are_read_ahead(monkeypatch):
     windows = SlowWindows()
     drawn = Batches(cast(Any, windows), 2, CPU, Processes(1, 2))
     for samples_seen, micro, batch_size in ((0, 0, 2), (0, 1, 2), (8, 0, 2), (13, 0, 1), (13, 1, 1)):
@@ -217,6 +217,9 @@ def test_batches_come_from_any_windows_and_slow_ones_are_read_ahead():
     by_thread = {(first, num, "read-ahead" in thread) for first, num, thread in windows.asked}
     assert by_thread == {(2, 2, False), (6, 2, True), (10, 2, True), (14, 2, True), (14, 1, False), (16, 1, True),
                          (18, 1, True)}
+    monkeypatch.setattr(data, "COLD_SECONDS", 60.0)
+    drawn.get(20, 0)
+    assert drawn._next is None
 
 
 def divided(file: TokenStream, cuts: list[int]) -> TokenStream:

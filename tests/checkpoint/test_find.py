@@ -154,6 +154,10 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
     assert [p.name for p in not_leading_to(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
     assert len(not_leading_to(folder, sound / "checkpoint-1000", 1000)) == 2
     assert len(not_leading_to(folder, None, 0)) == 2
+    for step in (1001, 1002, 1003):
+        shutil.copytree(folder / "checkpoint-900", folder / f"checkpoint-{step}")
+    with refused(r": checkpoint-1003, checkpoint-1002, checkpoint-1001\. .*--overwrite, which deletes 4 checkpoints"):
+        find_resume(str(folder / "checkpoint-900"), folder, False, no_warning)
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):

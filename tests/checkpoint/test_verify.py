@@ -56,6 +56,10 @@ def test_no_bit_of_the_manifest_is_without_a_meaning(folder):
         path.write_bytes(content)
         with pytest.raises(InvalidCheckpoint):
             verify(path.parent)
+    for damage, why in (("emptied", "Expecting value: line 1"), ("missing", "No such file or directory\\)")):
+        DAMAGES[damage](path)
+        with pytest.raises(InvalidCheckpoint, match=rf"manifest.json cannot be read \({why}"):
+            verify(path.parent)
 
 
 def test_a_checkpoint_under_another_steps_name_is_refused(folder):
