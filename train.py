@@ -249,13 +249,10 @@ import time
 
 import torch
 
-from data import Batch
-from machine.device import rng_state
 from planning.check import check_machine
 from planning.inputs import choose_inputs, choose_machine, session
 from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
 from planning.plan import say_first, say_rest
-from planning.schedules import learning_rate_at
 from planning.setup import answer_trial, choose_setup
 from training import recovery
 from training.checkpointing import Checkpointer
@@ -340,7 +337,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         # Learning rate: a pure function of the step.
         out.now(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
-            group["lr"] = group["lr_scale"] * learning_rate_at(state.step + 1, recipe)
+            group["lr"] = group["lr_scale"] * recipe.learning_rate_at(state.step + 1)
 
         # Forward, backward, clip, update; again in smaller micro-batches where memory runs out.
         try:
@@ -389,7 +386,7 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
 
     Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or others wait.
     """
-    rng = rng_state(run.setup.machine)
+    rng = run.setup.machine.rng_state()
     while True:
         num = num_micro_batches or run.accumulation
         try:
@@ -403,7 +400,7 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
         recovery.shrink(run, rng)  # not in the except clause: there the error holds the tensors of the failed step
 
 
-def try_step(run: Run, batches: Iterable[Batch], num: int) -> StepResult:
+def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> StepResult:
     """The step on num micro-batches, which have the same number of targets: their mean losses are those of the step.
 
     It descends the sum of the losses that the network names. Where one of them, or the norm, is not finite, weights and

@@ -66,6 +66,19 @@ class Machine:
         has_tf32 = card.has_bf16 and torch.get_float32_matmul_precision() != "highest"
         return 1e12 * (card.half_tflops / 2 if has_tf32 else card.fp32_tflops)
 
+    def rng_state(self) -> dict[str, torch.Tensor]:
+        """The states of the random-number generators that dropout draws from, by the type of their device."""
+        states = {"cpu": torch.get_rng_state()}
+        if self.on_gpu:
+            states[self.device.type] = self.backend.api.get_rng_state()
+        return states
+
+    def set_rng_state(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Puts back what rng_state returned. Raises RuntimeError or TypeError for what is no such state."""
+        torch.set_rng_state(states["cpu"])
+        if self.on_gpu:
+            self.backend.api.set_rng_state(states[self.device.type])
+
 
 def name_of_dtype(dtype: torch.dtype | None) -> str:
     """'bf16', 'fp16', or else 'fp32'."""
@@ -226,21 +239,6 @@ def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size:
     choice = torch._fused_sdp_choice(q, kv, kv, None, dropout, True,  # type: ignore[attr-defined] - no public function
                                      enable_gqa=n_kv_head not in (None, n_head))
     return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
-
-
-def rng_state(machine: Machine) -> dict[str, torch.Tensor]:
-    """The states of the random-number generators that dropout draws from, by the type of their device."""
-    states = {"cpu": torch.get_rng_state()}
-    if machine.on_gpu:
-        states[machine.device.type] = machine.backend.api.get_rng_state()
-    return states
-
-
-def set_rng_state(machine: Machine, states: Mapping[str, torch.Tensor]) -> None:
-    """Puts back what rng_state returned. Raises RuntimeError or TypeError for what is no such state."""
-    torch.set_rng_state(states["cpu"])
-    if machine.on_gpu:
-        machine.backend.api.set_rng_state(states[machine.device.type])
 
 
 # ---------------------------------------------------------------- saying so

@@ -14,7 +14,6 @@ import torch
 from common.errors import Exit
 from common.flags import Flags
 from common.words import percent, several, shell_word, size
-from machine import device
 from planning.plan import Pace, Plan
 from planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 from training.state import Run, Setup, StepResult, TrainState
@@ -75,7 +74,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     runtime, seconds, loss = run.setup.runtime, [], torch.zeros(())
     machine, groups = runtime.machine, run.optimizer.param_groups
     learning_rates = [group["lr"] for group in groups]
-    rng, scaler = device.rng_state(machine), run.scaler.state_dict()
+    rng, scaler = machine.rng_state(), run.scaler.state_dict()
     few = run.accumulation if whole else min(MEASURED_MICRO_BATCHES, run.accumulation)
 
     def goes_on(seconds: Sequence[float]) -> bool:
@@ -94,7 +93,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
         group["lr"] = learning_rate
     run.optimizer.state.clear()
     run.scaler.load_state_dict(scaler)
-    device.set_rng_state(machine, rng)
+    machine.set_rng_state(rng)
     runtime.gauge.forget()
     warm = sorted(runtime.processes.agree(lambda: seconds[1:] or seconds))
     return warm[len(warm) // 4] * run.accumulation / few, float(loss)

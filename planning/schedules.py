@@ -57,14 +57,13 @@ class Schedule:
         """The step whose checkpoint a longer run goes on from; None where no plateau comes before a decay."""
         return self.decay_start if self.cooldown or self.schedule == "wsd" else None
 
-
-def learning_rate_at(step: int, schedule: Schedule) -> float:
-    """The learning rate of a step, counted from 1."""
-    if schedule.cooldown and step > schedule.cooldown.start:
-        return _falling(step, schedule, schedule.cooldown.rate)
-    if step < schedule.warmup_steps:  # linear, up to the peak
-        return schedule.learning_rate * step / schedule.warmup_steps
-    return SCHEDULES[schedule.schedule](step, schedule)
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 1."""
+        if self.cooldown and step > self.cooldown.start:
+            return _falling(step, self, self.cooldown.rate)
+        if step < self.warmup_steps:  # linear, up to the peak
+            return self.learning_rate * step / self.warmup_steps
+        return SCHEDULES[self.schedule](step, self)
 
 
 def linear_decay(step: int, schedule: Schedule) -> float:

@@ -11,7 +11,7 @@ from common.flags import FlagsOfGroup
 from common.names import MANIFEST
 from common.progress import Progress
 from common.words import printable
-from planning.schedules import learning_rate_at, schedule_of
+from planning.schedules import schedule_of
 
 
 def choose_cooldown(args: FlagsOfGroup, requested: str, min_lr: float, out: Progress) -> Found:
@@ -31,7 +31,7 @@ def choose_cooldown(args: FlagsOfGroup, requested: str, min_lr: float, out: Prog
     found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
     folder, stored = found or (Path(requested), {})
     try:
-        rate = learning_rate_at(stored["step"], schedule_of(stored["settings"]))
+        rate = schedule_of(stored["settings"]).learning_rate_at(stored["step"])
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:  # there is none, or somebody has edited it
         raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with its learning rate. Give another one."
                         ) from error

@@ -66,7 +66,7 @@ def undo(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     """Undoes a step that did not end: its gradients, random draws, unfinished optimizer state and scaler notes."""
     optimizer, scaler, machine = run.optimizer, run.scaler, run.setup.machine
     optimizer.zero_grad(set_to_none=True)
-    device.set_rng_state(machine, rng)
+    machine.set_rng_state(rng)
     for parameter in [p for p, kept in optimizer.state.items() if kept.keys() != expected_state(optimizer, p).keys()]:
         del optimizer.state[parameter]
     if scaler.is_enabled():
@@ -98,7 +98,7 @@ def compile_run(run: Run) -> None:
     if not run.setup.machine.compile:
         return
     machine, out = run.setup.machine, run.setup.out
-    rng, started = device.rng_state(machine), time.perf_counter()
+    rng, started = machine.rng_state(), time.perf_counter()
     batch = run.batches.get(run.state.samples_seen, 0)
     try:
         with out.phase("compiling, a minute or two the first time"):
@@ -109,7 +109,7 @@ def compile_run(run: Run) -> None:
         if not is_out_of_memory(error):  # else the next step runs out of memory too, and takes fewer sequences
             _fall_back_to_eager(run, error)
     run.optimizer.zero_grad(set_to_none=True)
-    device.set_rng_state(machine, rng)
+    machine.set_rng_state(rng)
     machine.backend.forget_peak()
 
 

@@ -24,7 +24,7 @@ from hub.names import as_recorded
 from machine.device import name_of_dtype
 from model import SIZES
 from planning.inputs import tokenizer_in
-from planning.schedules import learning_rate_at, schedule_of
+from planning.schedules import schedule_of
 from tokens.tokenizer import load_tokenizer
 from training.mirror import delete_other_runs, take_mirror
 from training.optimizers import expected_state
@@ -138,8 +138,8 @@ def resume(run: Run, settings: Settings) -> None:
     say(f"resume      from {folder.name}, step {step:,} of {of}")
     with contextlib.suppress(KeyError, TypeError, ArithmeticError):  # somebody has edited the state
         if planned != total:
-            was = learning_rate_at(step, schedule_of(before))
-            now, end = (learning_rate_at(at, setup.recipe) for at in (step + 1, total))
+            was = schedule_of(before).learning_rate_at(step)
+            now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
             say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}")
     for note in notes:
         say(f"resume      {note}")

@@ -16,7 +16,6 @@ from common.words import duration, percent, printable, several, shell_word, size
 from machine.pinned import to_host
 from machine.timing import Mark
 from model import SIZES
-from planning.schedules import learning_rate_at
 from training.state import Run, Runtime, StepResult
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
@@ -143,7 +142,7 @@ class Monitor:
     def _log(self, noted: _Noted, figures: dict[str, float], seconds: float) -> None:
         """Prints the line of a logged step and records it; seconds are those of one step."""
         step, recipe, T = noted.step, self._recipe, self._config.seq_length
-        lr, self._last_loss = learning_rate_at(step, recipe), figures["loss"]
+        lr, self._last_loss = recipe.learning_rate_at(step), figures["loss"]
         tokens_per_second = recipe.samples_per_step * T / seconds
         share, held = mfu(tokens_per_second, self._config, self._runtime), self._machine.backend.peak_memory()
         self._trackers.log(step, time=time.time(), lr=lr, **figures, tokens=noted.samples_seen * T, seconds=seconds,
@@ -202,7 +201,7 @@ class Monitor:
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
         peak = self._recipe.learning_rate
-        if advice := self._curve.advice(peak, learning_rate_at(last_step, self._recipe) / peak):
+        if advice := self._curve.advice(peak, self._recipe.learning_rate_at(last_step) / peak):
             kind = advice.partition(":")[0]  # 'the loss explodes', for example
             self.warn_once(kind, f"advice at step {last_step:,}: {advice}")
 

@@ -86,10 +86,10 @@ def test_the_state_of_its_random_numbers_comes_back(monkeypatch):
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: states.now)
     monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: setattr(states, "now", state))
     machine = apple.machine()
-    before = device.rng_state(machine)
+    before = machine.rng_state()
     assert set(before) == {"cpu", "mps"}
     states.now = torch.tensor([2], dtype=torch.uint8)
-    device.set_rng_state(machine, before)
+    machine.set_rng_state(before)
     assert states.now.tolist() == [1]
 
 

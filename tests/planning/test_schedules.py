@@ -5,14 +5,14 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from planning.schedules import SCHEDULES, Cooldown, learning_rate_at, schedule_of
+from planning.schedules import SCHEDULES, Cooldown, schedule_of
 from tests.helpers.training import recipe
 
 
 def rates(**changes) -> list[float]:
     """The rate of each step of a run, that of step 1 first."""
     r = recipe(**changes)
-    return [learning_rate_at(step, r) for step in range(1, r.total_steps + 1)]
+    return [r.learning_rate_at(step) for step in range(1, r.total_steps + 1)]
 
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "constant"])
@@ -69,4 +69,4 @@ def test_a_schedule_is_read_back_from_what_a_run_recorded():
             r = recipe(schedule=name, decay_share=0.3, cooldown=cooldown)
             fields = {"cooldown_start": 50, "cooldown_rate": 5e-4} if cooldown else {}
             back = schedule_of({**asdict(r), "lr_schedule": name, **fields})
-            assert [learning_rate_at(s, back) for s in range(1, 101)] == [learning_rate_at(s, r) for s in range(1, 101)]
+            assert [*map(back.learning_rate_at, range(1, 101))] == [*map(r.learning_rate_at, range(1, 101))]

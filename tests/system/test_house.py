@@ -100,6 +100,10 @@ def test_files_hold_definitions_and_nothing_that_acts():
             assert guarded or docstring or isinstance(node, allowed), f"{file}.py:{node.lineno}"
 
 
+def test_train_has_at_most_25_import_statements():
+    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(sources()["train"])) <= 25
+
+
 def test_each_folder_says_what_lies_there():
     folders = {file.split("/")[0] for file in sources() if "/" in file}
     for folder in folders:
