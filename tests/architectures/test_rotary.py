@@ -8,21 +8,20 @@ import torch.nn.functional as F
 
 from architectures.table import ARCHITECTURES, architecture_of, create
 from model import SIZES, Options
+from ops.rotary import RotaryScaling
 from tests.helpers.models import kept_by_autograd, make_rotary
 
-VARIANTS = [{}, {"tie_weights": False}, {"n_kv_head": 1}, {"n_kv_head": 6, "rope_theta": 1e6}, {"n_inner": 80}]
+VARIANTS = [{}, {"tie_weights": False}, {"n_kv_head": 1}, {"n_kv_head": 6, "rope_theta": 1e6}, {"n_inner": 80},
+            {"tie_weights": False, "vocab_size": 384}, {"rope_scaling": RotaryScaling(4.0, 1.0, 4.0, 32)}]
 
 
-def theirs_of(model):
-    """transformers' model with the weights of ours."""
+def theirs_of(folder):
+    """transformers' model of a folder that ours was written to."""
     transformers = pytest.importorskip("transformers")
-    architecture = architecture_of(model.config)
-    fields = architecture.to_hf_config(model.config, 0)
-    config = transformers.AutoConfig.for_model(**fields)
-    theirs = getattr(transformers, fields["architectures"][0])(config).eval()
-    tensors = architecture.to_hf_tensors(model.config, model.state_dict())
-    theirs.load_state_dict({"lm_head.weight": tensors["model.embed_tokens.weight"], **tensors})
-    return theirs
+    theirs, found = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert theirs.config.architectures == [type(theirs).__name__]
+    assert not {*found["missing_keys"], *found["unexpected_keys"]}
+    return theirs.eval()
 
 
 @torch.no_grad()
@@ -34,10 +33,10 @@ def largest_difference(found, expected):
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_logits_loss_and_gradients_are_those_of_transformers(arch, changes):
+def test_logits_loss_and_gradients_are_those_of_transformers(arch, changes, write_folder, tmp_path):
     model = make_rotary(arch, **changes)
-    theirs = theirs_of(model)
-    ids, targets = torch.randint(0, 400, (2, 2, 32))
+    theirs = theirs_of(write_folder(tmp_path, model))
+    ids, targets = torch.randint(0, model.config.vocab_size, (2, 2, 32))
 
     logits = theirs(ids).logits
     assert largest_difference(model(ids), logits) < 1e-5

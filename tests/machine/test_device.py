@@ -195,13 +195,6 @@ def test_dropout_leaves_cudnns_attention_out(tmp_path):
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 
-def test_the_state_of_random_numbers_comes_back():
-    states = CPU.rng_state()
-    first = torch.rand(3)
-    CPU.set_rng_state(states)
-    assert torch.equal(torch.rand(3), first)
-
-
 def test_autocast_does_nothing_in_fp32_and_its_work_in_bf16():
     x = torch.ones(2, 2)
     with CPU.autocast():

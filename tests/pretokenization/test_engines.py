@@ -18,7 +18,6 @@ from pretokenization.workers import SEPARATOR
 from tests.helpers.training_texts import in_child, language
 from tokens.tokenizer import Vocabulary, byte_alphabet, parse, vocabulary_of
 
-CORPORA = Path(__file__).parents[3] / "shared/corpora"
 NEW_POINTS = [point for low, high in NEWER for point in range(low, high + 1)]
 BLANKS = [" ", "\t", "\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1f", "\x85", "\u00a0", "\u1680", "\u180e", "\u2003",
           "\u2028", "\u2029", "\u200b", "\u202f", "\u3000", "\ufeff"]
@@ -175,9 +174,6 @@ def test_text_behind_the_fence_goes_to_tokenizers_and_only_that(both, monkeypatc
     seen.clear()
     same(both, plain)
     assert seen == []
-
-
-# ---------------------------------------------------------------- the fence
 
 
 # ---------------------------------------------------------------- the choice

@@ -4,7 +4,6 @@ A row runs in a copy of a small world: corpus/ (from pretokenize.py), out/checkp
 model as a Hugging Face folder), text.txt. The rows share one process that has imported the commands and forks for each.
 """
 
-import bz2
 import gzip
 import json
 import lzma
@@ -39,8 +38,7 @@ GENERATE = "generate.py --max_new_tokens 3 --no-use_gpu --ckpt"
 EVALUATE = "evaluate.py --ckpt gpt2 --text text.txt --no-use_gpu"
 EXPORT = "export.py --format huggingface --ckpt gpt2"
 HERE = "out/checkpoint-2"
-STATE, WEIGHTS, OPTIMIZER, MANIFEST = (f"{HERE}/{name}" for name in (
-    "trainer_state.json", "model.safetensors", "optimizer.safetensors", "manifest.json"))
+STATE, WEIGHTS, MANIFEST = (f"{HERE}/{name}" for name in ("trainer_state.json", "model.safetensors", "manifest.json"))
 META, IDS, TOKENIZER = "corpus/metadata.json", "corpus/train.bin", "corpus/tokenizer.json"
 CONFIG, GPT2 = "gpt2/config.json", "gpt2/model.safetensors"
 QKV = "transformer.h.0.attn.c_attn.weight"
@@ -214,15 +212,9 @@ def later(place: Path) -> None:
 
 # ---------------------------------------------------------------- the same bad things for several commands
 
-RUSSIAN = ("\u0443\u0442\u0440\u043e \u0431\u044b\u043b\u043e \u044f\u0441\u043d\u043e\u0435, \u0438 "
-           "\u0433\u043e\u0440\u043e\u0434 \u0441\u043f\u0430\u043b\n")
 WORDS = b"the cat sat on the mat and the dog ran to the sea\n" * 40
-PACKED = {"gz": gzip.compress(WORDS), "bz2": bz2.compress(WORDS), "xz": lzma.compress(WORDS)}
 BAD_NAME = "caf\udce9"  # a byte that is not UTF-8
 DEEP = "[" * 200_000
-HUGE_IDS = json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-                       "pre_tokenizer": None, "post_processor": None, "decoder": None,
-                       "model": {"type": "WordLevel", "vocab": {"cat": 2**32 - 1}, "unk_token": "cat"}})
 ONE_OF_THREE = "model-00002-of-00003.safetensors"
 OF_THREE = ("a file of several missing", f"{ONE_OF_THREE} cannot be read", in_shards(drop(f"gpt2/{ONE_OF_THREE}")))
 NO_CHECKPOINT = [
@@ -235,35 +227,13 @@ NO_CHECKPOINT = [
 ]
 
 
-def tokenizers(name: str) -> list[tuple[str, str, Setup]]:
-    """A tokenizer's file that is none."""
-    return [(what, says, write(name, content)) for what, says, content in (
-        ("an empty file", "is not a tokenizer.json", ""),
-        ("an object of nothing", "is not a tokenizer.json", "{}"),
-        ("lists in lists without end", "is not a tokenizer.json", DEEP),
-        ("an id of 2^32 - 1", "has 4,294,967,296 ids", HUGE_IDS))]
-
-
-def a_shape(name: str) -> tuple[str, Setup]:
-    """A tensor of another shape, and what is said of it."""
-    return f"{QKV} has shape [96, 5]", tensors(name, lambda held: held.update({QKV: np.zeros((5, 96), "f4")}))
-
-
 # ---------------------------------------------------------------- train.py
 
 TRAIN_ROWS = [
     *rows("train.py", TRAIN, FLAGS,
         ("a batch size that is not a number", "--batch_size nan", "--batch_size 'nan': must be auto or a whole number"),
-        ("steps beyond 2^31", "--max_steps 99999999999999999999", "--max_steps '99999999999999999999'"),
-        ("a name that is no size", "--model_size gpt3", "--model_size 'gpt3': must be one of tiny, mini"),
         ("a place where tokens cannot live", "--preload disk", "--preload 'disk': must be one of"),
-        ("a flag without its value", "--batch_size", "--batch_size: expected one argument"),
-        ("a misspelt flag", "--learningrate 1e-3", "--learningrate: no such flag. Did you mean --learning_rate?"),
-        ("a min_lr above the peak", "--learning_rate 1e-4 --min_lr 1e-3", "--min_lr: is above --learning_rate"),
-        ("a warm-up longer than the run", "--warmup_steps 4", "--warmup_steps: ends after --max_steps"),
-        ("overwriting what is to be resumed", "--overwrite --resume_from auto", "--overwrite: not with"),
         ("a share without a decay", "--decay_share 0.3", "--cooldown: has no effect without --lr_schedule wsd"),
-        ("a cooldown's steps without one", "--cooldown_steps 5", "--cooldown: has no effect without"),
         ("two ends of a cooldown", "--cooldown_from out --max_steps 9", "--max_steps: not with --cooldown_from"),
         ("tokens on a GPU that is not to be used", "--preload gpu", "--preload gpu: not with --no-use_gpu"),
         ("checkpoints every so often", "--checkpoint_every often",
@@ -279,70 +249,39 @@ TRAIN_ROWS = [
         ("output_dir has a byte that is not UTF-8", f"--output_dir {BAD_NAME}",
          "bytes that are not UTF-8, under which the checkpoints could not be read again")),
     *rows("train.py --config", f"{TRAIN} --config x.toml", FLAGS,
-        ("text without quotes", "x.toml is not TOML: Invalid value (at line 1", write("x.toml", "data_dir = corpus")),
         ("an unknown key", "lerning_rate (x.toml): no such flag. Did you mean --learning_rate?",
          write("x.toml", "seed = 1\nlerning_rate = 1e-3\n")),
-        ("a key of another program", "block_size (x.toml): no such flag. Here it is called --seq_length.",
-         write("x.toml", "block_size = 256")),
-        ("keys without end", "\nerror: and 16 more: ", write("x.toml", "".join(f"key{i} = 1\n" for i in range(10**5)))),
-        ("a key that drives a terminal", "no such flag", write("x.toml", '"\\u001b[2J\\n" = 1')),
-        ("a flag in a file that only the line may have", "debug (x.toml): has no effect in a file",
-         write("x.toml", "debug = true"))),
+        ("keys without end", "\nerror: and 16 more: ",
+         write("x.toml", "".join(f"key{i} = 1\n" for i in range(10**5))))),
     *rows("train.py mixes", f"{BIN} --data_dir", FLAGS,
-        ("a weight of zero", "corpus:0 other:1", "corpus:0: the weight must be a number above 0"),
-        ("a weight for one of two folders", "corpus:0.7 other", "other has no weight"),
-        ("files for several folders", f"corpus other --bin_file {IDS}", "--bin_file: not with several folders")),
+        ("a weight of zero", "corpus:0 other:1", "corpus:0: the weight must be a number above 0")),
     *rows("train.py mixes", f"{BIN} --data_dir", DATA,
         ("a folder that is not there", "corpus:1 other:2", "--data_dir other does not exist"),
-        ("two tokenizers", "corpus:1 other:2", "corpus and other have different tokenizers", both(
-            twin("corpus", "other"), put("other/metadata.json", "tokenizer", GONE),
-            put("other/tokenizer.json", "model.merges", []))),
-        ("two ends of a text", "corpus other", "different ids for the end of a text: 0 and 1", both(
-            twin("corpus", "other"), put("other/metadata.json", "end_of_text_id", 1))),
         ("a folder shorter than a sequence", "corpus other --seq_length 1000",
          "training tokens, fewer than a sequence of 1,000", twin("corpus", "other"))),
     *rows("train.py tokens", TRAIN, DATA,
-        ("an odd number of bytes", "has 1,999 bytes, where its 999 tokens", cut(IDS, 1999)),
-        ("no tokens", "has 0 bytes", cut(IDS, 0)),
         ("an id beyond the vocabulary, deep inside", "id 400 at position 777 is outside the vocabulary of 400",
          ids(777, 400))),
     *rows("train.py metadata", TRAIN, DATA,
-        ("an empty file", "is not JSON", write(META, "")),
-        ("a list", "holds no JSON object", write(META, "[1]")),
         ("lists in lists without end", "is not JSON", write(META, DEEP)),
         ("a gigabyte", "has 1,073,741,824 bytes", sparse(META)),
-        ("an unknown version", "version is 99, not 1", put(META, "version", 99)),
         ("a file outside its folder", "splits.train.files[0].name is '../../secret.bin'",
          put(META, "splits.train.files", [{"name": "../../secret.bin"}]))),
-    *rows("train.py tokenizer", TRAIN, DATA, *tokenizers(TOKENIZER)),
     *rows("train.py", TRAIN, DATA,
+        ("a tokenizer of lists in lists without end", "is not a tokenizer.json", write(TOKENIZER, DEEP)),
         ("a data folder without metadata", "has no metadata.json", drop(META)),
-        ("tokens other than recorded", "train.bin is not what pretokenize.py wrote: its sha256 is not the", ids(5, 7)),
-        ("another tokenizer of the same size", "is not the one with which the tokens were made", swap(TOKENIZER)),
         ("a folder without a tokenizer", "--tokenizer_file gpt2", "tokenizer gpt2/tokenizer.json: No such",
          drop("gpt2/tokenizer.json"))),
     *rows("train.py", BIN, DATA,
         ("no data folder", "--data_dir none", "--data_dir none does not exist"),
-        ("a missing token file", "--bin_file none.bin --vocab_size 400", "none.bin is missing"),
-        ("a pattern that matches nothing", "--bin_file '*.none' --vocab_size 400", "matches 0 files"),
         ("tokens without a vocabulary", f"--bin_file {IDS}", "comes without its vocabulary"),
-        ("a text for tokens", "--bin_file text.txt --vocab_size 50257", "text.txt holds text, not tokens"),
-        ("a single token", "--bin_file one.bin --vocab_size 400", "the corpus has 1 token,", write("one.bin", b"\1\0")),
-        ("an llm.c header that says too much", "--bin_file x.bin --vocab_size 400", "where its 1,000,000,000 tokens of",
-         write("x.bin", np.array([20240520, 1, 10**9, *[0] * 353], "<i4").tobytes())),
-        ("a .npy of objects, which are pickles", "--bin_file x.npy --vocab_size 400", "a .npy that numpy cannot read",
-         lambda place: np.save(place / "x.npy", np.array([{}])))),
+        ("a single token", "--bin_file one.bin --vocab_size 400", "the corpus has 1 token,",
+         write("one.bin", b"\1\0"))),
     *rows("train.py resumes", "train.py --resume_from out", FLAGS,
         ("a config.toml with a wrong value", "n_layer (out/config.toml) '2.5': must be a whole number",
          write("out/config.toml", "n_layer = 2.5"))),
     *rows("train.py resumes", "train.py --resume_from out", CHECKPOINT,
         ("another model by a flag", "--model_size mini", "the checkpoint holds another model")),
-    *rows("train.py resumes", f"{RESUME} {HERE}", DATA,
-        ("another mixture", "--data_dir corpus:1 other:2",
-         "on another mixture: one folder; here corpus 33.3%, other 66.7%", twin("corpus", "other")),
-        ("other tokens", "on another text", both(ids(5, 7), put(META, "splits.train.sha256", GONE))),
-        ("another tokenizer", "on another tokenizer",
-         both(change(TOKENIZER, lambda held: held + b"\n"), put(META, "tokenizer", GONE)))),
     *rows("train.py resumes", RESUME, CHECKPOINT, *NO_CHECKPOINT,
         ("a model without training state", "gpt2", "Only a checkpoint of train.py can be resumed"),
         ("the best, where later ones are", "best", "holds checkpoints that do not lead to checkpoint-2: checkpoint-3",
@@ -353,15 +292,7 @@ TRAIN_ROWS = [
         ("no manifest", "no manifest.json", drop(MANIFEST)),
         ("a manifest that leaves its folder", "does not name a file of this folder",
          put(MANIFEST, "files", {name: {} for name in ("../../text.txt", "model.safetensors", "optimizer.safetensors",
-                                                       "trainer_state.json")})),
-        ("a state of another program", "trainer_state.json: format is 'x'", state("format", "x")),
-        ("a step other than the folder's", "step is 3", state("step", 3)),
-        ("a model of other layers", "--n_layer 3", "n_layer is 2 in the checkpoint and 3 here"),
-        ("a wider vocabulary", "vocab_size is 400 in the checkpoint and 500 here", put(META, "vocab_size", 500)),
-        ("a tensor too few", f"{QKV} is missing", sealed(tensors(WEIGHTS, lambda held: held.pop(QKV)))),
-        ("a tensor of another shape", a_shape(WEIGHTS)[0], sealed(a_shape(WEIGHTS)[1])),
-        ("an optimizer without a moment", f"exp_avg_sq.{QKV} is missing",
-         sealed(tensors(OPTIMIZER, lambda held: held.pop(f"exp_avg_sq.{QKV}"))))),
+                                                       "trainer_state.json")}))),
     *rows("train.py", START, CHECKPOINT,
         ("another run's checkpoints", "out", "holds the checkpoints of another run"),
         ("a checkpoint's name that is another program's", "out --overwrite",
@@ -384,7 +315,6 @@ TRAIN_ROWS = [
         ("a model without a schedule", "--cooldown_from gpt2", "gpt2 has no manifest.json. Only a checkpoint")),
     *rows("train.py", "train.py --data_dir corpus --output_dir out --overwrite", FLAGS,
         ("it would delete the weights it starts from", "--init_from out/best", "--overwrite: would delete out/best")),
-    *rows("train.py", "train.py --data_dir corpus --output_dir new --init_from gpt2", CHECKPOINT, OF_THREE),
 ]
 
 # ---------------------------------------------------------------- pretokenize.py
@@ -406,35 +336,22 @@ PRETOKENIZE_ROWS = [
         ("a pattern that matches nothing", "'*.none'", "matches no file"),
         ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
         ("an empty file", "x.txt", "nothing to train on in x.txt", write("x.txt", "")),
-        ("UTF-16 with a mark", "x.txt", "x.txt is UTF-16", write("x.txt", "the cat".encode("utf-16"))),
-        ("text in cp1251", "x.txt", "x.txt is not UTF-8:", write("x.txt", (RUSSIAN * 9).encode("cp1251"))),
         ("token ids", IDS, "If it holds tokens: train.py takes it with --bin_file"),
         ("a text that the output would replace", f"{TOKENIZER} --output_dir corpus --overwrite",
          f"{TOKENIZER} would be replaced by the output of the same name"),
         ("a gigabyte of zeros", "x.txt", "full of control characters", sparse("x.txt")),
-        ("a PDF", "x.txt", "x.txt is a PDF", write("x.txt", b"%PDF-1.7\n" + bytes(99))),
-        *((f"a damaged .{kind}", f"x.txt.{kind}", f"x.txt.{kind} is damaged",
-           write(f"x.txt.{kind}", held[:20] + b"\0\xff\0" * 9 + held[30:])) for kind, held in PACKED.items()),
-        *((f"a .{kind} cut short", f"x.txt.{kind}", f"x.txt.{kind} is damaged", write(f"x.txt.{kind}", held[:-9]))
-          for kind, held in PACKED.items()),
+        ("a .xz cut short", "x.txt.xz", "x.txt.xz is damaged", write("x.txt.xz", lzma.compress(WORDS)[:-9])),
         ("a bomb", "x.txt.gz", "as an archive bomb does",
          lambda place: (place / "x.txt.gz").write_bytes(gzip.compress(b"\n" * 2**20) * 300)),
         ("lines without the field", "x.jsonl", "has no text in field 'text': its fields are body",
          write("x.jsonl", '{"body": "a b c"}\n' * 9)),
         ("junk for a table", "x.parquet", "x.parquet is not a Parquet file", write("x.parquet", "junk" * 99))),
-    *rows("pretokenize.py tokenizer", f"{GIVEN} x.json", DATA, *tokenizers("x.json"),
+    *rows("pretokenize.py tokenizer", f"{GIVEN} x.json", DATA,
+        ("an empty file", "is not a tokenizer.json", write("x.json", "")),
         ("one that makes letters small", "the tokenizer changes text",
-         put(TOKENIZER, "normalizer", {"type": "Lowercase"}, to="x.json")),
-        ("one that drops what lies between words", "comes back as",
-         put(TOKENIZER, "pre_tokenizer", {"type": "Whitespace"}, to="x.json")),
-        ("one whose ids are random", "its BPE has a dropout of 0.1",
-         put(TOKENIZER, "model.dropout", 0.1, to="x.json"))),
-    *rows("pretokenize.py verifies", "pretokenize.py --verify corpus", DATA,
-        ("tokens that have changed", "its sha256 is not the one in metadata.json",
-         change(IDS, lambda held: held[2:] + held[:2])),
-        ("a tokenizer that has changed", "is not the one with which the tokens were made",
-         change(TOKENIZER, lambda held: held + b"\n")),
-        ("no document ends", "train.idx is missing", drop("corpus/train.idx"))),
+         put(TOKENIZER, "normalizer", {"type": "Lowercase"}, to="x.json"))),
+    *rows("pretokenize.py", "pretokenize.py --verify corpus", DATA,
+        ("verifying a folder without its documents' ends", "train.idx is missing", drop("corpus/train.idx"))),
     *rows("pretokenize.py", GIVEN, DATA, ("no tokenizer", "none.json", "tokenizer none.json: No such file")),
     *rows("pretokenize.py", "pretokenize.py --peek 1", DATA,
         ("peeking at nothing", "--output_dir none", "No such file")),
@@ -459,23 +376,11 @@ GENERATE_ROWS = [
         ("a precision that is not used", "--amp_dtype bf16", "--amp_dtype: has no effect")),
     *rows("generate.py", f"{GENERATE} gpt2", DATA,
         ("a missing prompt file", "--prompt_file none.txt", "--prompt_file none.txt: No such file"),
-        ("a prompt of a gigabyte", "--prompt_file x.txt", "--prompt_file x.txt has more than", sparse("x.txt")),
-        ("tokens for a prompt", "--prompt_file corpus/val.bin", "corpus/val.bin is not text in UTF-8")),
+        ("a prompt of a gigabyte", "--prompt_file x.txt", "--prompt_file x.txt has more than", sparse("x.txt"))),
     *rows("generate.py", f"{GENERATE} gpt2", CHECKPOINT, OF_THREE,
-        ("an index that names a file elsewhere", "not an object with the safetensors file of each",
-         in_shards(change("gpt2/model.safetensors.index.json", lambda held: held.replace(
-             ONE_OF_THREE.encode(), f"../{WEIGHTS}".encode())))),
         ("no config", "config.json", drop(CONFIG)),
-        ("another kind of model", "model_type is 'mamba'", put(CONFIG, "model_type", "mamba")),
-        ("10^9 layers", "n_layer is 1000000000, not a whole number from 1 to 1,024", put(CONFIG, "n_layer", 10**9)),
-        ("a layer too many", "is missing", put(CONFIG, "n_layer", 3)),
-        ("heads that do not divide the width", "n_embd 32 is not a multiple of n_head 5", put(CONFIG, "n_head", 5)),
         ("no weights", "model.safetensors is missing", drop(GPT2)),
-        ("weights in a pickle alone", "pickles can run code and are never opened",
-         both(drop(GPT2), write("gpt2/pytorch_model.bin", "x"))),
-        ("weights cut short", "model.safetensors cannot be read", cut(GPT2, 140_000)),
-        ("a tensor too few", f"{QKV} is missing", tensors(GPT2, lambda held: held.pop(QKV))),
-        ("a tensor of another shape", *a_shape(GPT2))),
+        ("weights cut short", "model.safetensors cannot be read", cut(GPT2, 140_000))),
     *rows("generate.py", f"{GENERATE} gpt2", Exit.DIVERGED,
         ("weights that are not finite", "logits are not finite",
          tensors(GPT2, lambda held: held.update({QKV: held[QKV] * np.float32("nan")})))),
@@ -493,7 +398,6 @@ GENERATE_ROWS = [
         ("the best was deleted", "out has no best checkpoint: checkpoint-2 says it is checkpoint-1, which is not there",
          state("best_step", 1)),
         ("a record without its step", "checkpoint-2 says it is checkpoint-0", state("best_step", GONE)),
-        ("a best of the future", "best_step is 3, not a whole number from 0 to 2", state("best_step", 3)),
         ("a damaged best", "checkpoint-2 is damaged: model.safetensors has 5,000 bytes", cut(WEIGHTS, 5000)),
         ("a record that is no JSON", "no sound checkpoint in out. checkpoint-2: trainer_state.json cannot be read",
          sealed(write(STATE, "x"))),
@@ -505,7 +409,6 @@ GENERATE_ROWS = [
 # ---------------------------------------------------------------- the other commands
 
 OTHER_ROWS = [
-    *rows("evaluate.py", EVALUATE, CHECKPOINT, OF_THREE),
     *rows("evaluate.py", f"evaluate.py --no-use_gpu --ckpt {HERE}", DATA,
         ("an id beyond the model's vocabulary", "--tokens x.bin", "x.bin: id 60,000 at position 1",
          write("x.bin", np.array([1, 60_000, 2], "<u2").tobytes())),
@@ -514,7 +417,6 @@ OTHER_ROWS = [
          swap(TOKENIZER))),
     *rows("evaluate.py", f"evaluate.py --no-use_gpu --ckpt {HERE}", FLAGS,
         ("nothing to measure", "--text: nothing to measure")),
-    *rows("export.py", f"{EXPORT} --output x", CHECKPOINT, OF_THREE),
     *rows("export.py", EXPORT, FLAGS,
         ("onto the model itself", "--output gpt2 --overwrite", "gpt2 is the model to export"),
         ("a precision that is none", "--output x --dtype f8", "--dtype 'f8'"),
@@ -631,8 +533,6 @@ def test_the_unspoilt_inputs_are_good(world, fork, tmp_path):
 
 def test_there_is_a_row_for_each_sentence():
     assert len({row.sentence for row in ROWS}) == len(ROWS)
-    for command, least in (("train.py", 50), ("pretokenize.py", 40), ("generate.py", 30)):
-        assert sum(row.line.startswith(command) for row in ROWS) >= least
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.sentence)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from architectures.table import ARCHITECTURES
-from checkpoint.find import newest_sound, steps_in
+from checkpoint.find import steps_in
 from checkpoint.folder import owned
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
@@ -162,33 +162,8 @@ def test_every_signal_in_every_phase_loses_no_step(usual, disk):
                             for delay in (0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.06))])
 
 
-def few_and_many(few: range, many: range) -> Any:
-    """The seeds of a test, once for every day and once for the long proofs."""
-    return pytest.mark.parametrize("seeds", [few, pytest.param(many, marks=[pytest.mark.slow, pytest.mark.damages])])
-
-
-@few_and_many(range(30), range(1000, 2000))
-def test_a_damaged_file_is_named_and_the_older_checkpoint_taken(tmp_path, make_checkpoint, seeds):
-    """Damage to manifest.json may be named by the file that it then describes wrongly, or no longer by its name."""
-    make_checkpoint(tmp_path / "sound", step=1)
-    make_checkpoint(tmp_path / "sound", step=2)
-
-    def wrong_after(seed: int) -> list[str]:
-        tried = shutil.copytree(tmp_path / "sound", tmp_path / str(seed))
-        what, names = damage(random.Random(seed), tried / "checkpoint-2")
-        warnings: list[str] = []
-        found = newest_sound(tried, warnings.append)
-        names |= {"checkpoint-2"} if "manifest.json" in names else set()
-        is_named = any(name in message for name in names for message in warnings)
-        shutil.rmtree(tried)
-        if found and found[0].name == "checkpoint-1" and is_named:
-            return []
-        return [f"seed {seed}, {what}: {found} was taken, and said: {warnings}"]
-
-    prove(wrong_after, seeds)
-
-
-@few_and_many(range(2), range(100, 300))
+@pytest.mark.parametrize("seeds", [
+    range(2), pytest.param(range(100, 300), marks=[pytest.mark.slow, pytest.mark.damages])])
 def test_recorded_flags_that_are_damaged_are_named_or_taken(usual, forks, seeds):
     """Such a file may be edited, so a changed value is taken. What is no TOML, or no value of a flag, is named."""
 

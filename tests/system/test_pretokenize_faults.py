@@ -19,7 +19,7 @@ from common.errors import Exit, UserError
 from pretokenization.blocks import Limits
 from pretokenization.workers import Reader
 from tests.helpers.commands import ROOT
-from tests.helpers.pretokenize import metadata_of, refused, run, written
+from tests.helpers.pretokenize import refused, written
 from tests.helpers.texts import STRINGS, lines, words, write
 from tests.helpers.trial import some
 from tokens.corpus import open_corpus
@@ -99,14 +99,6 @@ def test_a_text_that_changes_while_it_is_read_is_named_and_nothing_is_written(wh
         assert not Path("data").exists()
         shutil.rmtree("in")
         shutil.move("kept", "in")
-
-
-def test_an_older_set_stays_where_the_text_changes(corpus, monkeypatch, tokenizer_file):
-    given = ("--tokenizer_file", str(tokenizer_file))
-    metadata = run(*corpus, *given, limits=SMALL)
-    changing(monkeypatch, lambda: CHANGES["appended to"][0](Path("in/a.txt")))
-    refused(*corpus, *given, "--overwrite", limits=SMALL, match=r"in/a\.txt changed")
-    assert metadata == metadata_of()
 
 
 # ---------------------------------------------------------------- kills

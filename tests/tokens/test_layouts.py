@@ -17,7 +17,7 @@ from tests.helpers.token_files import (
     write_raw,
 )
 from tokens.corpus import open_corpus
-from tokens.layouts import LAYOUTS, Layout, Part, document_ends, native_dtype, recognise
+from tokens.layouts import LAYOUTS, Layout, Part, document_ends, recognise
 from tokens.stream import DTYPES
 
 
@@ -63,13 +63,6 @@ def test_our_own_index_gives_the_documents_and_is_checked(tmp_path):
         else:
             with pytest.raises(UserError, match="does not end at token 5,000, or is not in order"):
                 document_ends(path, len(IDS))
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [
-    (1, "int16"), (2**15, "int16"), (2**15 + 1, "uint16"), (2**16, "uint16"), (2**16 + 1, "int32")])
-def test_our_tokens_have_the_narrowest_type_that_holds_them(vocab_size, dtype):
-    assert native_dtype(vocab_size) == dtype
-    assert np.iinfo(DTYPES[dtype]).max >= vocab_size - 1
 
 
 # ---------------------------------------------------------------- damaged files

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import Exit, UserError
-from tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer
+from tokens.tokenizer import END_OF_TEXT, bytes_per_id, load_tokenizer
 
 AB = '{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}'
 BAD_TOKENIZERS = {
@@ -30,13 +30,6 @@ def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, content, reas
         load_tokenizer(tmp_path)
     assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
-
-
-def test_text_that_looks_special_stays_text(tokenizer):
-    text = f"before {END_OF_TEXT} after"
-    ids = tokenizer.encode(text).ids
-    assert end_of_text_id(tokenizer) not in ids
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):

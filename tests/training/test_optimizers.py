@@ -1,6 +1,5 @@
 """Groups of parameters, and what an optimizer keeps."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -76,15 +75,6 @@ def stepped(run: Run, *seeds: int, grad_scale: float | None = None) -> list[torc
 def test_the_gradient_is_divided_by_grad_scale(name):
     plain, scaled = (stepped(run_of(small_model(), name=name), 0, grad_scale=scale) for scale in (None, 64.0))
     assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
-
-
-@KINDS
-def test_a_copy_of_the_state_goes_on_bit_for_bit(name):
-    stepped(run := run_of(model := small_model(), name=name), 0, 1)
-    other = run_of(copy.deepcopy(model), name=name)
-    for a, b in zip(model.parameters(), other.model.parameters(), strict=True):
-        other.optimizer.state[b] = {key: value.clone() for key, value in run.optimizer.state[a].items()}
-    assert all(torch.equal(a, b) for a, b in zip(stepped(run, 2, 3), stepped(other, 2, 3), strict=True))
 
 
 # ---------------------------------------------------------------- which one

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 import data
 from machine.processes import Processes
 from model import GPTConfig
-from ops.loss import IGNORED
 from tests.helpers.training import recipe, small_batch, small_model
 from tokens.layouts import Part
 from tokens.stream import TokenStream
@@ -50,16 +49,6 @@ def test_evaluation_is_the_exact_mean_over_all_targets(tokens):
     assert found.bits_per_byte == pytest.approx(total / math.log(2) / sum(targets), rel=1e-5)
     assert sum_losses(model, iter([small_batch(2)]), None, contextlib.nullcontext, lambda: True) is None
     assert model.training
-
-
-def test_padding_targets_take_no_part_in_an_evaluation():
-    model = small_model()
-    x, y = small_batch(2)
-    padded = torch.cat((y, torch.full_like(y, IGNORED)))
-    alone = sums_of(model, [(x, y)])
-    both = sums_of(model, [(torch.cat((x, x)), padded), (x, torch.full_like(y, IGNORED))])
-    assert alone.mean().nats == pytest.approx(both.mean().nats, rel=1e-6)
-    assert alone.num_tokens == both.num_tokens == 16
 
 
 @pytest.mark.parametrize("most", [5, 100])
