@@ -96,13 +96,14 @@ class Checkpointer:
     def start(self, resumed: Path | None) -> None:
         """Begins to count the minutes; resumed is the checkpoint that the run goes on from."""
         self._begun_at = time.monotonic()
+        if self._run.state.best_step in find.steps_in(self.output_dir):
+            self.best_step = self._run.state.best_step
         if resumed is not None and resumed.resolve().parent == self.output_dir.resolve():
             self._written_step = self._run.state.step
             if self.mirror is not None:  # a killed run may have left it behind
-                self.mirror.wants(self._keeping(self._written_step))
+                self.mirror.wants(self._keeping(self._written_step, self.best_step))
         if self._snapshot is not None:  # the first save would wait for new pages longer than for its copy
             self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
-        self._look_for_best()
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
@@ -131,6 +132,9 @@ class Checkpointer:
         self._begun_at, self.begun_step, started = time.monotonic(), self._run.state.step, time.perf_counter()
         fields, card, is_first = self._fields(stays), self._card(), self._runtime.processes.is_first
         step, config = self.begun_step, self._run.model.config
+        # Decided here: a slow disk must not change what is kept. The best so far stays until a better one is there.
+        best = step if self._run.state.best_step == step else self.best_step
+        keeping = self._keeping(step, best)
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
             tensors = contents.Tensors.of(self._run.model, self._run.optimizer)
@@ -145,8 +149,8 @@ class Checkpointer:
             texts = contents.text_files(step, config, fields, self._tokenizer_json,
                                         self._run.setup.corpus.end_of_text_id, card)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
-            self._written_step, keeping = step, self._keeping(step)
-            prune(self.output_dir, *keeping)
+            self._written_step, self.best_step = step, best
+            prune(self.output_dir, step, keeping.keep, keeping.protected | (self.mirror.held if self.mirror else set()))
             seconds = time.perf_counter() - started
             if not self.save_seconds:
                 self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
@@ -160,10 +164,9 @@ class Checkpointer:
         if not self.plan.copies:
             self._settle_all()
 
-    def _keeping(self, step: int) -> Keeping:
-        """Which checkpoints stay after that of this step."""
-        protected = frozenset((self._run.state.best_step, self.best_step, self._run.setup.recipe.plateau_end or 0))
-        return Keeping(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
+    def _keeping(self, step: int, best: int) -> Keeping:
+        """Which checkpoints stay after that of this step: the last ones, the best, that of the plateau."""
+        return Keeping(step, self._args.keep_checkpoints, frozenset((best, self._run.setup.recipe.plateau_end or 0)))
 
     def settle(self, wait: bool) -> None:
         """Takes note of the save in flight once it has ended; with wait, waits for its end.
@@ -184,11 +187,6 @@ class Checkpointer:
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {error.strerror or error}. It needs about "
                      f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in {printable(self._args.output_dir)}. "
                      "Training goes on and the next save tries again; free some space.")
-        self._look_for_best()
-
-    def _look_for_best(self) -> None:
-        if self._run.state.best_step in find.steps_in(self.output_dir):
-            self.best_step = self._run.state.best_step
 
     def _settle_all(self) -> None:
         """Waits, in all processes, for the end of the first one's save."""

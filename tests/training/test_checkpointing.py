@@ -3,6 +3,7 @@
 import itertools
 import re
 import time
+from threading import Event
 from types import SimpleNamespace
 
 from checkpoint.find import steps_in
@@ -13,7 +14,7 @@ from checkpoint.verify import verify
 from common.errors import Exit
 from model import GPTConfig
 from tests.helpers.training import metrics_of, same_tensors
-from training.checkpointing import plan_saving
+from training.checkpointing import Checkpointer, plan_saving
 from training.validation import ValidationLoss
 
 
@@ -79,6 +80,32 @@ def test_the_best_stays_until_a_better_one_is_on_the_disk(run, monkeypatch):
         ValidationLoss(1.0 if windows else next(losses), None)))
     run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every_steps", "1", "--keep_checkpoints", "1")
     assert list(steps_in(run.folder / "out")) == [3, 2]
+
+
+def test_a_slow_disk_changes_nothing_in_what_a_save_prunes(run, monkeypatch):
+    losses, kept, is_late, real, settle = iter((3.0, 2.0, 1.0) * 2), [], Event(), save, Checkpointer.settle
+
+    def late(output_dir, step, *rest):
+        if output_dir.name == "late" and step == 4:
+            assert is_late.wait(60)
+        return real(output_dir, step, *rest)
+
+    def settled(own, wait):
+        if wait and own._run.state.best_step == 6:  # and the save of step 4, the best then, is in flight
+            is_late.set()
+        settle(own, wait)
+
+    monkeypatch.setattr("checkpoint.save.save", late)
+    monkeypatch.setattr(Checkpointer, "settle", settled)
+    monkeypatch.setattr("training.checkpointing.prune", lambda folder, *rest: (
+        prune(folder, *rest), kept.append([*steps_in(folder)])))
+    monkeypatch.setattr("training.validation.Validator.measure", lambda _, windows=None: (
+        ValidationLoss(1.0 if windows else next(losses), None)))
+    for out in ("late", "waiting"):
+        run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every", "3", "--keep_checkpoints", "1", out=out)
+        assert kept == [[2], [3, 2], [4, 3], [6, 4]], out
+        kept.clear()
+        monkeypatch.setattr("training.checkpointing.available_ram", lambda: 0)
 
 
 def test_a_model_card_tells_the_data_the_curve_and_the_command_without_paths(run):
